@@ -1,0 +1,31 @@
+# Every verb sets up what it needs in .venv; nothing has to be installed first but Python 3.11+.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: demo test check bench clean
+
+demo: $(READY)  ## see attention over a sentence, in the terminal
+	@$(BIN)/regard view
+
+test: check  ## everything that decides whether a change lands
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not compiled" --jaxtyping-packages=regard,beartype.beartype
+	$(BIN)/python -m pytest -m compiled tests
+
+check: $(READY)  ## style, types and layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)  ## measure on this machine; results go to benchmarks/results
+	$(BIN)/python benchmarks/cpu.py
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Ways to compute attention. `reference` defines right; the others are held to it."""

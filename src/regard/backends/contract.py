@@ -1,0 +1,98 @@
+"""What a backend is.
+
+A backend says why it cannot run a call, or runs it. Looking back (`SecondPass`) is a separate
+skill: it needs only the inputs and one log-sum-exp per row, so any backend's trace can be looked
+into by any second pass.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Protocol
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.inputs import AttentionInputs
+
+Pool = Literal["mean", "max", "sum"]
+
+
+class Rows(NamedTuple):
+    """What one pass over the pairs gives: the output and, when asked, what each row saw."""
+
+    out: Float[Tensor, "b h q e"]
+    lse: Float[Tensor, "b h q"]
+    max_logit: Float[Tensor, "b h q"]
+    entropy: Float[Tensor, "b h q"]
+
+
+class Work(NamedTuple):
+    """What a backend would do for a call."""
+
+    pairs: int
+    """Query-key pairs computed, over all batch entries and heads."""
+    scratch: int
+    """Bytes held at most, besides inputs and outputs."""
+
+
+class Top(NamedTuple):
+    """The strongest keys of each query; -1 and 0 where a query sees fewer."""
+
+    values: Float[Tensor, "b h q n"]
+    indices: Int[Tensor, "b h q n"]
+
+
+class Backend(Protocol):
+    """A way to compute attention."""
+
+    name: str
+
+    def refuses(self, inputs: AttentionInputs, *, statistics: bool) -> list[str]:
+        """Every reason why this backend cannot run the call. Empty: it can."""
+        ...
+
+    def attend(self, inputs: AttentionInputs) -> Float[Tensor, "b h q e"]:
+        """The output."""
+        ...
+
+    def observe(self, inputs: AttentionInputs) -> Rows:
+        """The output and what each row saw."""
+        ...
+
+    def work(self, inputs: AttentionInputs) -> Work:
+        """What running the call takes."""
+        ...
+
+
+class SecondPass(Protocol):
+    """Questions about the weights, answered from the inputs and lse."""
+
+    def received(
+        self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"]
+    ) -> Float[Tensor, "b h k"]: ...
+
+    def mass(
+        self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], keys: Int[Tensor, "k"]
+    ) -> Float[Tensor, "b h q"]: ...
+
+    def top(self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], n: int) -> Top: ...
+
+    def pooled(
+        self,
+        inputs: AttentionInputs,
+        lse: Float[Tensor, "b h q"],
+        cells: tuple[int, int],
+        queries: tuple[int, int],
+        keys: tuple[int, int],
+        pool: Pool,
+    ) -> Float[Tensor, "b h rows columns"]: ...
+
+    def mean_logit(self, inputs: AttentionInputs) -> Float[Tensor, "b h q"]: ...
+
+    def weights(
+        self,
+        inputs: AttentionInputs,
+        lse: Float[Tensor, "b h q"],
+        queries: Int[Tensor, "q"],
+        keys: Int[Tensor, "k"],
+    ) -> Float[Tensor, "b h q k"]: ...

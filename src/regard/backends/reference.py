@@ -1,0 +1,176 @@
+"""The definition of right: attention as the formula says it, with the whole n×n matrix.
+
+    s = compare(q, k),  soft-capped, + bias,  -inf where the mask hides a pair
+    p = exp(s - lse),   lse = log Σ exp(s)     (a sink is one more term of that sum)
+    out = p v
+
+Made of differentiable operations only, so it can be differentiated any number of times.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.backends.contract import Pool, Rows, Top, Work
+from regard.backends.dropping import kept
+from regard.backends.poison import finite, poison
+from regard.inputs import AttentionInputs
+from regard.masks.algebra import pairs
+from regard.scores.comparison import Comparison, Dot, Nearness, TanhSum
+
+
+class Reference:
+    name = "reference"
+
+    def refuses(self, inputs: AttentionInputs, *, statistics: bool) -> list[str]:
+        return []
+
+    def attend(self, inputs: AttentionInputs) -> Float[Tensor, "b h q e"]:
+        return self.observe(inputs).out
+
+    def observe(self, inputs: AttentionInputs) -> Rows:
+        s = logits(inputs)
+        terms = s if inputs.sink is None else torch.cat([s, _sink_column(inputs, s)], -1)
+        top = terms.detach().amax(-1, keepdim=True) if terms.shape[-1] else terms.sum(-1, True)
+        shift = torch.where(top == -math.inf, 0.0, top)
+        weight = torch.exp(terms - shift)
+        total = weight.sum(-1, keepdim=True)
+        empty = total == 0
+        total = torch.where(empty, 1.0, total)
+        p = weight / total
+        lse = torch.where(empty, -math.inf, shift + torch.log(total))
+        surprise = torch.log(total) - torch.where(terms == -math.inf, 0.0, terms - shift)
+        entropy = torch.where(empty, 0.0, (p * surprise).sum(-1, keepdim=True))
+        out = _mix(inputs, p[..., : s.shape[-1]])
+        largest = s.detach().amax(-1) if s.shape[-1] else torch.full_like(lse[..., 0], -math.inf)
+        return Rows(out.to(inputs.v.dtype), lse.squeeze(-1), largest, entropy.squeeze(-1))
+
+    def work(self, inputs: AttentionInputs) -> Work:
+        B, H, Q, K = inputs.shape
+        return Work(B * H * Q * K, 3 * B * H * Q * K * inputs.compute_dtype.itemsize)
+
+
+def logits(x: AttentionInputs) -> Float[Tensor, "b h q k"]:
+    """Every logit, minus infinity where the mask hides a pair."""
+    dtype = x.compute_dtype
+    q, k = x.q.to(dtype), x.k.to(dtype).repeat_interleave(x.group, dim=1)
+    broken = ~q.isfinite().all(-1)[..., :, None] | ~k.isfinite().all(-1)[..., None, :]
+    s = _compare(x.comparison, finite(q), finite(k)).masked_fill(broken, math.nan)
+    if x.softcap is not None:
+        s = x.softcap * torch.tanh(s / x.softcap)
+    q_places, k_places = _places(x)
+    if x.bias is not None:
+        s = s + x.bias.at(q_places, k_places).to(dtype)
+    if x.mask is not None:
+        s = s.masked_fill(~pairs(x.mask, q_places, k_places), -math.inf)
+    return s
+
+
+def _compare(how: Comparison, q: Tensor, k: Tensor) -> Tensor:
+    match how:
+        case Dot(scale):
+            return scale * torch.einsum("bhqd,bhkd->bhqk", q, k)
+        case TanhSum(w):
+            together = torch.tanh(q[:, :, :, None] + k[:, :, None])
+            w = w.to(q.dtype)
+            return (together * (w if w.ndim == 1 else w[:, None, None])).sum(-1)
+        case Nearness(bandwidth, squared):
+            apart = q[:, :, :, None] - k[:, :, None]
+            if squared:
+                return -apart.square().sum(-1) / (2 * bandwidth**2)
+            return -torch.linalg.vector_norm(apart, dim=-1) / bandwidth
+    raise NotImplementedError(f"no formula for {how!r}")
+
+
+def _mix(x: AttentionInputs, p: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q e"]:
+    """p v, in which a hidden value does not count even if it is not a number."""
+    if x.dropout:
+        assert x.seed is not None
+        b, h, q, k = (torch.arange(n, device=p.device) for n in x.shape)
+        p = p * kept(x.seed, x.dropout, b, h, q, k) / (1 - x.dropout)
+    v = x.v.to(x.compute_dtype).repeat_interleave(x.group, dim=1)
+    if x.mask is None:
+        return p @ v
+    allowed = pairs(x.mask, *_places(x)).to(v.dtype).expand(*v.shape[:2], -1, -1)
+    return p @ finite(v) + poison(v, lambda what: allowed @ what > 0)
+
+
+def _places(x: AttentionInputs) -> tuple[Tensor, Tensor]:
+    return torch.arange(x.shape.Q, device=x.q.device), torch.arange(x.shape.K, device=x.q.device)
+
+
+def _sink_column(x: AttentionInputs, s: Tensor) -> Tensor:
+    assert x.sink is not None
+    return x.sink.to(s.dtype).view(-1, 1, 1).expand(*s.shape[:3], 1)
+
+
+class ReferencePass:
+    """Questions about the weights, answered from the whole matrix."""
+
+    def received(
+        self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"]
+    ) -> Float[Tensor, "b h k"]:
+        return _weights(inputs, lse).sum(-2)
+
+    def mass(
+        self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], keys: Int[Tensor, "k"]
+    ) -> Float[Tensor, "b h q"]:
+        return _weights(inputs, lse)[..., keys].sum(-1)
+
+    def top(self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], n: int) -> Top:
+        p = _weights(inputs, lse).masked_fill(logits(inputs) == -math.inf, -1.0)
+        values, indices = p.topk(min(n, p.shape[-1]), dim=-1)
+        return Top(values.clamp_min(0), indices.masked_fill(values < 0, -1))
+
+    def pooled(
+        self,
+        inputs: AttentionInputs,
+        lse: Float[Tensor, "b h q"],
+        cells: tuple[int, int],
+        queries: tuple[int, int],
+        keys: tuple[int, int],
+        pool: Pool,
+    ) -> Float[Tensor, "b h rows columns"]:
+        p = _weights(inputs, lse)[..., slice(*queries), slice(*keys)]
+        rows = [list(part) for part in _parts(p.shape[-2], cells[0])]
+        columns = [list(part) for part in _parts(p.shape[-1], cells[1])]
+        grid = [[_pool(p[..., r, :][..., c], pool) for c in columns] for r in rows]
+        return torch.stack([torch.stack(row, -1) for row in grid], -2)
+
+    def mean_logit(self, inputs: AttentionInputs) -> Float[Tensor, "b h q"]:
+        s = logits(inputs)
+        seen = s != -math.inf
+        count = seen.sum(-1)
+        mean = torch.where(seen, s, 0.0).sum(-1) / count.clamp_min(1)
+        return torch.where(count > 0, mean, -math.inf)
+
+    def weights(
+        self,
+        inputs: AttentionInputs,
+        lse: Float[Tensor, "b h q"],
+        queries: Int[Tensor, "q"],
+        keys: Int[Tensor, "k"],
+    ) -> Float[Tensor, "b h q k"]:
+        return _weights(inputs, lse)[..., queries, :][..., keys]
+
+
+def _weights(x: AttentionInputs, lse: Tensor) -> Float[Tensor, "b h q k"]:
+    s = logits(x)
+    hidden = s == -math.inf
+    return torch.where(hidden, 0.0, torch.exp(torch.where(hidden, 0.0, s - lse[..., None])))
+
+
+def _parts(n: int, cells: int) -> list[range]:
+    """n places in so many cells: place i is in cell ⌊i · cells / n⌋."""
+    edges = [-(-i * n // cells) for i in range(cells + 1)]
+    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def _pool(block: Tensor, pool: Pool) -> Tensor:
+    if pool == "max":
+        return block.amax((-1, -2))
+    return block.sum((-1, -2)) if pool == "sum" else block.mean((-1, -2))

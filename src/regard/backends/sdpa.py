@@ -1,0 +1,158 @@
+"""PyTorch's own fused attention, where it means the same and stays fused."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.backends.contract import Rows, Work
+from regard.backends.poison import finite, poison
+from regard.biases.dense import Dense
+from regard.cost.counting import dense_pairs, visited_pairs
+from regard.errors import RegardError
+from regard.inputs import AttentionInputs
+from regard.masks.algebra import pairs
+from regard.masks.keep import Keep
+from regard.scores.comparison import Dot
+
+SMALL = 1 << 18
+"""Pairs up to which a mask may be written out: the size of one tile, not a matter of n."""
+
+
+class Sdpa:
+    name = "sdpa"
+
+    def refuses(self, inputs: AttentionInputs, *, statistics: bool) -> list[str]:
+        x = inputs
+        reasons = []
+        if statistics:
+            reasons.append("it keeps no row statistics")
+        if not isinstance(x.comparison, Dot):
+            reasons.append("it compares by dot products only")
+        if x.softcap is not None:
+            reasons.append("it has no soft-cap")
+        if x.sink is not None:
+            reasons.append("it has no sink")
+        if x.bias is not None and not isinstance(x.bias, Dense):
+            reasons.append("it would write the bias out as an n×n tensor")
+        if x.bias is not None and x.mask is not None:
+            reasons.append("it takes a bias or a mask, not both")
+        if x.bias is not None and x.needs_grad and any(t.requires_grad for t in x.bias.tensors()):
+            reasons.append("its fused kernels give a bias no gradient")
+        if not self._mask_fits(x):
+            reasons.append("it would write the mask out as an n×n tensor")
+        if 0 in (*x.shape, x.q.shape[-1], x.v.shape[-1]):
+            reasons.append("it has no fused kernel for empty tensors")
+        return reasons or self._unfused(x)
+
+    def attend(self, inputs: AttentionInputs) -> Float[Tensor, "b h q e"]:
+        x = inputs
+        q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (x.q, x.k, x.v))
+        causal, mask = _causal(x), _written(x)
+        if not (causal or mask is not None) or x.bias is not None or _all_finite(x):
+            return _sdpa(x, q, k, v, causal, mask)
+        out = _sdpa(x, finite(q), finite(k), finite(v), causal, mask)
+        return out + _spoiled(x, causal, mask)
+
+    def observe(self, inputs: AttentionInputs) -> Rows:
+        raise RegardError("sdpa keeps no row statistics", do="let regard.trace choose the backend")
+
+    def work(self, inputs: AttentionInputs) -> Work:
+        mask = None if _causal(inputs) else _written(inputs)
+        scratch = 0 if mask is None else mask.numel() * inputs.q.element_size()
+        if _causal(inputs):
+            return Work(visited_pairs(inputs, 128, 512), scratch)
+        return Work(dense_pairs(inputs), scratch)
+
+    def _mask_fits(self, x: AttentionInputs) -> bool:
+        if x.mask is None or _causal(x) or _sees_all(x):
+            return True
+        if isinstance(x.mask, Keep):
+            return True
+        return x.shape.Q * x.shape.K * x.mask.batch * x.mask.heads <= SMALL
+
+    def _unfused(self, x: AttentionInputs) -> list[str]:
+        """Where PyTorch would fall back to n×n without a word."""
+        if x.q.device.type == "cpu":
+            reasons = []
+            if x.dropout:
+                reasons.append("its fused CPU kernel has no dropout")
+            if x.v.shape[-1] != x.q.shape[-1]:
+                reasons.append("its fused CPU kernel wants values as wide as keys")
+            return reasons
+        if x.q.device.type != "cuda":
+            return [f"its fused kernels on {x.q.device.type} are not known here"]
+        cuda = torch.backends.cuda
+        grouped = x.group > 1
+        params = cuda.SDPAParams(x.q, x.k, x.v, _written(x), x.dropout, _causal(x), grouped)
+        kernels = (
+            cuda.can_use_flash_attention,
+            cuda.can_use_efficient_attention,
+            cuda.can_use_cudnn_attention,
+        )
+        fused = any(can(params) for can in kernels)
+        return [] if fused else ["none of its fused CUDA kernels takes this call"]
+
+
+def _sdpa(
+    x: AttentionInputs, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None
+) -> Tensor:
+    assert isinstance(x.comparison, Dot)
+    return torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, mask, x.dropout, causal, scale=x.comparison.scale, enable_gqa=x.group > 1
+    )
+
+
+def _causal(x: AttentionInputs) -> bool:
+    """Whether the mask is the one PyTorch calls causal: k <= q, aligned to the start."""
+    band = None if x.mask is None else x.mask.band()
+    return band is not None and band[1] == 0 and band[0] <= 1 - x.shape.Q and not _sees_all(x)
+
+
+def _sees_all(x: AttentionInputs) -> bool:
+    """Whether the mask hides nothing, as causal does for the one query of a decoding step."""
+    band = None if x.mask is None else x.mask.band()
+    return band is not None and band[0] <= 1 - x.shape.Q and band[1] >= x.shape.K - 1
+
+
+def _written(x: AttentionInputs) -> Tensor | None:
+    """The mask or bias as the tensor PyTorch wants, or None."""
+    if isinstance(x.bias, Dense):
+        return x.bias.tensor.to(x.q.dtype)
+    if x.mask is None or _causal(x) or _sees_all(x):
+        return None
+    if isinstance(x.mask, Keep):
+        return x.mask.table
+    device = x.q.device
+    return pairs(
+        x.mask, torch.arange(x.shape.Q, device=device), torch.arange(x.shape.K, device=device)
+    )
+
+
+def _all_finite(x: AttentionInputs) -> bool:
+    """Whether nothing hidden can spoil a product. Asking costs a wait on an accelerator and a
+    graph break under the compiler: there care is taken always."""
+    if x.q.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return math.isfinite(sum(t.detach().sum(dtype=x.compute_dtype).item() for t in (x.q, x.k, x.v)))
+
+
+def _spoiled(x: AttentionInputs, causal: bool, mask: Tensor | None) -> Float[Tensor, "b h q e"]:
+    """NaN or infinity where a row really sees one."""
+    dtype = x.compute_dtype
+    k, v = (t.detach().to(dtype).repeat_interleave(x.group, dim=1) for t in (x.k, x.v))
+
+    def seen(what: Tensor) -> Bool[Tensor, "b h q e"]:
+        if causal:
+            last = torch.arange(x.shape.Q, device=what.device).clamp_max(x.shape.K - 1)
+            return what.cumsum(-2)[..., last, :] > 0
+        assert mask is not None
+        table = mask.to(dtype).expand(*what.shape[:2], -1, x.shape.K)
+        return (table @ what > 0).expand(-1, -1, x.shape.Q, -1)
+
+    broken_key = seen((~k.isfinite()).any(-1, keepdim=True).to(dtype))
+    broken_query = ~x.q.isfinite().all(-1, keepdim=True) & seen(torch.ones_like(k[..., :1]))
+    return poison(v, seen).masked_fill(broken_key | broken_query, math.nan).to(x.v.dtype)

@@ -1,0 +1,34 @@
+"""Attention in plain PyTorch, tile by tile: any device, every feature, O(n) memory."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.backends.contract import Rows, Work
+from regard.backends.tiled.operators import run
+from regard.backends.tiled.second_pass import TiledPass
+from regard.backends.tiled.walk import KEY_TILE, tile_size
+from regard.cost.counting import visited_pairs
+from regard.inputs import AttentionInputs
+
+__all__ = ["Tiled", "TiledPass"]
+
+
+class Tiled:
+    name = "tiled"
+
+    def refuses(self, inputs: AttentionInputs, *, statistics: bool) -> list[str]:
+        return []
+
+    def attend(self, inputs: AttentionInputs) -> Float[Tensor, "b h q e"]:
+        return run(inputs, statistics=False).out
+
+    def observe(self, inputs: AttentionInputs) -> Rows:
+        return run(inputs, statistics=True)
+
+    def work(self, inputs: AttentionInputs) -> Work:
+        size = tile_size(inputs)
+        tile = size.heads * inputs.group * size.rows * min(size.keys, inputs.shape.K)
+        scratch = 2 * tile * inputs.comparison.scratch * inputs.compute_dtype.itemsize
+        return Work(visited_pairs(inputs, size.rows, KEY_TILE), scratch)

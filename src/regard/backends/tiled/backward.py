@@ -1,0 +1,122 @@
+"""The backward pass: weights are computed again from q, k and lse, tile by tile.
+
+With p = exp(s - lse), E = lse - entropy (the expected logit) and gradients g of out, lse and
+entropy,
+
+    ∂/∂s = p · (g_out·v - g_out·out + g_lse - g_entropy (s - E)).
+
+The expected value of g_out·v under p is g_out·out, which is why no second sum is needed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.backends.contract import Rows
+from regard.backends.tiled.walk import Cut, RowTile, Slab, slabs
+from regard.inputs import AttentionInputs
+
+
+class Backward:
+    """Gradients of every differentiable input of a call."""
+
+    def __init__(
+        self,
+        x: AttentionInputs,
+        rows: Rows,
+        g_out: Tensor | None,
+        g_lse: Tensor | None,
+        g_entropy: Tensor | None,
+        *,
+        bias: bool,
+    ) -> None:
+        self.x, self.rows = x, rows
+        dtype = x.compute_dtype
+        self.g_out = None if g_out is None else g_out.to(dtype)
+        self.g_entropy = g_entropy
+        # What every weight of a row is shifted by, and the expected logit.
+        self.shift = torch.zeros_like(rows.lse) if g_lse is None else g_lse.to(dtype).clone()
+        if self.g_out is not None:
+            self.shift -= (self.g_out * rows.out.to(dtype)).sum(-1)
+        self.expected = rows.lse - rows.entropy if g_entropy is not None else None
+        self.q = torch.empty_like(x.q)
+        self.k = torch.zeros_like(x.k, dtype=dtype)
+        self.v = torch.zeros_like(x.v, dtype=dtype)
+        self.sink = None if x.sink is None else torch.zeros_like(x.sink, dtype=dtype)
+        self.comparison = [torch.zeros_like(t, dtype=dtype) for t in x.comparison.tensors()]
+        biased = x.bias.tensors() if bias and x.bias is not None else []
+        self.bias = [torch.zeros_like(t, dtype=dtype) for t in biased]
+
+    def run(self) -> Backward:
+        """Walk over the tiles; the gradients are then in q, k, v, sink, comparison and bias."""
+        for slab in slabs(self.x):
+            for tile in slab.row_tiles():
+                self._add_tile(slab, tile)
+            if self.sink is not None:
+                self._add_sink(slab)
+        return self
+
+    def _add_tile(self, slab: Slab, tile: RowTile) -> None:
+        x = slab.x
+        # A row that sees nothing has lse = -inf and only -inf logits; any finite number will do.
+        lse = tile.take(self.rows.lse)
+        lse = torch.where(lse.isinf(), 0.0, lse)[..., None]
+        shift = tile.take(self.shift)[..., None]
+        g_out = None if self.g_out is None else tile.take(self.g_out).flatten(2, 3)
+        dq = torch.zeros_like(tile.q)
+        for cut in tile.cuts:
+            s, slope = tile.logits_and_slope(cut)
+            p = torch.exp(s - lse)
+            here = (slab.batch, slab.key_heads, cut.keys)
+            ds = shift.expand_as(p)
+            if g_out is not None:
+                dropped, dp = self._through_values(tile, cut, p, g_out)
+                self.v[here] += torch.matmul(dropped.flatten(2, 3).mT, g_out)
+                ds = dp + ds
+            if self.g_entropy is not None:
+                assert self.expected is not None
+                away = (s - tile.take(self.expected)[..., None]).masked_fill_(p == 0, 0.0)
+                ds = ds - tile.take(self.g_entropy)[..., None] * away
+            ds = p * ds
+            if x.mask is not None and not slab.finite and cut.hidden is not None:
+                ds = ds.masked_fill(cut.hidden, 0.0)
+            if self.bias:
+                assert x.bias is not None
+                x.bias.pull_back(*tile.places(cut), ds.flatten(1, 2), self._bias_grads(slab))
+            if slope is not None:
+                ds = ds * slope
+            k = slab.k_finite[:, :, cut.keys]
+            given = x.comparison.pull_back(tile.q_finite, k, ds)
+            dq += given.q
+            self.k[here] += given.k
+            for total, part in zip(self.comparison, given.own, strict=True):
+                (total[slab.heads] if total.ndim == 2 else total).add_(part)
+        tile.put(self.q, dq.to(self.q.dtype))
+
+    def _through_values(
+        self, tile: RowTile, cut: Cut, p: Tensor, g_out: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Weights as they met the values, and the gradient of the weights."""
+        slab = tile.slab
+        dp = torch.matmul(g_out, slab.v_finite[:, :, cut.keys].mT).view(p.shape)
+        if not slab.x.dropout:
+            return p, dp
+        keeps = tile.keeps(cut) / (1 - slab.x.dropout)
+        return p * keeps, dp * keeps
+
+    def _bias_grads(self, slab: Slab) -> list[Tensor]:
+        assert self.x.bias is not None
+        places = self.x.bias.pick(slab.batch, slab.heads)
+        return [whole[place] for whole, place in zip(self.bias, places, strict=True)]
+
+    def _add_sink(self, slab: Slab) -> None:
+        assert self.sink is not None and self.x.sink is not None
+        here = (slab.batch, slab.heads)
+        sink = self.x.sink[slab.heads].to(self.sink.dtype)[:, None]
+        p = torch.exp(sink - self.rows.lse[here])
+        ds = self.shift[here]
+        if self.g_entropy is not None:
+            assert self.expected is not None
+            ds = ds - self.g_entropy[here] * (sink - self.expected[here])
+        self.sink[slab.heads] += (p * ds).sum((0, 2))

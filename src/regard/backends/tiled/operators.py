@@ -1,0 +1,182 @@
+"""The tiled passes as operators of torch.library, so that torch.compile and torch.export see one
+opaque node with known shapes instead of a loop, whatever the lengths."""
+
+# No deferred annotations here: torch.library reads the types to make the operators' schemas.
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends.contract import Rows
+from regard.backends.tiled.backward import Backward
+from regard.backends.tiled.forward import forward
+from regard.errors import RegardError
+from regard.inputs import AttentionInputs
+from regard.values import decode, encode
+
+
+def run(x: AttentionInputs, *, statistics: bool) -> Rows:
+    """The forward pass, differentiable in q, k, v, sink, and the tensors of score and bias."""
+    text, integers, tensors = encode([x.comparison, x.mask, x.bias])
+    bias = x.bias is not None and any(t.requires_grad for t in x.bias.tensors())
+    return Rows(
+        *_forward(
+            x.q, x.k, x.v, x.sink, x.seed, tensors, text, integers, x.softcap, x.dropout,
+            statistics, bias and torch.is_grad_enabled(),
+        )
+    )  # fmt: skip
+
+
+def _inputs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    seed: Tensor | None,
+    tensors: Sequence[Tensor],
+    text: str,
+    integers: Sequence[int],
+    softcap: float | None,
+    dropout: float,
+) -> AttentionInputs:
+    comparison, mask, bias = decode(text, integers, tensors)
+    return AttentionInputs(q, k, v, comparison, mask, bias, softcap, sink, dropout, seed)  # type: ignore[arg-type]
+
+
+@torch.library.custom_op("regard::tiled", mutates_args=())
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    seed: Tensor | None,
+    tensors: Sequence[Tensor],
+    text: str,
+    integers: Sequence[int],
+    softcap: float | None,
+    dropout: float,
+    statistics: bool,
+    bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x = _inputs(q, k, v, sink, seed, tensors, text, integers, softcap, dropout)
+    return tuple(forward(x, statistics=statistics))
+
+
+@_forward.register_fake
+def _(
+    q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    statistics = rest[-2]
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    out = v.new_empty(*q.shape[:3], v.shape[3])
+    lse = q.new_empty(q.shape[:3], dtype=dtype)
+    more = [torch.empty_like(lse) if statistics else lse.new_empty(0) for _ in range(2)]
+    return out, lse, more[0], more[1]
+
+
+@torch.library.custom_op("regard::tiled_backward", mutates_args=())
+def _backward(
+    g_out: Tensor | None,
+    g_lse: Tensor | None,
+    g_entropy: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    entropy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    seed: Tensor | None,
+    tensors: Sequence[Tensor],
+    text: str,
+    integers: Sequence[int],
+    softcap: float | None,
+    dropout: float,
+    bias: bool,
+) -> list[Tensor]:
+    x = _inputs(q, k, v, sink, seed, tensors, text, integers, softcap, dropout)
+    rows = Rows(out, lse, lse, entropy)
+    given = Backward(x, rows, g_out, g_lse, g_entropy, bias=bias).run()
+    sinks = [] if given.sink is None or sink is None else [given.sink.to(sink.dtype)]
+    learned = [t for t in tensors if t.is_floating_point()]
+    own = given.comparison + (given.bias or [t.new_zeros(()) for t in learned[len(given.comparison) :]])
+    return [
+        given.q,
+        given.k.to(k.dtype),
+        given.v.to(v.dtype),
+        *sinks,
+        *(g.to(t.dtype) for g, t in zip(own, learned, strict=True)),
+    ]
+
+
+@_backward.register_fake
+def _(
+    g_out: Tensor | None,
+    g_lse: Tensor | None,
+    g_entropy: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    entropy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sink: Tensor | None,
+    seed: Tensor | None,
+    tensors: Sequence[Tensor],
+    text: str,
+    integers: Sequence[int],
+    softcap: float | None,
+    dropout: float,
+    bias: bool,
+) -> list[Tensor]:
+    comparison, _, _ = decode(text, integers, tensors)
+    assert comparison is not None
+    learned = [t for t in tensors if t.is_floating_point()]
+    n = len(comparison.tensors())
+    own = [torch.empty_like(t) if i < n or bias else t.new_empty(()) for i, t in enumerate(learned)]
+    sinks = [] if sink is None else [torch.empty_like(sink)]
+    return [torch.empty_like(t) for t in (q, k, v)] + sinks + own
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, sink, seed, tensors, text, integers, softcap, dropout, statistics, bias = inputs
+    out, lse, _, entropy = output
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(out, lse, entropy, q, k, v, sink, seed, *tensors)
+    ctx.rest = (text, integers, softcap, dropout, bias)
+
+
+def _differentiate(
+    ctx: Any, g_out: Tensor | None, g_lse: Tensor | None, g_max: Tensor | None, g_entropy: Tensor | None
+) -> tuple[Any, ...]:
+    out, lse, entropy, q, k, v, sink, seed, *tensors = ctx.saved_tensors
+    text, integers, softcap, dropout, bias = ctx.rest
+    nothing = [None] * len(tensors)
+    if g_out is None and g_lse is None and g_entropy is None:
+        return (None, None, None, None, None, nothing, *[None] * 6)
+    given = _backward(
+        g_out, g_lse, g_entropy, out, lse, entropy, q, k, v, sink, seed, tensors, text, integers,
+        softcap, dropout, bias,
+    )  # fmt: skip
+    dq, dk, dv, *more = given
+    d_sink = None if sink is None else more.pop(0)
+    floats = [t.is_floating_point() for t in tensors]
+    grads = iter(more)
+    # A scalar stands for a bias that wants no gradient; torch.library wants one entry each.
+    own = [next(grads) if floating else None for floating in floats]
+    own = [g if g is not None and g.shape == t.shape else None for g, t in zip(own, tensors, strict=True)]
+    return dq, dk, dv, d_sink, None, own, *[None] * 6
+
+
+def _refuse_second(ctx: Any, *grads: Any) -> None:
+    raise RegardError(
+        "the tiled backend is differentiable once",
+        got="a gradient of a gradient",
+        accepted='backend="reference", which can be differentiated any number of times',
+        do='pass backend="reference" to the call whose second derivative you need',
+    )
+
+
+torch.library.register_autograd("regard::tiled", _differentiate, setup_context=_remember)
+torch.library.register_autograd("regard::tiled_backward", _refuse_second)

@@ -1,0 +1,253 @@
+"""Walking over the pairs tile by tile.
+
+A call is cut into slabs (some batch entries and heads, so that a tile of logits stays in cache),
+each slab into row tiles (some queries), each row tile into cuts (runs of keys that hold allowed
+pairs). Keys that no query of the row tile may see are never touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.backends.dropping import kept
+from regard.backends.poison import finite
+from regard.inputs import AttentionInputs
+from regard.masks.algebra import EMPTY, FULL, Mask, pairs
+from regard.masks.tiles import grid
+from regard.scores.comparison import Dot
+from regard.values import Shape
+
+KEY_TILE = 128
+"""Keys per judged tile; neighbouring tiles of one state are walked together."""
+
+
+@dataclass(frozen=True)
+class TileSize:
+    """How much of a call is looked at in one go."""
+
+    heads: int
+    rows: int
+    keys: int
+
+
+def tile_size(x: AttentionInputs) -> TileSize:
+    """Tiles whose logits fit a core's cache, or fill a GPU."""
+    on_cpu = x.q.device.type == "cpu"
+    area = (1 << 18 if on_cpu else 1 << 22) // x.comparison.scratch
+    keys = max(KEY_TILE, min(2048 if on_cpu else 4096, -(-x.shape.K // KEY_TILE) * KEY_TILE))
+    keys = min(keys, max(KEY_TILE, area // 64 // KEY_TILE * KEY_TILE))
+    rows = max(1, area // keys // x.group)
+    heads = torch.get_num_threads() if on_cpu else 64
+    return TileSize(heads, min(rows, max(x.shape.Q, 1)), keys)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A run of keys that a row tile looks at; `hidden` is None where every pair is allowed."""
+
+    keys: slice
+    hidden: Bool[Tensor, "b g r q k"] | None
+
+
+class Slab:
+    """Some batch entries and heads of a call, in the precision that scores are computed in."""
+
+    def __init__(
+        self, x: AttentionInputs, batch: slice, key_heads: slice, schedule: Schedule, is_finite: bool
+    ) -> None:
+        self.batch, self.key_heads = batch, key_heads
+        self.heads = slice(key_heads.start * x.group, key_heads.stop * x.group)
+        self.x = x.select(batch, self.heads, key_heads)
+        self.schedule = schedule
+        self.finite = is_finite
+        self.q = self.x.q.to(x.compute_dtype).unflatten(1, (-1, x.group))
+        self.k = self.x.k.to(x.compute_dtype)
+        self.v = self.x.v.to(x.compute_dtype)
+
+    @cached_property
+    def k_finite(self) -> Float[Tensor, "b g k d"]:
+        """Keys without NaN: a hidden NaN must not spoil the products it takes no part in."""
+        return self._finite(self.k)
+
+    @cached_property
+    def v_finite(self) -> Float[Tensor, "b g k e"]:
+        return self._finite(self.v)
+
+    def _finite(self, t: Tensor) -> Tensor:
+        return t if self.finite else finite(t)
+
+    def row_tiles(self) -> Iterator[RowTile]:
+        for index, start in enumerate(range(0, self.x.shape.Q, self.schedule.size.rows)):
+            stop = min(start + self.schedule.size.rows, self.x.shape.Q)
+            yield RowTile(self, slice(start, stop), self.schedule.cuts(index))
+
+
+class RowTile:
+    """Some queries of a slab, and the cuts of keys that they may look at."""
+
+    def __init__(self, slab: Slab, rows: slice, cuts: list[Cut]) -> None:
+        self.slab, self.rows, self.cuts = slab, rows, cuts
+        self.q = slab.q[:, :, :, rows]
+        how = slab.x.comparison
+        self._scaled = (self.q * how.scale).flatten(2, 3) if isinstance(how, Dot) else None
+
+    @property
+    def where(self) -> tuple[slice, slice, slice]:
+        """This tile's place in tensors [B, H, Q, ...]."""
+        return self.slab.batch, self.slab.heads, self.rows
+
+    @cached_property
+    def q_finite(self) -> Float[Tensor, "b g r q d"]:
+        return self.slab._finite(self.q)
+
+    def take(self, whole: Tensor) -> Tensor:
+        """This tile's part of a tensor [B, H, Q, ...], as [B, G, R, Q, ...]."""
+        return whole[self.where].unflatten(1, (-1, self.slab.x.group))
+
+    def put(self, whole: Tensor, part: Tensor) -> None:
+        """Write a part [B, G, R, Q, ...] into its place."""
+        whole[self.where] = part.flatten(1, 2)
+
+    def logits(self, cut: Cut, into: Tensor | None = None) -> Float[Tensor, "b g r q k"]:
+        """Logits of one cut, minus infinity where hidden; `into` is memory to use."""
+        return self._finish(self._capped(cut, into), cut)
+
+    def logits_and_slope(self, cut: Cut) -> tuple[Tensor, Tensor | None]:
+        """Logits of one cut, and the derivative of the soft-cap where there is one."""
+        s = self._capped(cut, None)
+        cap = self.slab.x.softcap
+        slope = None if cap is None else 1 - (s / cap).square_()
+        return self._finish(s, cut), slope
+
+    def _capped(self, cut: Cut, into: Tensor | None) -> Tensor:
+        x, k = self.slab.x, self.slab.k[:, :, cut.keys]
+        shape = (*self.q.shape[:4], k.shape[2])
+        if self._scaled is None:
+            s = x.comparison.logits(self.q, k)
+        elif into is None:
+            s = torch.matmul(self._scaled, k.mT).view(shape)
+        else:
+            s = into[: math.prod(shape)].view(shape)
+            n, rows, keys = shape[0] * shape[1], shape[2] * shape[3], shape[4]
+            # A plain batched product; keys of several batch entries may need a copy to be one.
+            torch.bmm(
+                self._scaled.reshape(n, rows, -1),
+                k.reshape(n, keys, -1).mT,
+                out=s.view(n, rows, keys),
+            )
+        return s if x.softcap is None else s.div_(x.softcap).tanh_().mul_(x.softcap)
+
+    def _finish(self, s: Tensor, cut: Cut) -> Tensor:
+        if self.slab.x.bias is not None:
+            bias = self.slab.x.bias.at(*self.places(cut)).to(s.dtype)
+            s += self._grouped(bias)
+        return s if cut.hidden is None else s.masked_fill_(cut.hidden, -math.inf)
+
+    def places(self, cut: Cut) -> tuple[Tensor, Tensor]:
+        """The indices of this tile's queries and of a cut's keys."""
+        device = self.q.device
+        q = torch.arange(self.rows.start, self.rows.stop, device=device)
+        return q, torch.arange(cut.keys.start, cut.keys.stop, device=device)
+
+    def keeps(self, cut: Cut) -> Bool[Tensor, "b g r q k"]:
+        """Which weights of a cut dropout leaves."""
+        x = self.slab.x
+        assert x.seed is not None
+        ranges = (self.slab.batch, self.slab.heads)
+        b, h = (torch.arange(s.start, s.stop, device=self.q.device) for s in ranges)
+        return self._grouped(kept(x.seed, x.dropout, b, h, *self.places(cut)))
+
+    def _grouped(self, t: Tensor) -> Tensor:
+        return grouped(t, self.slab.x.group)
+
+
+def grouped(t: Tensor, group: int) -> Tensor:
+    """[B, H, ...] as [B, G, R, ...]; a head axis of 1 stays 1."""
+    return t.unsqueeze(2) if t.shape[1] == 1 else t.unflatten(1, (-1, group))
+
+
+class Schedule:
+    """Which keys each row tile must look at, under one mask."""
+
+    def __init__(self, mask: Mask | None, shape: Shape, group: int, size: TileSize, device: torch.device) -> None:
+        self.mask, self.shape, self.group, self.size, self.device = mask, shape, group, size, device
+        self._seen: dict[tuple[int, int, int], Tensor] = {}
+        if mask is None:
+            self._states = None
+        else:
+            states = grid(mask, shape, size.rows, KEY_TILE, device, exact=False).flatten(0, 1)
+            # A tile is skipped or taken whole only if all batch entries and heads agree.
+            full, empty = (states == FULL).all(0), (states == EMPTY).all(0)
+            self._states = (1 + full.to(torch.int8) - empty.to(torch.int8)).tolist()
+
+    def cuts(self, row_tile: int) -> list[Cut]:
+        """The runs of keys that a row tile looks at."""
+        if self._states is None:
+            return [Cut(keys, None) for keys in self._chunks(0, self.shape.K)]
+        found: list[Cut] = []
+        states = self._states[row_tile]
+        first = 0
+        while first < len(states):
+            last = first + 1
+            while last < len(states) and states[last] == states[first]:
+                last += 1
+            if states[first] != EMPTY:
+                stop = min(last * KEY_TILE, self.shape.K)
+                for keys in self._chunks(first * KEY_TILE, stop):
+                    full = states[first] == FULL
+                    found.append(Cut(keys, None if full else self._hidden(row_tile, keys)))
+            first = last
+        return found
+
+    def _chunks(self, start: int, stop: int) -> Iterator[slice]:
+        for key in range(start, stop, self.size.keys):
+            yield slice(key, min(key + self.size.keys, stop))
+
+    def _hidden(self, row_tile: int, keys: slice) -> Tensor:
+        assert self.mask is not None
+        start = row_tile * self.size.rows
+        stop = min(start + self.size.rows, self.shape.Q)
+        # Under a mask of distances, tiles at the same distance from the diagonal are alike.
+        alike = (keys.start - start, keys.stop - start, stop - start)
+        if self.mask.relative and alike in self._seen:
+            return self._seen[alike]
+        q = torch.arange(start, stop, device=self.device)
+        k = torch.arange(keys.start, keys.stop, device=self.device)
+        hidden = grouped(~pairs(self.mask, q, k), self.group)
+        if self.mask.relative and len(self._seen) < 8:
+            self._seen[alike] = hidden
+        return hidden
+
+
+def slabs(x: AttentionInputs) -> Iterator[Slab]:
+    """The slabs of a call. Where the mask differs between batch entries, each is walked alone."""
+    B, groups = x.k.shape[:2]
+    size = tile_size(x)
+    is_finite = all_finite(x)
+    heads = min(groups, size.heads)
+    together = max(1, size.heads // max(groups, 1)) if x.mask is None or x.mask.batch == 1 else 1
+    schedule: Schedule | None = None
+    for b in range(0, B, together):
+        for g in range(0, groups, heads):
+            batch, key_heads = slice(b, min(b + together, B)), slice(g, min(g + heads, groups))
+            mask = x.mask
+            if mask is not None:
+                mask = mask.select(batch, slice(key_heads.start * x.group, key_heads.stop * x.group))
+            if schedule is None or mask is not schedule.mask:
+                schedule = Schedule(mask, x.shape, x.group, size, x.q.device)
+            yield Slab(x, batch, key_heads, schedule, is_finite)
+
+
+def all_finite(x: AttentionInputs) -> bool:
+    """Whether q, k and v are free of NaN and infinity. Only hidden ones need care."""
+    if x.mask is None:
+        return True
+    # A sum is not finite if a term is not; if it overflows on its own, care is taken in vain.
+    return bool(torch.isfinite(sum(t.sum(dtype=x.compute_dtype) for t in (x.q, x.k, x.v))))

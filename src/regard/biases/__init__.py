@@ -1,0 +1,8 @@
+"""What is added to the logits, by place."""
+
+from regard.biases.alibi import alibi, slopes
+from regard.biases.bias import Bias
+from regard.biases.dense import dense
+from regard.biases.relative import relative
+
+__all__ = ["Bias", "alibi", "dense", "relative", "slopes"]

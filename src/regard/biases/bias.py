@@ -1,0 +1,46 @@
+"""What a bias is: a number added to the logit of each pair, found from its place."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.values import Pick, Shape, Value
+
+
+class Bias(Value):
+    """Added to the logits, after scale and soft-cap, before the mask."""
+
+    def bind(self, shape: Shape, device: torch.device) -> Bias:
+        """This bias with alignment settled and shapes checked for one call."""
+        raise NotImplementedError
+
+    def at(self, q: Int[Tensor, "q"], k: Int[Tensor, "k"]) -> Float[Tensor, "b h q k"]:
+        """The bias of some queries and keys; axes it does not tell apart are 1. Bound only."""
+        raise NotImplementedError
+
+    def pull_back(
+        self, q: Int[Tensor, "q"], k: Int[Tensor, "k"], d: Float[Tensor, "b h q k"], into: list[Tensor]
+    ) -> None:
+        """Add what a gradient of these logits gives to the gradients of the bias's tensors."""
+        raise NotImplementedError
+
+    def select(self, batch: Pick, heads: Pick) -> Bias:
+        """The part that speaks of some batch entries and heads. Bound only."""
+        raise NotImplementedError
+
+    def pick(self, batch: Pick, heads: Pick) -> list[tuple[Pick, ...]]:
+        """Where the tensors of `select(batch, heads)` lie inside this bias's own. Bound only."""
+        raise NotImplementedError
+
+
+def check_device(bias: Bias, tensor: Tensor, device: torch.device) -> None:
+    """Refuse a learned tensor that lives elsewhere: moving it would cut its gradient's path."""
+    if tensor.device != device:
+        raise RegardError(
+            f"{bias!r} lives on another device",
+            got=f"{tensor.device}, while q is on {device}",
+            do=f"move it first: bias.to({str(device)!r})",
+        )

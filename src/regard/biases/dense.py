@@ -1,0 +1,72 @@
+"""Any bias at all, as a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.biases.bias import Bias, check_device
+from regard.errors import RegardError
+from regard.values import Pick, Shape
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dense(Bias):
+    tensor: Tensor
+
+    def bind(self, shape: Shape, device: torch.device) -> Bias:
+        check_device(self, self.tensor, device)
+        fits = zip(self.tensor.shape, shape, strict=True)
+        if any(have not in (1, need) for have, need in fits):
+            raise RegardError(
+                "dense: the bias does not fit the call",
+                got=f"{list(self.tensor.shape)} for [B, H, Q, K] = {list(shape)}",
+                accepted="each axis the call's length, or 1",
+            )
+        return self
+
+    def at(self, q: Tensor, k: Tensor) -> Float[Tensor, "b h q k"]:
+        return self.tensor[(slice(None), slice(None), *self._places(q, k))]
+
+    def pull_back(self, q: Tensor, k: Tensor, d: Tensor, into: list[Tensor]) -> None:
+        axes = [axis for axis, n in enumerate(self.tensor.shape) if n == 1]
+        d = d.sum(axes, keepdim=True) if axes else d
+        into[0][(slice(None), slice(None), *self._places(q, k))] += d
+
+    def select(self, batch: Pick, heads: Pick) -> Bias:
+        tensor = self.tensor if self.tensor.shape[0] == 1 else self.tensor[batch]
+        return Dense(tensor if tensor.shape[1] == 1 else tensor[:, heads])
+
+    def pick(self, batch: Pick, heads: Pick) -> list[tuple[Pick, ...]]:
+        whole = slice(None)
+        n = self.tensor.shape
+        return [(whole if n[0] == 1 else batch, whole if n[1] == 1 else heads)]
+
+    def _places(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        n = self.tensor.shape
+        q = q if n[2] > 1 else torch.zeros_like(q[:1])
+        return q[:, None], k if n[3] > 1 else torch.zeros_like(k[:1])
+
+
+def dense(tensor: Float[Tensor, "b h q k"]) -> Bias:
+    """Any tensor that broadcasts to [B, H, Q, K]; [Q, K] is the same for every batch and head.
+
+    Minus infinity hides a pair, as a float mask does elsewhere.
+
+    >>> import regard, torch
+    >>> x = torch.zeros(2, 4)
+    >>> regard.trace(x, x, x, bias=dense(torch.tensor([[0.0, 1], [2, 0]]))).weights()
+    tensor([[0.2689, 0.7311],
+            [0.8808, 0.1192]])
+    """
+    if not tensor.is_floating_point() or tensor.ndim not in (2, 4):
+        raise RegardError(
+            "dense: numbers to add to the logits",
+            got=f"{tensor.dtype} {list(tensor.shape)}",
+            accepted="a floating-point tensor [Q, K] or [B, H, Q, K] (any axis 1)",
+            do="for booleans use masks.keep(t) or masks.ignore(t)",
+        )
+    return Dense(tensor if tensor.ndim == 4 else tensor[None, None])

@@ -1,0 +1,202 @@
+"""The public functions: check the call, choose a backend, run it."""
+
+from __future__ import annotations
+
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.backends.contract import Backend
+from regard.backends.flex import Flex
+from regard.backends.reference import Reference, ReferencePass
+from regard.backends.sdpa import Sdpa
+from regard.backends.tiled import Tiled, TiledPass
+from regard.biases.bias import Bias
+from regard.cost.counting import dense_pairs, forward_flops, least_bytes, needed_pairs
+from regard.errors import RegardError
+from regard.inputs import AttentionInputs, check
+from regard.masks.algebra import Mask
+from regard.plans import Plan
+from regard.scores.score import Score
+from regard.traces import Trace
+
+# In order of preference. The reference runs only when asked for by name.
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend for backend in (Sdpa(), Flex(), Tiled(), Reference())
+}
+
+
+def attention(
+    q: Float[Tensor, "*bh q d"],
+    k: Float[Tensor, "*bg k d2"],
+    v: Float[Tensor, "*bg k e"],
+    *,
+    mask: Mask | None = None,
+    score: Score | None = None,
+    bias: Bias | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, "h"] | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    training: bool = False,
+    backend: str | None = None,
+) -> Float[Tensor, "*bh q e"]:
+    """Attention: each query's mean of the values, weighted by how well it matches the keys.
+
+    Inputs are [B, H, N, D]; or [B, N, D] or [N, D] for one head. Fewer key heads than query heads
+    is grouped-query attention. Dropout happens only with `training=True`.
+
+    >>> import torch, regard
+    >>> q, k, v = torch.randn(3, 2, 8, 100, 64)
+    >>> regard.attention(q, k, v, mask=regard.masks.causal()).shape
+    torch.Size([2, 8, 100, 64])
+    """
+    inputs = check(
+        q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
+        dropout=dropout, training=training,
+    )  # fmt: skip
+    chosen = choose(inputs, backend, statistics=False)
+    return inputs.in_kind(chosen.attend(inputs))
+
+
+def trace(
+    q: Float[Tensor, "*bh q d"],
+    k: Float[Tensor, "*bg k d2"],
+    v: Float[Tensor, "*bg k e"],
+    *,
+    mask: Mask | None = None,
+    score: Score | None = None,
+    bias: Bias | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, "h"] | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    training: bool = False,
+    backend: str | None = None,
+) -> Trace:
+    """Attention that can be looked into: the same output, with every weight one question away.
+
+    >>> import torch, regard
+    >>> q, k, v = torch.randn(3, 2, 8, 100, 64)
+    >>> t = regard.trace(q, k, v, mask=regard.masks.causal())
+    >>> t.entropy.shape, t.received().shape, t.map(10).shape
+    (torch.Size([2, 8, 100]), torch.Size([2, 8, 100]), torch.Size([2, 8, 10, 10]))
+    """
+    inputs = check(
+        q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
+        dropout=dropout, training=training,
+    )  # fmt: skip
+    chosen = choose(inputs, backend, statistics=True)
+    second = ReferencePass() if chosen.name == "reference" else TiledPass()
+    described = "" if mask is None else f", mask={mask!r}"
+    return Trace(inputs, chosen.observe(inputs), chosen.name, second, described)
+
+
+def plan(
+    q: Float[Tensor, "*bh q d"],
+    k: Float[Tensor, "*bg k d2"],
+    v: Float[Tensor, "*bg k e"],
+    *,
+    mask: Mask | None = None,
+    score: Score | None = None,
+    bias: Bias | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, "h"] | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    training: bool = False,
+    backend: str | None = None,
+    statistics: bool = False,
+) -> Plan:
+    """Which backend would run a call, why not the others, and what it costs. Runs nothing.
+
+    `statistics=True` plans `trace` instead of `attention`.
+
+    >>> import torch, regard
+    >>> q = k = v = torch.zeros(1, 2, 1024, 64)
+    >>> print(regard.plan(q, k, v, mask=regard.masks.causal(), statistics=True))  # doctest: +ELLIPSIS
+    trace of q [1, 2, 1024, 64], k [1, 2, 1024, 64], v [1, 2, 1024, 64], float32 on cpu, mask=causal()
+      backend         tiled
+      not sdpa        it keeps no row statistics
+      not flex        it reports no entropy
+      not reference   runs only when asked for: it builds the n×n matrix
+      needed FLOPs    269 M (50.0% of dense)
+      executed FLOPs  336 M (62.5% of dense)
+      dense FLOPs     537 M (100.0% of dense)
+      bytes moved     2.1 MB
+      peak memory     ... MB beside the inputs
+    """
+    inputs = check(
+        q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
+        dropout=dropout, training=training,
+    )  # fmt: skip
+    chosen = choose(inputs, backend, statistics=statistics)
+    work = chosen.work(inputs)
+    B, H, Q, _ = inputs.shape
+    rows = B * H * Q * (3 if statistics else 0) * inputs.compute_dtype.itemsize
+    output = B * H * Q * inputs.v.shape[-1] * inputs.v.element_size()
+    refusals = {
+        name: _why_not(other, inputs, statistics, backend)
+        for name, other in BACKENDS.items()
+        if name != chosen.name
+    }
+    kind = "trace" if statistics else "attention"
+    dtype = str(q.dtype).removeprefix("torch.")
+    call = (
+        f"{kind} of q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}, {dtype} on {q.device}"
+    )
+    return Plan(
+        call=call + ("" if mask is None else f", mask={mask!r}"),
+        backend=chosen.name,
+        refusals=refusals,
+        flops_needed=forward_flops(inputs, needed_pairs(inputs)),
+        flops_executed=forward_flops(inputs, work.pairs),
+        flops_dense=forward_flops(inputs, dense_pairs(inputs)),
+        bytes_moved=least_bytes(inputs),
+        peak_memory=output + rows + work.scratch,
+    )
+
+
+def choose(inputs: AttentionInputs, name: str | None, *, statistics: bool) -> Backend:
+    """The backend asked for, or the first that can run the call."""
+    if name is None:
+        for backend in BACKENDS.values():
+            if _volunteers(backend, inputs) and not backend.refuses(inputs, statistics=statistics):
+                return backend
+    if name not in BACKENDS:
+        raise RegardError(
+            "unknown backend", got=repr(name), accepted=", ".join(map(repr, BACKENDS)) + " or None"
+        )
+    reasons = BACKENDS[name].refuses(inputs, statistics=statistics)
+    if reasons:
+        able = [
+            repr(other.name)
+            for other in BACKENDS.values()
+            if not other.refuses(inputs, statistics=statistics)
+        ]
+        raise RegardError(
+            f"backend {name!r} cannot run this call: {'; '.join(reasons)}",
+            accepted=f"backends that can: {', '.join(able)}",
+            do="name one of them, or leave backend= out",
+        )
+    return BACKENDS[name]
+
+
+def _volunteers(backend: Backend, inputs: AttentionInputs) -> bool:
+    """Whether a backend is used without being asked for by name."""
+    if backend.name == "reference":
+        return False
+    # On CPU FlexAttention compiles C++ for seconds and wins nothing over the others.
+    return backend.name != "flex" or inputs.q.device.type == "cuda"
+
+
+def _why_not(
+    backend: Backend, inputs: AttentionInputs, statistics: bool, asked: str | None
+) -> list[str]:
+    reasons = backend.refuses(inputs, statistics=statistics)
+    if reasons or asked is not None:
+        return reasons
+    if backend.name == "reference":
+        return ["runs only when asked for: it builds the n×n matrix"]
+    if not _volunteers(backend, inputs):
+        return ["runs only when asked for on CPU: it compiles for seconds"]
+    return []

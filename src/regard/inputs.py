@@ -1,0 +1,228 @@
+"""The inputs of one attention call, checked once and for all.
+
+Legend, here and everywhere: B batch, H query heads, G key heads, Q queries, K keys, D key width,
+E value width. Query heads H are read as G groups of R = H / G.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.biases.bias import Bias
+from regard.errors import RegardError
+from regard.masks.algebra import Mask
+from regard.scores.comparison import Comparison
+from regard.scores.dot import scaled_dot
+from regard.scores.score import Score
+from regard.values import Pick, Shape
+
+Rank = Literal[2, 3, 4]
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """Everything a backend needs: tensors with four axes, and bound masks and biases."""
+
+    q: Float[Tensor, "b h q d"]
+    k: Float[Tensor, "b g k d"]
+    v: Float[Tensor, "b g k e"]
+    comparison: Comparison
+    mask: Mask | None = None
+    bias: Bias | None = None
+    softcap: float | None = None
+    sink: Float[Tensor, "h"] | None = None
+    dropout: float = 0.0
+    seed: Int[Tensor, ""] | None = None
+    rank: Rank = 4
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2])
+
+    @property
+    def group(self) -> int:
+        """How many query heads share a key head."""
+        return self.q.shape[1] // max(self.k.shape[1], 1)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """Scores are computed in float32, or in float64 when the inputs are."""
+        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+
+    @property
+    def needs_grad(self) -> bool:
+        return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors())
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor inside."""
+        found = [t for t in (self.q, self.k, self.v, self.sink) if t is not None]
+        for value in (self.comparison, self.mask, self.bias):
+            found += [] if value is None else value.tensors()
+        return found
+
+    def select(self, batch: Pick, heads: Pick, key_heads: Pick) -> AttentionInputs:
+        """The part of the call that concerns some batch entries and heads."""
+        return replace(
+            self,
+            q=self.q[batch][:, heads],
+            k=self.k[batch][:, key_heads],
+            v=self.v[batch][:, key_heads],
+            comparison=self.comparison.select(heads),
+            mask=None if self.mask is None else self.mask.select(batch, heads),
+            bias=None if self.bias is None else self.bias.select(batch, heads),
+            sink=None if self.sink is None else self.sink[heads],
+        )
+
+    def in_kind(self, answer: Tensor) -> Tensor:
+        """An answer [B, H, ...] with the axes the caller's tensors had."""
+        if self.rank == 4:
+            return answer
+        return answer[:, 0] if self.rank == 3 else answer[0, 0]
+
+
+def check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Mask | None,
+    score: Score | None,
+    bias: Bias | None,
+    softcap: float | None,
+    sink: Tensor | None,
+    scale: float | None,
+    dropout: float,
+    training: bool,
+) -> AttentionInputs:
+    """Check a call, and bring it into the one form that backends take."""
+    q, k, v = _autocast(q, k, v)
+    rank = _check_tensors(q, k, v)
+    _check_kinds(mask, score, bias)
+    q, k, v = (_with_four_axes(t, rank) for t in (q, k, v))
+    _check_shapes(q, k, v)
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise RegardError("softcap bounds the logits", got=str(softcap), accepted="a number above 0")
+    if not 0 <= dropout < 1:
+        raise RegardError(
+            "dropout is the share of weights to drop", got=str(dropout), accepted="0 <= dropout < 1"
+        )
+    q, k, comparison = (score or scaled_dot()).prepare(q, k, scale)
+    shape = Shape(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    _check_sink(sink, shape, q.device)
+    drops = dropout if training else 0.0
+    return AttentionInputs(
+        q,
+        k,
+        v,
+        comparison,
+        None if mask is None else mask.bind(shape, q.device),
+        None if bias is None else bias.bind(shape, q.device),
+        softcap,
+        sink,
+        drops,
+        torch.randint(2**31, ()) if drops else None,
+        rank,
+    )
+
+
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Under autocast, what PyTorch's own attention does: cast to the lower precision."""
+    kind = q.device.type
+    if not torch.is_autocast_enabled(kind):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(kind)
+    tensors = (q, k, v)
+    if any(t.dtype == torch.float64 or not t.is_floating_point() for t in tensors):
+        return q, k, v
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> Rank:
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise RegardError(
+                f"{name} must be a tensor", got=type(tensor).__name__, accepted="torch.Tensor"
+            )
+    if not (q.ndim == k.ndim == v.ndim) or q.ndim not in (2, 3, 4):
+        raise RegardError(
+            "q, k and v need the same axes",
+            got=f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
+            accepted="[B, H, N, D]; or [B, N, D] or [N, D] for one head",
+        )
+    if not (q.dtype == k.dtype == v.dtype) or q.dtype not in DTYPES:
+        raise RegardError(
+            "q, k and v need one floating-point type",
+            got=f"q {q.dtype}, k {k.dtype}, v {v.dtype}",
+            accepted=", ".join(str(t).removeprefix("torch.") for t in DTYPES),
+        )
+    if not (q.device == k.device == v.device):
+        raise RegardError(
+            "q, k and v live on different devices",
+            got=f"q {q.device}, k {k.device}, v {v.device}",
+            accepted="one device",
+        )
+    return 4 if q.ndim == 4 else 3 if q.ndim == 3 else 2
+
+
+def _check_kinds(mask: object, score: object, bias: object) -> None:
+    if isinstance(mask, Tensor):
+        raise RegardError(
+            "a bare mask tensor does not say what True means",
+            got=f"{mask.dtype} {list(mask.shape)}",
+            accepted="a mask from regard.masks",
+            do="masks.keep(t) if True may be seen, masks.ignore(t) if True is hidden, "
+            "biases.dense(t) for numbers to add",
+        )
+    for name, value, kind in (("mask", mask, Mask), ("score", score, Score), ("bias", bias, Bias)):
+        if value is not None and not isinstance(value, kind):
+            module = {"mask": "masks", "score": "scores", "bias": "biases"}[name]
+            raise RegardError(
+                f"{name}= takes a value from regard.{module}",
+                got=type(value).__name__,
+                do=f"make one with regard.{module}, for example "
+                + {"mask": "causal()", "score": "cosine(0.1)", "bias": "dense(tensor)"}[name],
+            )
+
+
+def _with_four_axes(t: Tensor, rank: Rank) -> Tensor:
+    return t if rank == 4 else t.unsqueeze(1) if rank == 3 else t[None, None]
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    got = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if not (q.shape[0] == k.shape[0] == v.shape[0]):
+        raise RegardError("q, k and v have different batch sizes", got=got, accepted="one batch size")
+    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
+        raise RegardError(
+            "each key needs its value", got=got, accepted="k and v with the same heads and length"
+        )
+    heads, groups = q.shape[1], k.shape[1]
+    if heads and (not groups or heads % groups):
+        raise RegardError(
+            f"{heads} query heads cannot share {groups} key heads evenly",
+            got=got,
+            accepted="a number of key heads that divides the number of query heads "
+            "(fewer key heads is grouped-query attention; nothing is expanded)",
+        )
+
+
+def _check_sink(sink: Tensor | None, shape: Shape, device: torch.device) -> None:
+    if sink is None:
+        return
+    if sink.ndim != 1 or sink.shape[0] != shape.H or not sink.is_floating_point():
+        raise RegardError(
+            "sink= is one logit per head that takes weight and gives nothing",
+            got=f"{sink.dtype} {list(sink.shape)} for {shape.H} heads",
+            accepted=f"a floating-point tensor [{shape.H}]",
+        )
+    if sink.device != device:
+        raise RegardError(
+            "sink= lives on another device", got=str(sink.device), accepted=str(device)
+        )

@@ -1,0 +1,316 @@
+"""What a mask is: a rule for which query may see which key, and how rules combine.
+
+A mask holds no lengths. `bind` gives it the lengths of one call and returns a bound mask, in which
+alignment and shapes are settled; everything that needs lengths is asked of the bound one.
+
+Tiles are judged with three ordered states. With EMPTY < PARTIAL < FULL, `&` is the smaller state,
+`|` the larger and `~` the mirror, so combinations need no case analysis. A PARTIAL that comes out
+of two PARTIALs may really be empty or full; a single pair is never PARTIAL, which is what makes
+counting by subdivision exact (see tiles.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int, Int8
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.values import Pick, Shape, Value
+
+EMPTY, PARTIAL, FULL = 0, 1, 2
+
+
+class Tiles(NamedTuple):
+    """Rectangles of queries [q0, q1) and keys [k0, k1), one of each per tile."""
+
+    q0: Int[Tensor, "t"]
+    q1: Int[Tensor, "t"]
+    k0: Int[Tensor, "t"]
+    k1: Int[Tensor, "t"]
+
+
+class Mask(Value):
+    """Which query may see which key. Combine with `&`, `|` and `~`."""
+
+    batch: int = 1
+    """How many batch entries the mask tells apart: 1 when it is the same for all."""
+    heads: int = 1
+    """How many heads the mask tells apart."""
+    relative: bool = False
+    """Whether only the distance between key and query matters."""
+
+    def bind(self, shape: Shape, device: torch.device) -> Mask:
+        """This mask with alignment settled and shapes checked for one call."""
+        raise NotImplementedError
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
+        """Whether pairs are allowed; indices broadcast. Bound masks only."""
+        raise NotImplementedError
+
+    def judge(self, tiles: Tiles) -> Int8[Tensor, "b h t"]:
+        """EMPTY, PARTIAL or FULL for each tile, without looking at its pairs. Bound masks only."""
+        raise NotImplementedError
+
+    def select(self, batch: Pick, heads: Pick) -> Mask:
+        """The part of a bound mask that speaks of some batch entries and heads."""
+        return self
+
+    def band(self) -> tuple[float, float] | None:
+        """(low, high) when the mask allows exactly low <= k - q <= high. Bound masks only."""
+        return None
+
+    def __and__(self, other: Mask) -> Mask:
+        return And(self, _mask(other, "&"))
+
+    def __or__(self, other: Mask) -> Mask:
+        return Or(self, _mask(other, "|"))
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+    def __bool__(self) -> bool:
+        raise RegardError(
+            "a mask has no truth value",
+            got=f"`and`, `or`, `not` or `if` with {self!r}",
+            do="combine masks with &, | and ~",
+        )
+
+    def dense(self, queries: int, keys: int | None = None) -> Bool[Tensor, "b h q k"]:
+        """Every pair, True where allowed. This is the n×n tensor, since it was asked for.
+
+        >>> from regard import masks
+        >>> masks.causal().dense(3)[0, 0].int()
+        tensor([[1, 0, 0],
+                [1, 1, 0],
+                [1, 1, 1]], dtype=torch.int32)
+        """
+        shape, bound = self._alone(queries, keys)
+        device = self._device()
+        return pairs(bound, torch.arange(shape.Q, device=device), torch.arange(shape.K, device=device))
+
+    def count(self, queries: int, keys: int | None = None) -> int:
+        """How many pairs are allowed, exactly, without building them.
+
+        >>> from regard import masks
+        >>> masks.causal().count(1_000_000)
+        500000500000
+        """
+        from regard.masks.tiles import count
+
+        return count(*reversed(self._alone(queries, keys)), self._device())
+
+    def tiles(
+        self, queries: int, keys: int | None = None, size: int = 128
+    ) -> Int8[Tensor, "b h tq tk"]:
+        """The state of every tile: 0 empty, 1 partial, 2 full.
+
+        >>> from regard import masks
+        >>> masks.causal().tiles(512)[0, 0]
+        tensor([[1, 0, 0, 0],
+                [2, 1, 0, 0],
+                [2, 2, 1, 0],
+                [2, 2, 2, 1]], dtype=torch.int8)
+        """
+        from regard.masks.tiles import grid
+
+        shape, bound = self._alone(queries, keys)
+        return grid(bound, shape, size, size, self._device(), exact=True)
+
+    def draw(self, queries: int = 16, keys: int | None = None, width: int = 32) -> str:
+        """The mask as text, one head; long ones are drawn by tiles.
+
+        >>> from regard import masks
+        >>> print((masks.causal() & masks.window(2)).draw(5))
+        ██········
+        ████······
+        ██████····
+        ··██████··
+        ····██████
+        """
+        from regard.masks.drawing import draw
+
+        shape, bound = self._alone(queries, keys)
+        return draw(bound, shape, width, self._device())
+
+    def _alone(self, queries: int, keys: int | None) -> tuple[Shape, Mask]:
+        keys = queries if keys is None else keys
+        if queries < 0 or keys < 0:
+            raise RegardError(
+                "a mask was asked about a negative length",
+                got=f"queries={queries}, keys={keys}",
+                accepted="zero or more",
+            )
+        shape = Shape(self.batch, self.heads, queries, keys)
+        return shape, self.bind(shape, self._device())
+
+    def _device(self) -> torch.device:
+        tensors = self.tensors()
+        return tensors[0].device if tensors else torch.device("cpu")
+
+
+def pairs(bound: Mask, q: Int[Tensor, "q"], k: Int[Tensor, "k"]) -> Bool[Tensor, "b h q k"]:
+    """Which of some queries may see which of some keys: [b or 1, h or 1, q, k]."""
+    b = torch.arange(bound.batch, device=q.device).view(-1, 1, 1, 1)
+    h = torch.arange(bound.heads, device=q.device).view(-1, 1, 1)
+    allowed = bound.allows(b, h, q[:, None], k)
+    return allowed.expand(bound.batch, bound.heads, len(q), len(k))
+
+
+def judge_band(tiles: Tiles, low: float, high: float) -> Int8[Tensor, "1 1 t"]:
+    """A tile holds every k - q between its two far corners, so two comparisons settle it."""
+    least, most = tiles.k0 - tiles.q1 + 1, tiles.k1 - 1 - tiles.q0
+    return states(full=(least >= low) & (most <= high), empty=(most < low) | (least > high))
+
+
+def states(full: Bool[Tensor, "..."], empty: Bool[Tensor, "..."]) -> Int8[Tensor, "b h t"]:
+    """Tile states from two facts, as [b, h, t]."""
+    state = 1 + full.to(torch.int8) - empty.to(torch.int8)
+    while state.ndim < 3:
+        state = state.unsqueeze(0)
+    return state
+
+
+def _mask(other: object, operator: str) -> Mask:
+    if isinstance(other, Mask):
+        return other
+    raise RegardError(
+        f"{operator} combines masks with masks",
+        got=type(other).__name__,
+        accepted="a mask from regard.masks",
+        do="wrap a boolean tensor in masks.keep(t) (True may be seen) or masks.ignore(t)",
+    )
+
+
+def _judge_by_distance(mask: Mask, tiles: Tiles) -> Int8[Tensor, "1 1 t"]:
+    """For a mask of distances alone: count the allowed distances inside each tile."""
+    least, most = tiles.k0 - tiles.q1 + 1, tiles.k1 - 1 - tiles.q0
+    low, high = int(least.min()), int(most.max())
+    distance = torch.arange(low, high + 1, device=least.device)
+    q = (-distance).clamp_min(0)
+    zero = torch.zeros_like(q)
+    allowed = mask.allows(zero, zero, q, q + distance)
+    before = torch.nn.functional.pad(allowed.cumsum(0), (1, 0))
+    inside = before[most - low + 1] - before[least - low]
+    return states(full=inside == most - least + 1, empty=inside == 0)
+
+
+class _Pair(Mask):
+    """Two masks combined."""
+
+    left: Mask
+    right: Mask
+    sign = ""
+
+    def bind(self, shape: Shape, device: torch.device) -> Mask:
+        return type(self)(self.left.bind(shape, device), self.right.bind(shape, device))  # type: ignore[call-arg]
+
+    def select(self, batch: Pick, heads: Pick) -> Mask:
+        return type(self)(self.left.select(batch, heads), self.right.select(batch, heads))  # type: ignore[call-arg]
+
+    @property
+    def batch(self) -> int:  # type: ignore[override]
+        return max(self.left.batch, self.right.batch)
+
+    @property
+    def heads(self) -> int:  # type: ignore[override]
+        return max(self.left.heads, self.right.heads)
+
+    @property
+    def relative(self) -> bool:  # type: ignore[override]
+        return self.left.relative and self.right.relative
+
+    def __repr__(self) -> str:
+        def shown(part: Mask) -> str:
+            return f"({part!r})" if isinstance(part, _Pair) and part.sign != self.sign else repr(part)
+
+        return f"{shown(self.left)} {self.sign} {shown(self.right)}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class And(_Pair):
+    """Pairs that both masks allow."""
+
+    left: Mask
+    right: Mask
+    sign = "&"
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
+        return self.left.allows(b, h, q, k) & self.right.allows(b, h, q, k)
+
+    def judge(self, tiles: Tiles) -> Int8[Tensor, "b h t"]:
+        band = self.band()
+        if band is not None:
+            return judge_band(tiles, *band)
+        if self.relative:
+            return _judge_by_distance(self, tiles)
+        return torch.minimum(self.left.judge(tiles), self.right.judge(tiles))
+
+    def band(self) -> tuple[float, float] | None:
+        left, right = self.left.band(), self.right.band()
+        if left is None or right is None:
+            return None
+        return max(left[0], right[0]), min(left[1], right[1])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Or(_Pair):
+    """Pairs that either mask allows."""
+
+    left: Mask
+    right: Mask
+    sign = "|"
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
+        return self.left.allows(b, h, q, k) | self.right.allows(b, h, q, k)
+
+    def judge(self, tiles: Tiles) -> Int8[Tensor, "b h t"]:
+        if self.relative:
+            return _judge_by_distance(self, tiles)
+        return torch.maximum(self.left.judge(tiles), self.right.judge(tiles))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Not(Mask):
+    """Pairs that a mask does not allow."""
+
+    mask: Mask
+
+    def bind(self, shape: Shape, device: torch.device) -> Mask:
+        return Not(self.mask.bind(shape, device))
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
+        return ~self.mask.allows(b, h, q, k)
+
+    def judge(self, tiles: Tiles) -> Int8[Tensor, "b h t"]:
+        return 2 - self.mask.judge(tiles)
+
+    def select(self, batch: Pick, heads: Pick) -> Mask:
+        return Not(self.mask.select(batch, heads))
+
+    def band(self) -> tuple[float, float] | None:
+        inner = self.mask.band()
+        if inner is None:
+            return None
+        if inner[0] == -math.inf:
+            return inner[1] + 1, math.inf
+        return (-math.inf, inner[0] - 1) if inner[1] == math.inf else None
+
+    @property
+    def batch(self) -> int:  # type: ignore[override]
+        return self.mask.batch
+
+    @property
+    def heads(self) -> int:  # type: ignore[override]
+        return self.mask.heads
+
+    @property
+    def relative(self) -> bool:  # type: ignore[override]
+        return self.mask.relative
+
+    def __repr__(self) -> str:
+        return f"~({self.mask!r})" if isinstance(self.mask, _Pair) else f"~{self.mask!r}"

@@ -1,0 +1,139 @@
+"""Masks as other libraries write them, with their conventions carried over.
+
+| source | what True means | causal aligns | a window of W sees |
+|---|---|---|---|
+| torch SDPA | may be seen | to the start | – |
+| nn.MultiheadAttention | hidden | – | – |
+| Hugging Face | 1 may be seen | by position | W keys, the query counted |
+| FlashAttention | – | to the end | W keys besides the query; -1 is open |
+"""
+
+from __future__ import annotations
+
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.masks.algebra import Mask
+from regard.masks.causal import causal
+from regard.masks.keep import ignore, keep
+from regard.masks.window import window
+
+
+def from_sdpa(
+    attn_mask: Bool[Tensor, "*bh q k"] | None = None, is_causal: bool = False
+) -> Mask | None:
+    """The mask of `F.scaled_dot_product_attention`: True may be seen, causal from the start.
+
+    >>> print(from_sdpa(is_causal=True).draw(2, 3))
+    ██····
+    ████··
+    """
+    if attn_mask is not None:
+        _refuse_floats(attn_mask, "from_sdpa")
+    table = None if attn_mask is None else keep(_four_axes(attn_mask))
+    return _all(table, causal(offset=0) if is_causal else None)
+
+
+def from_multihead(
+    attn_mask: Bool[Tensor, "*bh q k"] | None = None,
+    key_padding_mask: Bool[Tensor, "b k"] | None = None,
+    heads: int | None = None,
+) -> Mask | None:
+    """The masks of `nn.MultiheadAttention`: True is hidden. 3-D masks are [B·heads, Q, K].
+
+    >>> import torch
+    >>> print(from_multihead(key_padding_mask=torch.tensor([[False, False, True]])).draw(1, 3))
+    ████··
+    """
+    parts: list[Mask | None] = []
+    if attn_mask is not None:
+        _refuse_floats(attn_mask, "from_multihead")
+        if attn_mask.ndim == 3:
+            if heads is None or attn_mask.shape[0] % heads:
+                raise RegardError(
+                    "from_multihead: a 3-D attn_mask stacks batch and heads on one axis",
+                    got=f"{list(attn_mask.shape)} with heads={heads}",
+                    accepted="heads= that divides the first axis",
+                )
+            attn_mask = attn_mask.unflatten(0, (-1, heads))
+        parts.append(ignore(_four_axes(attn_mask)))
+    if key_padding_mask is not None:
+        _refuse_floats(key_padding_mask, "from_multihead")
+        parts.append(ignore(key_padding_mask[:, None, None, :]))
+    return _all(*parts)
+
+
+def from_huggingface(
+    attention_mask: Bool[Tensor, "b k"] | Int[Tensor, "b k"] | None = None,
+    *,
+    is_causal: bool = False,
+    sliding_window: int | None = None,
+    offset: int | None = None,
+) -> Mask | None:
+    """A transformers model's masks: 1 may be seen; `sliding_window` counts the query itself.
+
+    A causal window of W sees W keys; a two-sided one sees W on each side and the query.
+
+    >>> print(from_huggingface(is_causal=True, sliding_window=2).draw(4))
+    ██······
+    ████····
+    ··████··
+    ····████
+    """
+    parts: list[Mask | None] = [causal(offset) if is_causal else None]
+    if sliding_window is not None:
+        left, right = (sliding_window - 1, None) if is_causal else (sliding_window, sliding_window)
+        parts.append(window(left, right, offset=offset))
+    if attention_mask is not None:
+        if attention_mask.ndim != 2 or attention_mask.is_floating_point():
+            raise RegardError(
+                "from_huggingface: attention_mask has one 0 or 1 per key",
+                got=f"{attention_mask.dtype} {list(attention_mask.shape)}",
+                accepted="an integer or boolean tensor [B, K]",
+                do="wrap a 4-D boolean mask in masks.keep, a float one in biases.dense",
+            )
+        parts.append(keep(attention_mask.bool()[:, None, None, :]))
+    return _all(*parts)
+
+
+def from_flash(causal: bool = False, window_size: tuple[int, int] = (-1, -1)) -> Mask | None:
+    """The masks of FlashAttention: causal aligned to the end, -1 for an open side.
+
+    >>> from_flash(causal=True, window_size=(128, -1))
+    window(128)
+    >>> from_flash(window_size=(4, 2))
+    window(4, 2)
+    """
+    left, right = (None if side < 0 else side for side in window_size)
+    if causal:
+        right = 0
+    return None if left is None and right is None else window(left, right)
+
+
+def _four_axes(mask: Tensor) -> Tensor:
+    if mask.ndim not in (2, 4):
+        raise RegardError(
+            "the axes of this mask could mean several things",
+            got=f"{list(mask.shape)}",
+            accepted="[Q, K] or [B, H, Q, K]",
+        )
+    return mask[None, None] if mask.ndim == 2 else mask
+
+
+def _refuse_floats(mask: Tensor, name: str) -> None:
+    if mask.is_floating_point():
+        raise RegardError(
+            f"{name}: a float mask is a bias that is added to the scores",
+            got=str(mask.dtype),
+            accepted="torch.bool",
+            do="pass it as bias=regard.biases.dense(t)",
+        )
+
+
+def _all(*parts: Mask | None) -> Mask | None:
+    whole: Mask | None = None
+    for part in parts:
+        if part is not None:
+            whole = part if whole is None else whole & part
+    return whole

@@ -1,0 +1,86 @@
+"""A few tokens that see everything and are seen by all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Int, Int8
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.masks.algebra import Mask, Tiles, states
+from regard.values import Shape, end_aligned
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GlobalTokens(Mask):
+    indices: Tensor
+    offset: int | None = None
+
+    def bind(self, shape: Shape, device: torch.device) -> Mask:
+        offset = end_aligned(self.offset, shape)
+        return BoundGlobalTokens(self.indices.to(device), offset, shape.Q, shape.K)
+
+    def __repr__(self) -> str:
+        return f"global_tokens({self.indices.tolist()})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BoundGlobalTokens(Mask):
+    indices: Tensor
+    offset: int
+    queries: int
+    keys: int
+
+    @cached_property
+    def _flags(self) -> tuple[Tensor, Tensor]:
+        """For each query and each key: is it global?"""
+        flags = []
+        for length, start in ((self.queries, self.offset), (self.keys, 0)):
+            place = self.indices - start
+            flag = torch.zeros(length, dtype=torch.bool, device=self.indices.device)
+            flag[place[(place >= 0) & (place < length)]] = True
+            flags.append(flag)
+        return flags[0], flags[1]
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
+        looks_everywhere, seen_by_all = self._flags
+        return looks_everywhere[q] | seen_by_all[k]
+
+    def judge(self, tiles: Tiles) -> Int8[Tensor, "1 1 t"]:
+        looks_everywhere, seen_by_all = self._flags
+        rows = _inside(looks_everywhere, tiles.q0, tiles.q1)
+        columns = _inside(seen_by_all, tiles.k0, tiles.k1)
+        return states(
+            full=(rows == tiles.q1 - tiles.q0) | (columns == tiles.k1 - tiles.k0),
+            empty=(rows == 0) & (columns == 0),
+        )
+
+
+def _inside(flags: Tensor, start: Tensor, stop: Tensor) -> Tensor:
+    before = torch.nn.functional.pad(flags.cumsum(0), (1, 0))
+    return before[stop] - before[start]
+
+
+def global_tokens(indices: Int[Tensor, "n"] | Sequence[int], *, offset: int | None = None) -> Mask:
+    """Tokens at these positions see every key, and every query sees them.
+
+    >>> from regard.masks import window
+    >>> print((window(1, 1) | global_tokens([0])).draw(5))
+    ██████████
+    ██████····
+    ████████··
+    ██··██████
+    ██····████
+    """
+    tensor = indices if isinstance(indices, Tensor) else torch.tensor(indices, dtype=torch.long)
+    if tensor.ndim != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool:
+        raise RegardError(
+            "global_tokens takes positions",
+            got=f"{tensor.dtype} {list(tensor.shape)}",
+            accepted="a list of whole numbers or an integer tensor [n]",
+        )
+    return GlobalTokens(tensor, offset)

@@ -1,0 +1,124 @@
+"""How one query meets one key, once both are prepared.
+
+Whatever a score does to queries or keys alone is done beforehand, in O(n). What is left for the
+pairs is a comparison, of which there are three. Each says its logits for a tile of pairs and the
+gradients that a gradient of those logits gives back.
+
+Shapes: q [B, G, R, Q, D] (R query heads share each of G key heads), k [B, G, K, D].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.values import Pick, Value
+
+
+class Gradients(NamedTuple):
+    """What a gradient of logits gives back to queries, keys and the comparison's own tensors."""
+
+    q: Float[Tensor, "b g r q d"]
+    k: Float[Tensor, "b g k d"]
+    own: list[Tensor]
+
+
+class Comparison(Value):
+    """Logits of query-key pairs."""
+
+    scratch: int = 1
+    """Numbers held per pair while logits are computed."""
+
+    def logits(
+        self, q: Float[Tensor, "b g r q d"], k: Float[Tensor, "b g k d"]
+    ) -> Float[Tensor, "b g r q k"]:
+        raise NotImplementedError
+
+    def pull_back(
+        self, q: Float[Tensor, "b g r q d"], k: Float[Tensor, "b g k d"], d: Float[Tensor, "b g r q k"]
+    ) -> Gradients:
+        raise NotImplementedError
+
+    def select(self, heads: Pick) -> Comparison:
+        return self
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dot(Comparison):
+    """scale · q·k"""
+
+    scale: float
+
+    def logits(self, q: Tensor, k: Tensor) -> Tensor:
+        # Query heads of a group are stacked as rows, so that keys are never expanded.
+        return torch.matmul((q * self.scale).flatten(2, 3), k.mT).unflatten(2, q.shape[2:4])
+
+    def pull_back(self, q: Tensor, k: Tensor, d: Tensor) -> Gradients:
+        rows = d.flatten(2, 3)
+        dq = torch.matmul(rows, k).mul_(self.scale).unflatten(2, q.shape[2:4])
+        return Gradients(dq, torch.matmul(rows.mT, q.flatten(2, 3)).mul_(self.scale), [])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TanhSum(Comparison):
+    """w·tanh(q + k), with one w for all heads [D] or one per head [H, D]"""
+
+    w: Tensor
+
+    @property
+    def scratch(self) -> int:  # type: ignore[override]
+        return 2 * self.w.shape[-1]
+
+    def logits(self, q: Tensor, k: Tensor) -> Tensor:
+        return (self._tanh(q, k) * self._weights(q)).sum(-1)
+
+    def pull_back(self, q: Tensor, k: Tensor, d: Tensor) -> Gradients:
+        t = self._tanh(q, k)
+        d = d[..., None]
+        dw = (t * d).sum((0, 3, 4)).flatten(0, 1)
+        inner = (1 - t * t).mul_(d).mul_(self._weights(q))
+        own = dw if self.w.ndim == 2 else dw.sum(0)
+        return Gradients(inner.sum(-2), inner.sum((2, 3)), [own])
+
+    def select(self, heads: Pick) -> Comparison:
+        return self if self.w.ndim == 1 else TanhSum(self.w[heads])
+
+    def _tanh(self, q: Tensor, k: Tensor) -> Tensor:
+        return torch.tanh(q[..., None, :] + k[:, :, None, None])
+
+    def _weights(self, q: Tensor) -> Tensor:
+        w = self.w.to(q.dtype)
+        return w if w.ndim == 1 else w.view(1, q.shape[1], q.shape[2], 1, 1, -1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Nearness(Comparison):
+    """-|q - k|² / 2b² (a Gaussian kernel once exponentiated), or -|q - k| / b"""
+
+    bandwidth: float
+    squared: bool
+
+    def logits(self, q: Tensor, k: Tensor) -> Tensor:
+        far = self._distance(q, k)
+        return far.square() / (-2 * self.bandwidth**2) if self.squared else far / -self.bandwidth
+
+    def pull_back(self, q: Tensor, k: Tensor, d: Tensor) -> Gradients:
+        if self.squared:
+            pull = d / self.bandwidth**2
+        else:
+            far = self._distance(q, k)
+            pull = torch.where(far > 0, d / (far * self.bandwidth), 0.0)
+        rows, columns = pull.flatten(2, 3), q.flatten(2, 3)
+        dq = torch.matmul(rows, k).unflatten(2, q.shape[2:4]) - pull.sum(-1, keepdim=True) * q
+        dk = torch.matmul(rows.mT, columns) - rows.sum(2)[..., None] * k
+        return Gradients(dq, dk, [])
+
+    @staticmethod
+    def _distance(q: Tensor, k: Tensor) -> Tensor:
+        # Without the matrix-product shortcut, which loses near neighbours to cancellation.
+        mode = "donot_use_mm_for_euclid_dist"
+        return torch.cdist(q.flatten(2, 3), k, compute_mode=mode).unflatten(2, q.shape[2:4])

@@ -1,0 +1,226 @@
+"""A Trace: q, k and one number per row, from which every weight can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.backends.contract import Pool, Rows, SecondPass, Top
+from regard.errors import RegardError
+from regard.inputs import AttentionInputs
+
+Chosen = int | slice | range | Sequence[int] | Tensor | None
+Change = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace:
+    """What one attention call did.
+
+    Answers have the axes of the inputs: [B, H, ...] for inputs [B, H, N, D], without H for
+    [B, N, D], without both for [N, D]. Weights are per head and before dropout.
+
+    >>> import regard, torch
+    >>> q = k = v = torch.randn(1, 2, 5, 4)
+    >>> t = regard.trace(q, k, v, mask=regard.masks.causal())
+    >>> t
+    Trace(batch 1, heads 2, queries 5, keys 5, width 4, float32 on cpu, mask=causal(), by tiled)
+    >>> t.weights(queries=[0], heads=[1])
+    tensor([[[[1., 0., 0., 0., 0.]]]])
+    """
+
+    inputs: AttentionInputs
+    rows: Rows
+    backend: str
+    second_pass: SecondPass
+    described: str = ""
+
+    @property
+    def out(self) -> Float[Tensor, "*bh q e"]:
+        """The output, the tensor that `attention` gives. Differentiable."""
+        return self.inputs.in_kind(self.rows.out)
+
+    @property
+    def lse(self) -> Float[Tensor, "*bh q"]:
+        """log Σ exp(logit) of each row, the sink included; -inf for a row that sees nothing.
+        Differentiable."""
+        return self.inputs.in_kind(self.rows.lse)
+
+    @property
+    def max_logit(self) -> Float[Tensor, "*bh q"]:
+        """The largest logit of each row: after scale, soft-cap and bias, of allowed keys only."""
+        return self.inputs.in_kind(self.rows.max_logit)
+
+    @property
+    def entropy(self) -> Float[Tensor, "*bh q"]:
+        """-Σ p log p of each row in nats, the sink being one more place; 0 for an empty row.
+        Differentiable."""
+        return self.inputs.in_kind(self.rows.entropy)
+
+    @property
+    def mean_logit(self) -> Float[Tensor, "*bh q"]:
+        """The plain mean of each row's allowed logits; -inf for an empty row. Walks the pairs."""
+        return self.inputs.in_kind(self.second_pass.mean_logit(self.inputs))
+
+    def received(self) -> Float[Tensor, "*bh k"]:
+        """What each key got from all queries: the column sums of the weights."""
+        return self.inputs.in_kind(self.second_pass.received(self.inputs, self._lse))
+
+    def top(self, n: int) -> Top:
+        """Weights and key indices of each query's n strongest keys, strongest first.
+
+        A query that sees fewer keys has weight 0 and index -1 for the rest."""
+        if n < 1:
+            raise RegardError("top counts keys", got=str(n), accepted="1 or more")
+        found = self.second_pass.top(self.inputs, self._lse, n)
+        return Top(*(self.inputs.in_kind(part) for part in found))
+
+    def weights(
+        self, queries: Chosen = None, keys: Chosen = None, heads: Chosen = None
+    ) -> Float[Tensor, "*bh q k"]:
+        """The exact weights of chosen queries, keys and heads; of all of them if none are named.
+
+        Differentiable. Only what was asked for is computed."""
+        if heads is not None and self.inputs.rank != 4:
+            raise RegardError(
+                "heads= needs inputs that have heads",
+                got=f"{self.inputs.rank}-D inputs",
+                accepted="inputs [B, H, N, D]",
+            )
+        part = self if heads is None else self[:, heads]
+        x = part.inputs
+        q = _places(queries, x.shape.Q, "queries", x.q.device)
+        k = _places(keys, x.shape.K, "keys", x.q.device)
+        return x.in_kind(part.second_pass.weights(x, part.rows.lse, q, k))
+
+    def mass(self, keys: Chosen) -> Float[Tensor, "*bh q"]:
+        """The share of each row that falls on given keys; `mass(0)` is the first-token sink."""
+        chosen = _places(keys, self.inputs.shape.K, "keys", self.inputs.q.device)
+        return self.inputs.in_kind(self.second_pass.mass(self.inputs, self._lse, chosen))
+
+    def map(
+        self,
+        cells: int | tuple[int, int],
+        queries: tuple[int, int] | None = None,
+        keys: tuple[int, int] | None = None,
+        pool: Pool = "mean",
+    ) -> Float[Tensor, "*bh rows columns"]:
+        """The weights of a region, pooled into cells; each head apart.
+
+        The region is (start, stop) of queries and of keys, the whole by default. A region with
+        fewer places than cells gives one cell per place. The mean counts hidden pairs as 0."""
+        B, H, Q, K = self.inputs.shape
+        rows, columns = _region(queries, Q, "queries"), _region(keys, K, "keys")
+        wanted = cells if isinstance(cells, tuple) else (cells, cells)
+        if min(wanted) < 1:
+            raise RegardError("map counts cells", got=str(cells), accepted="1 or more")
+        if pool not in ("mean", "max", "sum"):
+            raise RegardError("map: unknown pool", got=repr(pool), accepted="'mean', 'max' or 'sum'")
+        size = min(wanted[0], rows[1] - rows[0]), min(wanted[1], columns[1] - columns[0])
+        if 0 in size:
+            return self.inputs.in_kind(self._lse.new_zeros(B, H, *size))
+        pooled = self.second_pass.pooled(self.inputs, self._lse, size, rows, columns, pool)
+        return self.inputs.in_kind(pooled)
+
+    def __getitem__(self, which: Chosen | tuple[Chosen, Chosen]) -> Trace:
+        """A trace of some batch entries, or of some batch entries and heads; all axes stay.
+
+        >>> import regard, torch
+        >>> x = torch.randn(3, 4, 5, 8)
+        >>> regard.trace(x, x, x)[0, 1:3].lse.shape
+        torch.Size([1, 2, 5])
+        """
+        if isinstance(which, tuple) and len(which) == 2:
+            batch, heads = which
+        else:
+            batch, heads = which, None  # type: ignore[assignment]
+        B, H, _, _ = self.inputs.shape
+        device = self.inputs.q.device
+        b = _places(batch, B, "batch", device)
+        h = _places(heads, H, "heads", device)
+        group = self.inputs.group
+        everything = heads is None or len(h) == H and bool((h == torch.arange(H, device=device)).all())
+        # Some heads of a group no longer share a key head evenly: each takes its own along.
+        g = torch.arange(self.inputs.k.shape[1], device=device) if everything else h // group
+        inputs = self.inputs.select(b, h, g)
+        return replace(self, inputs=inputs, rows=Rows(*(t[b][:, h] for t in self.rows)))
+
+    def to(self, device: torch.device | str) -> Trace:
+        """The same trace on another device."""
+        return self._mapped(lambda t: t.to(device))
+
+    def detach(self) -> Trace:
+        """The same trace, cut from autograd."""
+        return self._mapped(Tensor.detach)
+
+    def _mapped(self, change: Change) -> Trace:
+        x = self.inputs
+        inputs = replace(
+            x,
+            q=change(x.q),
+            k=change(x.k),
+            v=change(x.v),
+            comparison=x.comparison.map_tensors(change),
+            mask=None if x.mask is None else x.mask.map_tensors(change),
+            bias=None if x.bias is None else x.bias.map_tensors(change),
+            sink=None if x.sink is None else change(x.sink),
+        )
+        return replace(self, inputs=inputs, rows=Rows(*map(change, self.rows)))
+
+    @property
+    def _lse(self) -> Tensor:
+        return self.rows.lse.detach()
+
+    def __repr__(self) -> str:
+        B, H, Q, K = self.inputs.shape
+        G = self.inputs.k.shape[1]
+        heads = f"heads {H}" if G == H else f"heads {H} over {G}"
+        dtype = str(self.inputs.q.dtype).removeprefix("torch.")
+        return (
+            f"Trace(batch {B}, {heads}, queries {Q}, keys {K}, width {self.inputs.q.shape[-1]}, "
+            f"{dtype} on {self.inputs.q.device}{self.described}, by {self.backend})"
+        )
+
+
+def _places(chosen: Chosen, n: int, what: str, device: torch.device) -> Int[Tensor, "n"]:
+    """Indices on an axis of length n, from whatever people use to choose."""
+    if chosen is None:
+        return torch.arange(n, device=device)
+    if isinstance(chosen, slice):
+        return torch.arange(*chosen.indices(n), device=device)
+    if isinstance(chosen, int):
+        chosen = [chosen]
+    index = torch.as_tensor(list(chosen) if isinstance(chosen, range) else chosen, device=device)
+    if index.dtype == torch.bool and index.shape == (n,):
+        return index.nonzero().squeeze(-1)
+    if index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool:
+        raise RegardError(
+            f"{what} cannot be chosen by this",
+            got=f"{index.dtype} {list(index.shape)}",
+            accepted=f"an index, a slice, a list of indices, or {n} booleans",
+        )
+    index = index.long()
+    if len(index) and (int(index.min()) < -n or int(index.max()) >= n):
+        raise RegardError(
+            f"{what}: index out of range",
+            got=str(index.tolist() if len(index) < 9 else (int(index.min()), int(index.max()))),
+            accepted=f"-{n} to {n - 1}",
+        )
+    return torch.where(index < 0, index + n, index)
+
+
+def _region(region: tuple[int, int] | None, n: int, what: str) -> tuple[int, int]:
+    if region is None:
+        return 0, n
+    start, stop = region
+    if not 0 <= start <= stop <= n:
+        raise RegardError(
+            f"map: a region of {what} is (start, stop)",
+            got=str(region),
+            accepted=f"0 <= start <= stop <= {n}",
+        )
+    return start, stop

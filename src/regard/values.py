@@ -1,0 +1,161 @@
+"""Values: immutable, compared by content, printed as the call that makes them.
+
+Masks, scores and biases are values. A value holds numbers, names, tensors and other values, and
+can be taken apart into a text, a list of integers and a list of tensors: the form in which
+operators (which take nothing else) and files carry it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+
+Pick = slice | Tensor
+"""Which entries of an axis to keep: a slice (a view) or an index tensor (a copy)."""
+
+
+class Shape(NamedTuple):
+    """The lengths a value meets when it is used: [B, H, Q, K]."""
+
+    B: int
+    H: int
+    Q: int
+    K: int
+
+
+def end_aligned(offset: int | None, shape: Shape) -> int:
+    """Where query 0 stands among the keys; by default the last query stands at the last key."""
+    return shape.K - shape.Q if offset is None else offset
+
+
+class Encoded(NamedTuple):
+    """A value taken apart. Integers stay apart from the text so that lengths can be symbolic."""
+
+    text: str
+    integers: list[int]
+    tensors: list[Tensor]
+
+
+class Value:
+    """Base of masks, scores and biases. Subclasses are frozen dataclasses."""
+
+    __match_args__: ClassVar[tuple[str, ...]] = ()
+    _kinds: ClassVar[dict[str, type[Value]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        Value._kinds[cls.__name__] = cls
+
+    def _parts(self) -> list[Any]:
+        return [getattr(self, name) for name in self.__match_args__]
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(_same(a, b) for a, b in zip(self._parts(), other._parts(), strict=True))
+
+    def __hash__(self) -> int:
+        parts = self._parts()
+        return hash((type(self), *(tuple(p.shape) if isinstance(p, Tensor) else p for p in parts)))
+
+    def __repr__(self) -> str:
+        shown = [_show(p) for p in self._parts() if p is not None]
+        return f"{type(self).__name__.lower()}({', '.join(shown)})"
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The same value with every tensor changed.
+
+        >>> from regard import masks
+        >>> masks.padding(torch.tensor([3, 5])).map_tensors(lambda t: t + 1).limit
+        tensor([4, 6])
+        """
+        return type(self)(*(_mapped(p, change) for p in self._parts()))
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same value with every tensor on a device."""
+        return self.map_tensors(lambda t: t.to(device))
+
+    def detach(self) -> Self:
+        """The same value, cut from autograd."""
+        return self.map_tensors(Tensor.detach)
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor inside, in a fixed order."""
+        return encode([self]).tensors
+
+
+def encode(values: Sequence[Value | None]) -> Encoded:
+    """Take values apart. `decode` puts them together again."""
+    integers: list[int] = []
+    tensors: list[Tensor] = []
+    text = ",".join([_encode(v, integers, tensors) for v in values])
+    return Encoded(f"[{text}]", integers, tensors)
+
+
+def _encode(part: Any, integers: list[int], tensors: list[Tensor]) -> str:
+    if part is None:
+        return "null"
+    if isinstance(part, bool):
+        return "true" if part else "false"
+    if isinstance(part, Value):
+        inner = "".join(["," + _encode(p, integers, tensors) for p in part._parts()])
+        return f'["{type(part).__name__}"{inner}]'
+    if isinstance(part, Tensor):
+        tensors.append(part)
+        return f'{{"tensor":{len(tensors) - 1}}}'
+    if isinstance(part, float):
+        return repr(part)
+    if isinstance(part, (int, torch.SymInt)):
+        integers.append(part)
+        return f'{{"integer":{len(integers) - 1}}}'
+    raise RegardError(f"a value holds a {type(part).__name__}, which cannot be encoded")
+
+
+def decode(text: str, integers: Sequence[int], tensors: Sequence[Tensor]) -> list[Value | None]:
+    """Put values together again; unknown names and broken text are refused.
+
+    >>> from regard import masks
+    >>> decode(*encode([masks.causal() & masks.window(4)]))
+    [causal() & window(4)]
+    """
+
+    def build(node: Any) -> Any:
+        match node:
+            case None | bool() | float():
+                return node
+            case {"integer": int(i)}:
+                return integers[i]
+            case {"tensor": int(i)}:
+                return tensors[i]
+            case [str(name), *parts] if name in Value._kinds:
+                return Value._kinds[name](*map(build, parts))
+        raise RegardError(
+            "a stored value cannot be read", got=repr(node)[:80], accepted=", ".join(Value._kinds)
+        )
+
+    return [build(node) for node in json.loads(text)]
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and a.device == b.device and bool(torch.equal(a, b))
+    return bool(a == b)
+
+
+def _mapped(part: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(part, Tensor):
+        return change(part)
+    return part.map_tensors(change) if isinstance(part, Value) else part
+
+
+def _show(part: Any) -> str:
+    if isinstance(part, Tensor):
+        if part.numel() <= 8 and part.device.type == "cpu":
+            return str(part.tolist())
+        return f"<{str(part.dtype).removeprefix('torch.')} {list(part.shape)}>"
+    return repr(part)
