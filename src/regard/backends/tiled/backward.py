@@ -102,7 +102,7 @@ class Backward:
         dp = torch.matmul(g_out, slab.v_finite[:, :, cut.keys].mT).view(p.shape)
         if not slab.x.dropout:
             return p, dp
-        keeps = tile.keeps(cut) / (1 - slab.x.dropout)
+        keeps = tile.keeps(cut).to(p.dtype).div_(1 - slab.x.dropout)
         return p * keeps, dp * keeps
 
     def _bias_grads(self, slab: Slab) -> list[Tensor]:

@@ -152,9 +152,11 @@ def _differentiate(
 ) -> tuple[Any, ...]:
     out, lse, entropy, q, k, v, sink, seed, *tensors = ctx.saved_tensors
     text, integers, softcap, dropout, bias = ctx.rest
-    nothing = [None] * len(tensors)
+    # text, integers, softcap, dropout, statistics, bias. An empty list of integers could be one
+    # of tensors as well, so torch.library wants a list back for it.
+    constants = (None, None if integers else [], None, None, None, None)
     if g_out is None and g_lse is None and g_entropy is None:
-        return (None, None, None, None, None, nothing, *[None] * 6)
+        return None, None, None, None, None, [None] * len(tensors), *constants
     given = _backward(
         g_out, g_lse, g_entropy, out, lse, entropy, q, k, v, sink, seed, tensors, text, integers,
         softcap, dropout, bias,
@@ -166,7 +168,7 @@ def _differentiate(
     # A scalar stands for a bias that wants no gradient; torch.library wants one entry each.
     own = [next(grads) if floating else None for floating in floats]
     own = [g if g is not None and g.shape == t.shape else None for g, t in zip(own, tensors, strict=True)]
-    return dq, dk, dv, d_sink, None, own, *[None] * 6
+    return dq, dk, dv, d_sink, None, own, *constants
 
 
 def _refuse_second(ctx: Any, *grads: Any) -> None:
