@@ -1,8 +1,8 @@
 """Values: immutable, compared by content, printed as the call that makes them.
 
 Masks, scores and biases are values. A value holds numbers, names, tensors and other values, and
-can be taken apart into a text, a list of integers and a list of tensors: the form in which
-operators (which take nothing else) and files carry it.
+can be taken apart into a text, lists of integers and floats and a list of tensors: the form in
+which operators (which take nothing else) and files carry it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ def end_aligned(offset: int | None, shape: Shape) -> int:
 
 
 class Encoded(NamedTuple):
-    """A value taken apart. Integers stay apart from the text so that lengths can be symbolic."""
+    """A value taken apart. Numbers stay apart from the text so that they can be symbolic."""
 
     text: str
     integers: list[int]
+    floats: list[float]
     tensors: list[Tensor]
 
 
@@ -91,54 +92,63 @@ class Value:
 
 def encode(values: Sequence[Value | None]) -> Encoded:
     """Take values apart. `decode` puts them together again."""
-    integers: list[int] = []
-    tensors: list[Tensor] = []
-    text = ",".join([_encode(v, integers, tensors) for v in values])
-    return Encoded(f"[{text}]", integers, tensors)
+    found = Encoded("", [], [], [])
+    text = ",".join([_encode(v, found) for v in values])
+    return found._replace(text=f"[{text}]")
 
 
-def _encode(part: Any, integers: list[int], tensors: list[Tensor]) -> str:
+def _encode(part: Any, found: Encoded) -> str:
     if part is None:
         return "null"
     if isinstance(part, bool):
         return "true" if part else "false"
     if isinstance(part, Value):
-        inner = "".join(["," + _encode(p, integers, tensors) for p in part._parts()])
+        inner = "".join(["," + _encode(p, found) for p in part._parts()])
         return f'["{type(part).__name__}"{inner}]'
     if isinstance(part, Tensor):
-        tensors.append(part)
-        return f'{{"tensor":{len(tensors) - 1}}}'
-    if isinstance(part, float):
-        return repr(part)
+        found.tensors.append(part)
+        return f'{{"tensor":{len(found.tensors) - 1}}}'
+    if isinstance(part, (float, torch.SymFloat)):
+        found.floats.append(part)
+        return f'{{"float":{len(found.floats) - 1}}}'
     if isinstance(part, (int, torch.SymInt)):
-        integers.append(part)
-        return f'{{"integer":{len(integers) - 1}}}'
+        found.integers.append(part)
+        return f'{{"integer":{len(found.integers) - 1}}}'
     raise RegardError(f"a value holds a {type(part).__name__}, which cannot be encoded")
 
 
-def decode(text: str, integers: Sequence[int], tensors: Sequence[Tensor]) -> list[Value | None]:
+def decode(
+    text: str, integers: Sequence[int], floats: Sequence[float], tensors: Sequence[Tensor]
+) -> list[Value | None]:
     """Put values together again; unknown names and broken text are refused.
 
     >>> from regard import masks
     >>> decode(*encode([masks.causal() & masks.window(4)]))
     [causal() & window(4)]
     """
+    lists: dict[str, Sequence[Any]] = {"integer": integers, "float": floats, "tensor": tensors}
 
     def build(node: Any) -> Any:
         match node:
-            case None | bool() | float():
+            case None | bool():
                 return node
-            case {"integer": int(i)}:
-                return integers[i]
-            case {"tensor": int(i)}:
-                return tensors[i]
+            case {"integer": int(i)} | {"float": int(i)} | {"tensor": int(i)} if len(node) == 1:
+                found = lists[next(iter(node))]
+                if 0 <= i < len(found):
+                    return found[i]
             case [str(name), *parts] if name in Value._kinds:
-                return Value._kinds[name](*map(build, parts))
-        raise RegardError(
-            "a stored value cannot be read", got=repr(node)[:80], accepted=", ".join(Value._kinds)
-        )
+                kind = Value._kinds[name]
+                if len(parts) == len(kind.__match_args__):
+                    return kind(*map(build, parts))
+        raise RegardError("a stored value cannot be read", got=repr(node)[:80])
 
-    return [build(node) for node in json.loads(text)]
+    try:
+        nodes = json.loads(text)
+    except ValueError as error:
+        raise RegardError("a stored value cannot be read", got=str(error)) from None
+    if not isinstance(nodes, list):
+        raise RegardError("a stored value cannot be read", got=repr(nodes)[:80])
+    return [build(node) for node in nodes]
 
 
 def _same(a: Any, b: Any) -> bool:

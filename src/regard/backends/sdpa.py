@@ -86,8 +86,9 @@ class Sdpa:
         if x.q.device.type != "cuda":
             return [f"its fused kernels on {x.q.device.type} are not known here"]
         cuda = torch.backends.cuda
-        grouped = x.group > 1
-        params = cuda.SDPAParams(x.q, x.k, x.v, _written(x), x.dropout, _causal(x), grouped)
+        params = cuda.SDPAParams(
+            x.q, x.k, x.v, _written(x), x.dropout, _causal(x), _grouped(x)
+        )
         kernels = (
             cuda.can_use_flash_attention,
             cuda.can_use_efficient_attention,
@@ -102,20 +103,34 @@ def _sdpa(
 ) -> Tensor:
     assert isinstance(x.comparison, Dot)
     return torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, mask, x.dropout, causal, scale=x.comparison.scale, enable_gqa=x.group > 1
+        q, k, v, mask, x.dropout, causal, scale=x.comparison.scale, enable_gqa=_grouped(x)
     )
+
+
+# Under the compiler a comparison of lengths is symbolic, and PyTorch's function wants a plain
+# boolean: branching settles it.
+
+
+def _grouped(x: AttentionInputs) -> bool:
+    if x.group > 1:
+        return True
+    return False
 
 
 def _causal(x: AttentionInputs) -> bool:
     """Whether the mask is the one PyTorch calls causal: k <= q, aligned to the start."""
     band = None if x.mask is None else x.mask.band()
-    return band is not None and band[1] == 0 and band[0] <= 1 - x.shape.Q and not _sees_all(x)
+    if band is not None and band[1] == 0 and band[0] <= 1 - x.shape.Q and not _sees_all(x):
+        return True
+    return False
 
 
 def _sees_all(x: AttentionInputs) -> bool:
     """Whether the mask hides nothing, as causal does for the one query of a decoding step."""
     band = None if x.mask is None else x.mask.band()
-    return band is not None and band[0] <= 1 - x.shape.Q and band[1] >= x.shape.K - 1
+    if band is not None and band[0] <= 1 - x.shape.Q and band[1] >= x.shape.K - 1:
+        return True
+    return False
 
 
 def _written(x: AttentionInputs) -> Tensor | None:

@@ -18,12 +18,12 @@ from regard.values import decode, encode
 
 def run(x: AttentionInputs, *, statistics: bool) -> Rows:
     """The forward pass, differentiable in q, k, v, sink, and the tensors of score and bias."""
-    text, integers, tensors = encode([x.comparison, x.mask, x.bias])
+    text, integers, floats, tensors = encode([x.comparison, x.mask, x.bias])
     bias = x.bias is not None and any(t.requires_grad for t in x.bias.tensors())
     return Rows(
         *_forward(
-            x.q, x.k, x.v, x.sink, x.seed, tensors, text, integers, x.softcap, x.dropout,
-            statistics, bias and torch.is_grad_enabled(),
+            x.q, x.k, x.v, x.sink, x.seed, tensors, text, integers, floats,
+            x.softcap, x.dropout, statistics, bias and torch.is_grad_enabled(),
         )
     )  # fmt: skip
 
@@ -37,10 +37,11 @@ def _inputs(
     tensors: Sequence[Tensor],
     text: str,
     integers: Sequence[int],
+    floats: Sequence[float],
     softcap: float | None,
     dropout: float,
 ) -> AttentionInputs:
-    comparison, mask, bias = decode(text, integers, tensors)
+    comparison, mask, bias = decode(text, integers, floats, tensors)
     return AttentionInputs(q, k, v, comparison, mask, bias, softcap, sink, dropout, seed)  # type: ignore[arg-type]
 
 
@@ -54,12 +55,13 @@ def _forward(
     tensors: Sequence[Tensor],
     text: str,
     integers: Sequence[int],
+    floats: Sequence[float],
     softcap: float | None,
     dropout: float,
     statistics: bool,
     bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x = _inputs(q, k, v, sink, seed, tensors, text, integers, softcap, dropout)
+    x = _inputs(q, k, v, sink, seed, tensors, text, integers, floats, softcap, dropout)
     return tuple(forward(x, statistics=statistics))
 
 
@@ -91,11 +93,12 @@ def _backward(
     tensors: Sequence[Tensor],
     text: str,
     integers: Sequence[int],
+    floats: Sequence[float],
     softcap: float | None,
     dropout: float,
     bias: bool,
 ) -> list[Tensor]:
-    x = _inputs(q, k, v, sink, seed, tensors, text, integers, softcap, dropout)
+    x = _inputs(q, k, v, sink, seed, tensors, text, integers, floats, softcap, dropout)
     rows = Rows(out, lse, lse, entropy)
     given = Backward(x, rows, g_out, g_lse, g_entropy, bias=bias).run()
     sinks = [] if given.sink is None or sink is None else [given.sink.to(sink.dtype)]
@@ -126,11 +129,12 @@ def _(
     tensors: Sequence[Tensor],
     text: str,
     integers: Sequence[int],
+    floats: Sequence[float],
     softcap: float | None,
     dropout: float,
     bias: bool,
 ) -> list[Tensor]:
-    comparison, _, _ = decode(text, integers, tensors)
+    comparison, _, _ = decode(text, integers, floats, tensors)
     assert comparison is not None
     learned = [t for t in tensors if t.is_floating_point()]
     n = len(comparison.tensors())
@@ -140,26 +144,28 @@ def _(
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, sink, seed, tensors, text, integers, softcap, dropout, statistics, bias = inputs
+    q, k, v, sink, seed, tensors, text, integers, floats, *more = inputs
+    softcap, dropout, _, bias = more
     out, lse, _, entropy = output
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(out, lse, entropy, q, k, v, sink, seed, *tensors)
-    ctx.rest = (text, integers, softcap, dropout, bias)
+    ctx.rest = (text, integers, floats, softcap, dropout, bias)
 
 
 def _differentiate(
     ctx: Any, g_out: Tensor | None, g_lse: Tensor | None, g_max: Tensor | None, g_entropy: Tensor | None
 ) -> tuple[Any, ...]:
     out, lse, entropy, q, k, v, sink, seed, *tensors = ctx.saved_tensors
-    text, integers, softcap, dropout, bias = ctx.rest
-    # text, integers, softcap, dropout, statistics, bias. An empty list of integers could be one
-    # of tensors as well, so torch.library wants a list back for it.
-    constants = (None, None if integers else [], None, None, None, None)
+    text, integers, floats, softcap, dropout, bias = ctx.rest
+    # text, integers, floats, softcap, dropout, statistics, bias. An empty list of numbers could
+    # be one of tensors as well, so torch.library wants a list back for it.
+    lists = (None if integers else [], None if floats else [])
+    constants = (None, *lists, None, None, None, None)
     if g_out is None and g_lse is None and g_entropy is None:
         return None, None, None, None, None, [None] * len(tensors), *constants
     given = _backward(
         g_out, g_lse, g_entropy, out, lse, entropy, q, k, v, sink, seed, tensors, text, integers,
-        softcap, dropout, bias,
+        floats, softcap, dropout, bias,
     )  # fmt: skip
     dq, dk, dv, *more = given
     d_sink = None if sink is None else more.pop(0)
