@@ -94,10 +94,15 @@ def _all_finite(x: AttentionInputs) -> bool:
 
 
 @cache
-def _compiled() -> Any:
+def _compiled(dynamic: bool) -> Callable[..., Any]:
+    """FlexAttention, compiled. It must never fall back to its n×n form without a word, as it would
+    once it has been compiled for more kinds of calls than the compiler's default limit."""
+    from torch._dynamo import config
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=True)
+    compiled = torch.compile(flex_attention, dynamic=dynamic)
+    # torch ships this decorator without types.
+    return config.patch(recompile_limit=128, fail_on_recompile_limit_hit=True)(compiled)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _flex(
@@ -107,7 +112,9 @@ def _flex(
     from torch.nn.attention.flex_attention import flex_attention
 
     assert isinstance(x.comparison, Dot)
-    run = flex_attention if torch.compiler.is_compiling() else _compiled()
+    # Its CPU kernels do not compile with symbolic lengths in a score_mod; CUDA's do.
+    dynamic = x.q.device.type == "cuda"
+    run = flex_attention if torch.compiler.is_compiling() else _compiled(dynamic)
     with_sink = x.sink is not None and changed
     answer = run(
         q,
