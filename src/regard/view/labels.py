@@ -1,0 +1,72 @@
+"""Tokens as labels: nothing in them reaches the terminal but what it can show in known cells."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+from rich.cells import cell_len, set_cell_size
+
+# Joiners and variation selectors change how wide a terminal draws the characters beside them.
+SILENT = {"\u200d", "\u200c", *map(chr, range(0xFE00, 0xFE10))}
+
+
+def clean(token: str) -> str:
+    r"""A token with everything that is no visible character spelled out.
+
+    >>> clean("\x1b[31mred\n")
+    '\\x1b[31mred\\n'
+    """
+    kept = (sign for sign in unicodedata.normalize("NFC", token) if sign not in SILENT)
+    return "".join(sign if _shows(sign) else _spelled(sign) for sign in kept)
+
+
+def fit(label: str, width: int, mark: str = "…") -> str:
+    """A label in exactly so many cells: padded, or cut with a mark.
+
+    >>> fit("read", 6), fit("attention", 6), fit("漢字漢字", 6)
+    ('read  ', 'atten…', '漢字 …')
+    """
+    if cell_len(label) <= width:
+        return set_cell_size(label, width)
+    return set_cell_size(label, max(width - 1, 0)) + mark[:width]
+
+
+def stack(labels: Sequence[str], cell: int, height: int, mark: str = "⋮") -> list[str]:
+    """Labels written downwards, one above each column of `cell` cells, standing on their end.
+
+    >>> for line in stack(["to", "read"], 2, 4): print(repr(line))
+    '   r'
+    '   e'
+    ' t a'
+    ' o d'
+    """
+    towers = [_glyphs(label) for label in labels]
+    towers = [t if len(t) <= height else [*t[: height - 1], mark] for t in towers]
+    tallest = max(map(len, towers), default=0)
+    towers = [[""] * (tallest - len(t)) + t for t in towers]
+    return ["".join(_centred(t[row], cell) for t in towers) for row in range(tallest)]
+
+
+def _glyphs(label: str) -> list[str]:
+    """Characters, each with the marks that combine with it."""
+    found: list[str] = []
+    for sign in label:
+        if found and cell_len(sign) == 0:
+            found[-1] += sign
+        else:
+            found.append(sign)
+    return found
+
+
+def _centred(text: str, width: int) -> str:
+    left = (width - cell_len(text) + 1) // 2
+    return set_cell_size(" " * left + text, width)
+
+
+def _shows(sign: str) -> bool:
+    return sign == " " or unicodedata.category(sign) not in {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"}
+
+
+def _spelled(sign: str) -> str:
+    return " " if unicodedata.category(sign) == "Zs" else ascii(sign)[1:-1]

@@ -1,0 +1,303 @@
+"""Traces drawn in the terminal: a heat map of the weights, and a text shaded by one row of them.
+
+What is drawn fits itself to the console it is printed on: to its width, and to its colours. Without
+colours everything is said with ASCII and numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from regard.errors import RegardError
+from regard.traces import Trace
+from regard.view.colours import GLYPHS, glyph, ground
+from regard.view.figures import Figures, allowed, figures, runs
+from regard.view.labels import clean, fit, stack
+from regard.view.layout import ENTROPY, SHARE, Layout, lay_out
+
+TALLEST = 10
+LONG, STRONGEST, NEAR = 200, 12, 3
+
+
+def heat_map(
+    trace: Trace,
+    tokens: Sequence[str],
+    batch: int = 0,
+    head: int = 0,
+    *,
+    queries: Sequence[str] | None = None,
+    plain: bool = False,
+) -> HeatMap:
+    """The weights of one head as something rich can print.
+
+    `tokens` name the keys. `queries` name the queries; without them they are the last of `tokens`,
+    as in self-attention and in decoding. Past 60 tokens, or where the console is too narrow, cells
+    are pooled and the legend says so. `plain` draws with ASCII even where there is colour.
+
+    >>> import regard, torch
+    >>> from rich.console import Console
+    >>> x = torch.eye(3) * 2
+    >>> t = regard.trace(x, x, x, mask=regard.masks.causal())
+    >>> Console(width=60).print(heat_map(t, ["to", "be", "or"], plain=True))  # doctest: +ELLIPSIS
+               t  b  o
+               o  e  r  entropy  strongest
+    to       100           0.00  to        100%
+    be         9 91        0.30  be         91%
+    or         8  8 83     0.56  or         83%
+    ...
+    """
+    keys = tuple(map(clean, tokens))
+    part = _one_head(trace, keys, batch, head)
+    _, _, Q, K = part.inputs.shape
+    if queries is not None:
+        names = tuple(map(clean, queries))
+        if len(names) != Q:
+            raise RegardError(
+                "queries= names each query", got=f"{len(names)} names", accepted=f"{Q} names"
+            )
+        return HeatMap(part, keys, names, 0, plain)
+    if Q > K:
+        raise RegardError(
+            "queries that are no keys need names of their own",
+            got=f"{Q} queries, {K} keys",
+            do="pass queries=",
+        )
+    return HeatMap(part, keys, keys[K - Q :], K - Q, plain)
+
+
+def shaded(
+    trace: Trace,
+    tokens: Sequence[str],
+    query: int,
+    batch: int = 0,
+    head: int = 0,
+    *,
+    plain: bool = False,
+) -> Shaded:
+    """The tokens in their order, each shaded by the weight that one query gives it.
+
+    Under each token stands its weight in percent, or nothing where it is hidden. Of a text longer
+    than 200 tokens only the strongest keys are shown, with their neighbours.
+
+    >>> import regard, torch
+    >>> from rich.console import Console
+    >>> x = torch.eye(3) * 2
+    >>> t = regard.trace(x, x, x, mask=regard.masks.causal())
+    >>> Console(width=60).print(shaded(t, ["to", "be", "or"], query=1, plain=True))
+    to   be   or
+      9   91
+    """
+    names = tuple(map(clean, tokens))
+    part = _one_head(trace, names, batch, head).detach()
+    weights = part.weights(queries=[query]).flatten().tolist()
+    seen = allowed(part, [query % part.inputs.shape.Q])[0].tolist()
+    return Shaded(names, tuple(w if s else None for w, s in zip(weights, seen, strict=True)), plain)
+
+
+def colourless(console: Console) -> bool:
+    """Whether a console lacks the colours that a scale of weights needs."""
+    return console.no_color or console.color_system not in ("256", "truecolor")
+
+
+@dataclass(frozen=True, eq=False)
+class HeatMap:
+    """One head of one batch entry, drawn when it is printed."""
+
+    trace: Trace
+    keys: tuple[str, ...]
+    queries: tuple[str, ...]
+    shift: int = 0
+    """How far the first query stands from the first key."""
+    plain: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        plain = self.plain or colourless(console)
+        longest = max(map(cell_len, (*self.queries, *self.keys, "received")))
+        layout = lay_out(options.max_width, len(self.queries), len(self.keys), longest, plain=plain)
+        shown = figures(self.trace, layout.rows, layout.columns)
+        yield from _Drawing(self, layout, shown, plain).lines()
+
+
+@dataclass(frozen=True, eq=False)
+class Shaded:
+    """One query's weights over a text, drawn when it is printed; None where a token is hidden."""
+
+    tokens: tuple[str, ...]
+    weights: tuple[float | None, ...]
+    plain: bool = False
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        plain = self.plain or colourless(console)
+        most = _most(w for w in self.weights if w is not None)
+        names, numbers = _line(), _line()
+        for token, weight in self._pieces("..." if plain else "…"):
+            width = min(max(cell_len(token), 3), options.max_width)
+            if names.cell_len and names.cell_len + width > options.max_width:
+                yield from (names, numbers)
+                names, numbers = _line(), _line()
+            hidden = "" if plain else "dim"
+            style = hidden if weight is None or plain else ground(_share(weight, most))
+            names.append(fit(token, width, "~" if plain else "…"), style).append("  ")
+            number = "" if weight is None else _percent(weight)
+            numbers.append(f"{number:>3}".ljust(width)).append("  ")
+        yield from (names, numbers)
+
+    def _pieces(self, gap: str) -> Iterator[tuple[str, float | None]]:
+        before = -1
+        for place in self._worth_showing():
+            if place > before + 1:
+                yield gap, None
+            yield self.tokens[place], self.weights[place]
+            before = place
+        if before + 1 < len(self.tokens):
+            yield gap, None
+
+    def _worth_showing(self) -> Sequence[int]:
+        places = range(len(self.tokens))
+        if len(places) <= LONG:
+            return places
+        strongest = sorted(places, key=lambda place: -(self.weights[place] or 0.0))[:STRONGEST]
+        near = {p + step for p in strongest for step in range(-NEAR, NEAR + 1)}
+        return sorted(near.intersection(places))
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawing:
+    """A heat map with its measures and numbers settled."""
+
+    map: HeatMap
+    at: Layout
+    shown: Figures
+    plain: bool
+
+    def lines(self) -> Iterator[Text]:
+        most = _most(weight for row in self.shown.weights for weight in row)
+        gained = _most(self.shown.received)
+        yield from self._heading()
+        for row, name in enumerate(self._row_names()):
+            line = self._label(name)
+            for weight, seen in zip(self.shown.weights[row], self.shown.seen[row], strict=True):
+                self._cell(line, _share(weight, most), _percent(weight) if seen else None)
+            yield self._padded(self._with_statistics(line, row))
+        line = self._label("received")
+        for amount in self.shown.received:
+            self._cell(line, _share(amount, gained), _amount(amount))
+        yield from (self._padded(_line()), self._padded(line), self._padded(_line()))
+        yield from self._legend(most, gained)
+
+    def _heading(self) -> Iterator[Text]:
+        names = list(self.map.keys)
+        if self.at.pooled:
+            names = [str(start + 1) for start, _ in runs(len(names), self.at.columns)]
+        elif self._numbered():
+            names = [str(place + 1) for place in range(len(names))]
+        *above, last = stack(names, self.at.cell, TALLEST, ":" if self.plain else "⋮") or [""]
+        blank = " " * (self.at.label + 1)
+        for text in above:
+            yield self._padded(_line(blank + text))
+        last += "  entropy" if self.at.entropy else ""
+        last += "  " + fit("strongest", self.at.strongest + SHARE) if self.at.strongest else ""
+        yield self._padded(_line(blank + last))
+
+    def _row_names(self) -> list[str]:
+        names, shift = self.map.queries, self.map.shift
+        if self.at.pooled:
+            spans = [(shift + a + 1, shift + b) for a, b in runs(len(names), self.at.rows)]
+            return [str(a) if a == b else f"{a}-{b}" for a, b in spans]
+        if self._numbered():
+            return [f"{shift + place + 1} {name}" for place, name in enumerate(names)]
+        return list(names)
+
+    def _numbered(self) -> bool:
+        """A column one cell wide cannot carry a wide character: number the tokens instead."""
+        return self.at.cell == 1 and any(cell_len(sign) > 1 for sign in "".join(self.map.keys))
+
+    def _label(self, name: str) -> Text:
+        return _line(self._fit(name, self.at.label) + " ")
+
+    def _cell(self, line: Text, share: float, number: str | None) -> None:
+        """One cell: its number where it fits, and a colour or a mark; nothing where hidden."""
+        cell = self.at.cell
+        if number is None:
+            line.append(" " * cell)
+        elif math.isnan(share):
+            line.append("?".rjust(cell))
+        elif self.plain:
+            line.append(number.rjust(cell) if cell > 2 else glyph(share) * cell)
+        else:
+            line.append(number.rjust(cell) if cell > 2 else " " * cell, ground(share))
+
+    def _with_statistics(self, line: Text, row: int) -> Text:
+        if self.at.entropy:
+            line.append(f"{self.shown.entropy[row]:{ENTROPY}.2f}")
+        if self.at.strongest:
+            key, weight = self.shown.strongest[row]
+            name = self.map.keys[key] if key >= 0 else "sees nothing"
+            share = f"{weight:{SHARE}.0%}" if key >= 0 else ""
+            line.append("  " + self._fit(name, self.at.strongest) + share)
+        return line
+
+    def _legend(self, most: float, gained: float) -> Iterator[Text]:
+        steps = len(GLYPHS) if self.plain else 20
+        scale = Text("weight 0 ")
+        for step in range(steps):
+            share = (step + 0.5) / steps
+            scale.append(*((glyph(share), "") if self.plain else (" ", ground(share))))
+        yield scale.append(f" {most:.2f}")
+        says = ["rows look at columns"]
+        if self.at.pooled:
+            wide, tall = (
+                f"{math.ceil(n / cells)}"
+                for n, cells in (
+                    (len(self.map.queries), self.at.rows),
+                    (len(self.map.keys), self.at.columns),
+                )
+            )
+            says.append(f"each cell the largest of up to {wide} × {tall} weights")
+        says.append("numbers in percent" if self.at.cell > 2 else "blank: hidden")
+        yield Text("; ".join(says))
+
+    def _fit(self, text: str, width: int) -> str:
+        return fit(text, width, "~" if self.plain else "…")
+
+    def _padded(self, line: Text) -> Text:
+        return line.append(" " * (self.at.width - line.cell_len))
+
+
+def _one_head(trace: Trace, tokens: Sequence[str], batch: int, head: int) -> Trace:
+    if len(tokens) != trace.inputs.shape.K:
+        raise RegardError(
+            "tokens name each key",
+            got=f"{len(tokens)} tokens",
+            accepted=f"{trace.inputs.shape.K} tokens",
+        )
+    return trace[batch, head]
+
+
+def _line(text: str = "") -> Text:
+    return Text(text, no_wrap=True, overflow="crop")
+
+
+def _most(numbers: Iterator[float] | Sequence[float]) -> float:
+    return max((n for n in numbers if not math.isnan(n)), default=0.0)
+
+
+def _share(number: float, most: float) -> float:
+    return number / most if most else 0.0
+
+
+def _percent(weight: float) -> str:
+    """A weight in three cells, so that neighbours never run into each other's digits."""
+    if math.isnan(weight):
+        return "?"
+    return "." if weight < 0.005 else f"{100 * weight:.0f}"
+
+
+def _amount(amount: float) -> str:
+    return f"{amount:.1f}" if amount < 9.95 else f"{amount:.0f}"
