@@ -6,8 +6,10 @@ import math
 import os
 import platform
 import sys
+from functools import reduce
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
+from operator import and_
 from typing import Annotated, Any
 
 import torch
@@ -25,10 +27,11 @@ from regard.scores import Score
 from regard.view import heat_map, shaded
 from regard.view.labels import clean
 from regard.view.spelling import vectors, words
+from regard.view.terminal import colourless
 
 SENTENCE = "A word attends to words like it: attention reads what readers read and reread."
 TOKEN = "reread"
-TEMPERATURE = 10.0
+TEMPERATURE = 6.0
 
 
 class Explained(TyperGroup):
@@ -76,15 +79,18 @@ def view(
         ),
     ] = None,
     mask: Annotated[
-        str, typer.Option(help="Who sees whom: causal, full, or window:N (N words before it).")
-    ] = "causal",
+        str,
+        typer.Option(
+            help="Who sees whom: others (all words but itself), causal, full, window:N (itself and "
+            "N before it), or several with commas between."
+        ),
+    ] = "others",
     score: Annotated[
         str, typer.Option(help="How two words are compared: scaled_dot, dot or cosine.")
     ] = "scaled_dot",
     temperature: Annotated[
         float, typer.Option(help="What scores are divided by: lower is sharper.")
     ] = TEMPERATURE,
-    others: Annotated[bool, typer.Option("--others", help="Hide each word from itself.")] = False,
     token: Annotated[
         str | None,
         typer.Option(help="The word to read the text with, or its number.", show_default=False),
@@ -97,20 +103,25 @@ def view(
     is no trained model behind it: what you see is the mechanism.
     """
     tokens = _words(text)
-    chosen_mask, chosen_score = _mask(mask, others), _score(score, temperature)
-    query = None if text and token is None else _place(token or TOKEN, tokens)
+    chosen_mask, chosen_score = _mask(mask), _score(score, temperature)
+    if token is None and not text:
+        token = TOKEN
+    query = None if token is None else _place(token, tokens)
     x = vectors(tokens)
-    scale = None if score == "cosine" else _scale(score, x.shape[-1]) / temperature
+    unit = {"scaled_dot": 1 / math.sqrt(x.shape[-1]), "dot": 1.0}.get(score)
+    scale = None if unit is None else unit / temperature
     t = regard.trace(x, x, x, mask=chosen_mask, score=chosen_score, scale=scale)
     query = _leaning(t) if query is None else query
     console = _console()
-    console.print(Text(f"{len(tokens)} words compared by their spelling; no trained model"))
+    plain = plain or colourless(console)
+    bold, dim = ("", "") if plain else ("bold", "dim")
+    many = f"{len(tokens)} word{'s' if len(tokens) > 1 else ''}"
+    console.print(Text(f"{many} compared by their spelling; no trained model", bold))
     how = f"score={chosen_score!r}" + ("" if score == "cosine" else f" / {temperature:g}")
-    console.print(Text(f"mask={chosen_mask!r}, {how}, backend={t.backend}\n"))
+    console.print(Text(f"mask={chosen_mask!r}, {how}, backend={t.backend}\n", dim))
     console.print(heat_map(t, tokens, plain=plain))
-    console.print(
-        Text(f"\nwhat {clean(tokens[query])!r} (word {query + 1}) looks at, in percent\n")
-    )
+    asked = f"what '{clean(tokens[query])}' (word {query + 1}) looks at"
+    console.print(Text(f"\n{asked}, in percent{'' if plain else ', brightest where most'}", bold))
     console.print(shaded(t, tokens, query, plain=plain))
 
 
@@ -158,23 +169,24 @@ def _words(text: list[str] | None) -> list[str]:
     return found
 
 
-def _mask(name: str, others: bool) -> Mask | None:
-    kind, _, size = name.partition(":")
-    alone = ~masks.window(0)
-    if name == "full":
-        return alone if others else None
-    if name == "causal":
-        chosen = masks.causal()
-    elif kind == "window" and size.isdecimal():
-        chosen = masks.window(int(size))
-    else:
+def _mask(names: str) -> Mask | None:
+    """A mask by name; several names, with commas between, must all allow a pair."""
+    chosen = [mask for mask in map(_one_mask, names.split(",")) if mask is not None]
+    return reduce(and_, chosen) if chosen else None
+
+
+def _one_mask(name: str) -> Mask | None:
+    kind, _, size = name.strip().partition(":")
+    if kind == "window" and size.isdecimal():
+        return masks.window(int(size))
+    if size or kind not in ("others", "causal", "full"):
         raise regard.RegardError(
             "unknown mask",
             got=repr(name),
-            accepted="causal, full or window:N",
-            do="window:3 shows each word and the three before it",
+            accepted="others, causal, full or window:N, or several with commas between",
+            do="window:3 lets each word see itself and the three before it",
         )
-    return chosen & alone if others else chosen
+    return {"others": ~masks.window(0), "causal": masks.causal(), "full": None}[kind]
 
 
 def _score(name: str, temperature: float) -> Score:
@@ -189,10 +201,6 @@ def _score(name: str, temperature: float) -> Score:
             "unknown score", got=repr(name), accepted="scaled_dot, dot or cosine"
         )
     return scores.dot() if name == "dot" else scores.scaled_dot()
-
-
-def _scale(score: str, width: int) -> float:
-    return 1.0 if score == "dot" else 1 / math.sqrt(width)
 
 
 def _place(token: str, tokens: list[str]) -> int:
@@ -232,12 +240,14 @@ def _facts() -> list[tuple[str, str]]:
         f"{p.name} ({p.total_memory / 2**30:.0f} GiB, compute capability {p.major}.{p.minor})"
         for p in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     ]
-    return [*found, ("devices", "\n".join(["cpu", *gpus]))]
+    mps = ["mps"] if torch.backends.mps.is_available() else []
+    return [*found, ("devices", "\n".join(["cpu", *gpus, *mps]))]
 
 
 def _devices() -> list[tuple[str, torch.dtype]]:
     cuda = [("cuda", torch.bfloat16)] if torch.cuda.is_available() else []
-    return [("cpu", torch.float32), *cuda]
+    mps = [("mps", torch.float32)] if torch.backends.mps.is_available() else []
+    return [("cpu", torch.float32), *cuda, *mps]
 
 
 def _verdict(plan: regard.Plan, name: str) -> str:

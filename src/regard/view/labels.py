@@ -45,7 +45,7 @@ def stack(labels: Sequence[str], cell: int, height: int, mark: str = "⋮") -> l
     towers = [t if len(t) <= height else [*t[: height - 1], mark] for t in towers]
     tallest = max(map(len, towers), default=0)
     towers = [[""] * (tallest - len(t)) + t for t in towers]
-    return ["".join(_centred(t[row], cell) for t in towers) for row in range(tallest)]
+    return ["".join(centre(t[row], cell) for t in towers) for row in range(tallest)]
 
 
 def _glyphs(label: str) -> list[str]:
@@ -59,7 +59,12 @@ def _glyphs(label: str) -> list[str]:
     return found
 
 
-def _centred(text: str, width: int) -> str:
+def centre(text: str, width: int) -> str:
+    """A short text in the middle of so many cells.
+
+    >>> centre("to", 5), centre("漢", 5)
+    ('  to ', '  漢 ')
+    """
     left = (width - cell_len(text) + 1) // 2
     return set_cell_size(" " * left + text, width)
 

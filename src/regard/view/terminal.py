@@ -18,11 +18,11 @@ from regard.errors import RegardError
 from regard.traces import Trace
 from regard.view.colours import GLYPHS, glyph, ground
 from regard.view.figures import Figures, allowed, figures, runs
-from regard.view.labels import clean, fit, stack
-from regard.view.layout import ENTROPY, SHARE, Layout, lay_out
+from regard.view.labels import centre, clean, fit, stack
+from regard.view.layout import CAP, ENTROPY, SHARE, Layout, lay_out
 
 TALLEST = 10
-LONG, STRONGEST, NEAR = 200, 12, 3
+STRONGEST, NEAR, FAINT = 8, 2, 0.005
 
 
 def heat_map(
@@ -83,15 +83,15 @@ def shaded(
     """The tokens in their order, each shaded by the weight that one query gives it.
 
     Under each token stands its weight in percent, or nothing where it is hidden. Of a text longer
-    than 200 tokens only the strongest keys are shown, with their neighbours.
+    than 60 tokens only the strongest keys are shown, with their neighbours.
 
     >>> import regard, torch
     >>> from rich.console import Console
     >>> x = torch.eye(3) * 2
     >>> t = regard.trace(x, x, x, mask=regard.masks.causal())
     >>> Console(width=60).print(shaded(t, ["to", "be", "or"], query=1, plain=True))
-    to   be   or
-      9   91
+     to   be   or
+     9   91
     """
     names = tuple(map(clean, tokens))
     part = _one_head(trace, names, batch, head).detach()
@@ -137,15 +137,14 @@ class Shaded:
         most = _most(w for w in self.weights if w is not None)
         names, numbers = _line(), _line()
         for token, weight in self._pieces("..." if plain else "…"):
-            width = min(max(cell_len(token), 3), options.max_width)
-            if names.cell_len and names.cell_len + width > options.max_width:
-                yield from (names, numbers)
+            width = min(max(cell_len(token), 3), options.max_width - 2)
+            if names.cell_len + width + 2 > options.max_width:
+                yield from (names, numbers, _line())
                 names, numbers = _line(), _line()
-            hidden = "" if plain else "dim"
-            style = hidden if weight is None or plain else ground(_share(weight, most))
-            names.append(fit(token, width, "~" if plain else "…"), style).append("  ")
-            number = "" if weight is None else _percent(weight)
-            numbers.append(f"{number:>3}".ljust(width)).append("  ")
+            style = ground(_share(weight, most)) if weight is not None and not plain else ""
+            cut = fit(token, min(cell_len(token), width), "~" if plain else "…")
+            names.append(centre(cut, width + 2), style)
+            numbers.append(centre("" if weight is None else _percent(weight), width + 2))
         yield from (names, numbers)
 
     def _pieces(self, gap: str) -> Iterator[tuple[str, float | None]]:
@@ -160,9 +159,10 @@ class Shaded:
 
     def _worth_showing(self) -> Sequence[int]:
         places = range(len(self.tokens))
-        if len(places) <= LONG:
+        if len(places) <= CAP:
             return places
-        strongest = sorted(places, key=lambda place: -(self.weights[place] or 0.0))[:STRONGEST]
+        heard = [place for place in places if (self.weights[place] or 0.0) >= FAINT]
+        strongest = sorted(heard, key=lambda place: -(self.weights[place] or 0.0))[:STRONGEST]
         near = {p + step for p in strongest for step in range(-NEAR, NEAR + 1)}
         return sorted(near.intersection(places))
 
@@ -178,7 +178,9 @@ class _Drawing:
 
     def lines(self) -> Iterator[Text]:
         most = _most(weight for row in self.shown.weights for weight in row)
-        gained = _most(self.shown.received)
+        total = sum(self.shown.received)
+        received = [_share(amount, total) for amount in self.shown.received]
+        gained = _most(received)
         yield from self._heading()
         for row, name in enumerate(self._row_names()):
             line = self._label(name)
@@ -186,8 +188,8 @@ class _Drawing:
                 self._cell(line, _share(weight, most), _percent(weight) if seen else None)
             yield self._padded(self._with_statistics(line, row))
         line = self._label("received")
-        for amount in self.shown.received:
-            self._cell(line, _share(amount, gained), _amount(amount))
+        for part in received:
+            self._cell(line, _share(part, gained), _percent(part))
         yield from (self._padded(_line()), self._padded(line), self._padded(_line()))
         yield from self._legend(most, gained)
 
@@ -237,31 +239,57 @@ class _Drawing:
         if self.at.entropy:
             line.append(f"{self.shown.entropy[row]:{ENTROPY}.2f}")
         if self.at.strongest:
-            key, weight = self.shown.strongest[row]
-            name = self.map.keys[key] if key >= 0 else "sees nothing"
-            share = f"{weight:{SHARE}.0%}" if key >= 0 else ""
-            line.append("  " + self._fit(name, self.at.strongest) + share)
+            line.append("  " + self._strongest(row))
         return line
 
+    def _strongest(self, row: int) -> str:
+        key, weight = self.shown.strongest[row]
+        visible = sum(self.shown.seen[row])
+        if key < 0:
+            return self._fit("sees nothing", self.at.strongest + SHARE)
+        # Among keys that all weigh the same, rounding decides which comes first.
+        alike = visible > 1 and weight * visible < 1.01
+        name = "all alike" if alike else self.map.keys[key]
+        share = f" {weight:.0%}"
+        return self._fit(name, self.at.strongest + SHARE - len(share)) + share
+
     def _legend(self, most: float, gained: float) -> Iterator[Text]:
+        if not self.plain or self.at.cell < 3:
+            yield self._scale(most)
+        yield self._aside(self._reading())
+        alike = max((sum(row) for row in self.shown.seen), default=0)
+        says = []
+        if self.at.entropy and self.at.pooled:
+            says.append("entropy: mean of the rows, in nats")
+        elif self.at.entropy:
+            says.append(f"entropy in nats (all alike: {math.log(max(alike, 1)):.2f})")
+        says.append(f"received: share of all weight (most: {gained:.0%})")
+        yield self._aside("; ".join(says))
+
+    def _aside(self, text: str) -> Text:
+        return Text(text, "" if self.plain else "dim")
+
+    def _scale(self, most: float) -> Text:
         steps = len(GLYPHS) if self.plain else 20
         scale = Text("weight 0 ")
         for step in range(steps):
             share = (step + 0.5) / steps
-            scale.append(*((glyph(share), "") if self.plain else (" ", ground(share))))
-        yield scale.append(f" {most:.2f}")
-        says = ["rows look at columns"]
+            if self.plain:
+                scale.append(glyph(share))
+            else:
+                scale.append(" ", ground(share))
+        return scale.append(f" {most:.0%}")
+
+    def _reading(self) -> str:
+        says = "rows look at columns; "
         if self.at.pooled:
-            wide, tall = (
-                f"{math.ceil(n / cells)}"
-                for n, cells in (
-                    (len(self.map.queries), self.at.rows),
-                    (len(self.map.keys), self.at.columns),
-                )
-            )
-            says.append(f"each cell the largest of up to {wide} × {tall} weights")
-        says.append("numbers in percent" if self.at.cell > 2 else "blank: hidden")
-        yield Text("; ".join(says))
+            tall = math.ceil(len(self.map.queries) / self.at.rows)
+            wide = math.ceil(len(self.map.keys) / self.at.columns)
+            times = "x" if self.plain else "×"
+            return says + f"a cell is the largest of up to {tall} {times} {wide} weights"
+        if self.at.cell > 2:
+            says += "percent (. below 0.5); "
+        return says + "blank: hidden by the mask"
 
     def _fit(self, text: str, width: int) -> str:
         return fit(text, width, "~" if self.plain else "…")
@@ -277,6 +305,8 @@ def _one_head(trace: Trace, tokens: Sequence[str], batch: int, head: int) -> Tra
             got=f"{len(tokens)} tokens",
             accepted=f"{trace.inputs.shape.K} tokens",
         )
+    if not tokens or not trace.inputs.shape.Q:
+        raise RegardError("there is nothing to draw", got=repr(trace), accepted="a query and a key")
     return trace[batch, head]
 
 
@@ -296,8 +326,4 @@ def _percent(weight: float) -> str:
     """A weight in three cells, so that neighbours never run into each other's digits."""
     if math.isnan(weight):
         return "?"
-    return "." if weight < 0.005 else f"{100 * weight:.0f}"
-
-
-def _amount(amount: float) -> str:
-    return f"{amount:.1f}" if amount < 9.95 else f"{amount:.0f}"
+    return "." if weight < FAINT else f"{100 * weight:.0f}"
