@@ -1,0 +1,23 @@
+"""Attention modules: what a model is built of.
+
+>>> import torch
+>>> from regard import masks, nn
+>>> attention = nn.MultiHeadAttention(512, 8)
+>>> y, seen = attention(torch.randn(1, 20, 512), mask=masks.causal(), trace=True)
+>>> seen.received().shape
+torch.Size([1, 8, 20])
+"""
+
+from regard.nn.blocks import DecoderBlock, DecoderTraces, EncoderBlock
+from regard.nn.cache import Cache
+from regard.nn.multihead import MultiHeadAttention
+from regard.nn.rotary import Rotary
+
+__all__ = [
+    "Cache",
+    "DecoderBlock",
+    "DecoderTraces",
+    "EncoderBlock",
+    "MultiHeadAttention",
+    "Rotary",
+]
