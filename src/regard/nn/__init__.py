@@ -8,16 +8,26 @@
 torch.Size([1, 8, 20])
 """
 
+from regard.nn.additive import AdditiveAttention
 from regard.nn.blocks import DecoderBlock, DecoderTraces, EncoderBlock
 from regard.nn.cache import Cache
+from regard.nn.dot import DotAttention
+from regard.nn.linear import LinearAttention, elu_plus_one, linear_attention
 from regard.nn.multihead import MultiHeadAttention
 from regard.nn.rotary import Rotary
+from regard.nn.static import StaticAttention
 
 __all__ = [
+    "AdditiveAttention",
     "Cache",
     "DecoderBlock",
     "DecoderTraces",
+    "DotAttention",
     "EncoderBlock",
+    "LinearAttention",
     "MultiHeadAttention",
     "Rotary",
+    "StaticAttention",
+    "elu_plus_one",
+    "linear_attention",
 ]
