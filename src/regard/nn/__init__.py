@@ -12,7 +12,9 @@ from regard.nn.additive import AdditiveAttention
 from regard.nn.blocks import DecoderBlock, DecoderTraces, EncoderBlock
 from regard.nn.cache import Cache
 from regard.nn.dot import DotAttention
+from regard.nn.dropin import DropIn, replace_attention
 from regard.nn.linear import LinearAttention, elu_plus_one, linear_attention
+from regard.nn.loading import from_torch, load_weights
 from regard.nn.multihead import MultiHeadAttention
 from regard.nn.rotary import Rotary
 from regard.nn.static import StaticAttention
@@ -23,11 +25,15 @@ __all__ = [
     "DecoderBlock",
     "DecoderTraces",
     "DotAttention",
+    "DropIn",
     "EncoderBlock",
     "LinearAttention",
     "MultiHeadAttention",
     "Rotary",
     "StaticAttention",
     "elu_plus_one",
+    "from_torch",
     "linear_attention",
+    "load_weights",
+    "replace_attention",
 ]
