@@ -1,6 +1,6 @@
 """Attention for PyTorch that is fast and can be looked into."""
 
-from regard import biases, masks, scores
+from regard import biases, masks, nn, scores
 from regard.dispatch import attention, plan, trace
 from regard.errors import RegardError
 from regard.plans import Plan
@@ -15,6 +15,7 @@ __all__ = [
     "attention",
     "biases",
     "masks",
+    "nn",
     "plan",
     "scores",
     "trace",
