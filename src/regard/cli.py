@@ -54,10 +54,11 @@ app = typer.Typer(
 )
 
 
-def _say_version(wanted: bool) -> None:
+def _say_version(wanted: bool) -> bool:
     if wanted:
         typer.echo(f"regard {regard.__version__}")
         raise typer.Exit
+    return wanted
 
 
 @app.callback()

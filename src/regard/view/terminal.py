@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 from regard.errors import RegardError
@@ -116,7 +116,7 @@ class HeatMap:
     """How far the first query stands from the first key."""
     plain: bool = False
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         plain = self.plain or colourless(console)
         longest = max(map(cell_len, (*self.queries, *self.keys, "received")))
         layout = lay_out(options.max_width, len(self.queries), len(self.keys), longest, plain=plain)
@@ -132,7 +132,7 @@ class Shaded:
     weights: tuple[float | None, ...]
     plain: bool = False
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         plain = self.plain or colourless(console)
         most = _most(w for w in self.weights if w is not None)
         names, numbers = _line(), _line()
