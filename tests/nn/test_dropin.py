@@ -104,12 +104,16 @@ def test_weights_are_those_before_dropout():
     assert_close(weights.sum(-1), torch.ones(1, 6))
 
 
-def test_a_query_that_sees_nothing_gives_zero_not_nan():
+@pytest.mark.parametrize("hidden", [torch.ones(1, 6).bool(), torch.full((1, 6), -torch.inf)])
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_a_query_that_sees_nothing_gives_zero_not_nan(hidden, need_weights):
     _, ours = pair(bias=False)
-    x = torch.randn(1, 6, 16)
-    out, weights = ours(x, x, x, key_padding_mask=torch.ones(1, 6, dtype=torch.bool))
+    x = torch.randn(1, 6, 16, requires_grad=True)
+    out, weights = ours(x, x, x, key_padding_mask=hidden, need_weights=need_weights)
     assert not out.any()
-    assert not weights.any()
+    assert weights is None or not weights.any()
+    out.sum().backward()
+    assert x.grad.isfinite().all()
 
 
 def test_causal_needs_no_mask_tensor():
