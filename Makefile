@@ -9,7 +9,7 @@ demo: $(READY)  ## see attention over a sentence, in the terminal
 	@$(BIN)/regard view
 
 test: check  ## everything that decides whether a change lands
-	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not compiled" --jaxtyping-packages=regard,beartype.beartype
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not compiled" --jaxtyping-packages=regard,tests.shapes.check
 	$(BIN)/python -m pytest -m compiled tests
 
 check: $(READY)  ## style, types and layers

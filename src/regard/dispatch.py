@@ -112,9 +112,10 @@ def plan(
     `statistics=True` plans `trace` instead of `attention`.
 
     >>> import torch, regard
-    >>> q = k = v = torch.zeros(1, 2, 1024, 64)
-    >>> print(regard.plan(q, k, v, mask=regard.masks.causal(), statistics=True))  # doctest: +ELLIPSIS
-    trace of q [1, 2, 1024, 64], k [1, 2, 1024, 64], v [1, 2, 1024, 64], float32 on cpu, mask=causal()
+    >>> x = torch.zeros(1, 2, 1024, 64)
+    >>> plan = regard.plan(x, x, x, mask=regard.masks.causal(), statistics=True)
+    >>> print(plan)  # doctest: +ELLIPSIS
+    trace of q [1, 2, 1024, 64], k [1, 2, 1024, 64], v [1, 2, 1024, 64], float32 on cpu, mask=...
       backend         tiled
       not sdpa        it keeps no row statistics
       not flex        it reports no entropy

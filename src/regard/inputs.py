@@ -108,7 +108,9 @@ def check(
     q, k, v = (_with_four_axes(t, rank) for t in (q, k, v))
     _check_shapes(q, k, v)
     if softcap is not None and not 0 < softcap < math.inf:
-        raise RegardError("softcap bounds the logits", got=str(softcap), accepted="a number above 0")
+        raise RegardError(
+            "softcap bounds the logits", got=str(softcap), accepted="a number above 0"
+        )
     if not 0 <= dropout < 1:
         raise RegardError(
             "dropout is the share of weights to drop", got=str(dropout), accepted="0 <= dropout < 1"
@@ -198,7 +200,9 @@ def _with_four_axes(t: Tensor, rank: Rank) -> Tensor:
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     got = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if not (q.shape[0] == k.shape[0] == v.shape[0]):
-        raise RegardError("q, k and v have different batch sizes", got=got, accepted="one batch size")
+        raise RegardError(
+            "q, k and v have different batch sizes", got=got, accepted="one batch size"
+        )
     if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
         raise RegardError(
             "each key needs its value", got=got, accepted="k and v with the same heads and length"

@@ -119,7 +119,9 @@ class Trace:
         if min(wanted) < 1:
             raise RegardError("map counts cells", got=str(cells), accepted="1 or more")
         if pool not in ("mean", "max", "sum"):
-            raise RegardError("map: unknown pool", got=repr(pool), accepted="'mean', 'max' or 'sum'")
+            raise RegardError(
+                "map: unknown pool", got=repr(pool), accepted="'mean', 'max' or 'sum'"
+            )
         size = min(wanted[0], rows[1] - rows[0]), min(wanted[1], columns[1] - columns[0])
         if 0 in size:
             return self.inputs.in_kind(self._lse.new_zeros(B, H, *size))
@@ -137,13 +139,15 @@ class Trace:
         if isinstance(which, tuple) and len(which) == 2:
             batch, heads = which
         else:
-            batch, heads = which, None  # type: ignore[assignment]
+            batch, heads = which, None
         B, H, _, _ = self.inputs.shape
         device = self.inputs.q.device
         b = _places(batch, B, "batch", device)
         h = _places(heads, H, "heads", device)
         group = self.inputs.group
-        everything = heads is None or len(h) == H and bool((h == torch.arange(H, device=device)).all())
+        everything = heads is None or (
+            len(h) == H and bool((h == torch.arange(H, device=device)).all())
+        )
         # Some heads of a group no longer share a key head evenly: each takes its own along.
         g = torch.arange(self.inputs.k.shape[1], device=device) if everything else h // group
         inputs = self.inputs.select(b, h, g)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from regard.errors import RegardError
 
 Pick = slice | Tensor
 """Which entries of an axis to keep: a slice (a view) or an index tensor (a copy)."""
+
+
+V = TypeVar("V", bound="Value")
 
 
 class Shape(NamedTuple):
@@ -34,12 +37,18 @@ def end_aligned(offset: int | None, shape: Shape) -> int:
     return shape.K - shape.Q if offset is None else offset
 
 
+def broadcasts(have: int, need: int) -> bool:
+    """Whether an axis of one length serves for another. (`have in (1, need)` would be answered
+    wrongly by the compiler when a length is symbolic.)"""
+    return have == 1 or have == need
+
+
 class Encoded(NamedTuple):
     """A value taken apart. Numbers stay apart from the text so that they can be symbolic."""
 
     text: str
-    integers: list[int]
-    floats: list[float]
+    integers: list[int | torch.SymInt]
+    floats: list[float | torch.SymFloat]
     tensors: list[Tensor]
 
 
@@ -68,7 +77,7 @@ class Value:
         shown = [_show(p) for p in self._parts() if p is not None]
         return f"{type(self).__name__.lower()}({', '.join(shown)})"
 
-    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Self:
+    def map_tensors(self: V, change: Callable[[Tensor], Tensor]) -> V:
         """The same value with every tensor changed.
 
         >>> from regard import masks
@@ -77,11 +86,11 @@ class Value:
         """
         return type(self)(*(_mapped(p, change) for p in self._parts()))
 
-    def to(self, device: torch.device | str) -> Self:
+    def to(self: V, device: torch.device | str) -> V:
         """The same value with every tensor on a device."""
         return self.map_tensors(lambda t: t.to(device))
 
-    def detach(self) -> Self:
+    def detach(self: V) -> V:
         """The same value, cut from autograd."""
         return self.map_tensors(Tensor.detach)
 
@@ -118,7 +127,10 @@ def _encode(part: Any, found: Encoded) -> str:
 
 
 def decode(
-    text: str, integers: Sequence[int], floats: Sequence[float], tensors: Sequence[Tensor]
+    text: str,
+    integers: Sequence[int | torch.SymInt],
+    floats: Sequence[float | torch.SymFloat],
+    tensors: Sequence[Tensor],
 ) -> list[Value | None]:
     """Put values together again; unknown names and broken text are refused.
 

@@ -7,7 +7,7 @@ into by any second pass.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -42,6 +42,7 @@ class Top(NamedTuple):
     indices: Int[Tensor, "b h q n"]
 
 
+@runtime_checkable
 class Backend(Protocol):
     """A way to compute attention."""
 
@@ -64,6 +65,7 @@ class Backend(Protocol):
         ...
 
 
+@runtime_checkable
 class SecondPass(Protocol):
     """Questions about the weights, answered from the inputs and lse."""
 
@@ -93,6 +95,6 @@ class SecondPass(Protocol):
         self,
         inputs: AttentionInputs,
         lse: Float[Tensor, "b h q"],
-        queries: Int[Tensor, "q"],
-        keys: Int[Tensor, "k"],
-    ) -> Float[Tensor, "b h q k"]: ...
+        queries: Int[Tensor, "some_q"],
+        keys: Int[Tensor, "some_k"],
+    ) -> Float[Tensor, "b h some_q some_k"]: ...

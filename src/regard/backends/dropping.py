@@ -5,7 +5,6 @@ Because nothing is drawn in order, every backend, tile size and backward pass dr
 
 from __future__ import annotations
 
-import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 

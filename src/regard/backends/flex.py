@@ -6,14 +6,14 @@ import math
 import shutil
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from regard.backends.contract import Rows, Work
-from regard.backends.poison import finite, poison
+from regard.backends.poison import all_finite, finite, poison
 from regard.biases.alibi import Alibi
 from regard.biases.bias import Bias
 from regard.biases.dense import Dense
@@ -61,7 +61,7 @@ class Flex:
 
     def attend(self, inputs: AttentionInputs) -> Float[Tensor, "b h q e"]:
         x = inputs
-        if x.mask is None or torch.compiler.is_compiling() or _all_finite(x):
+        if x.mask is None or torch.compiler.is_compiling() or all_finite(x.q, x.k, x.v):
             return _flex(x, x.q, x.k, x.v)
         return self._without_leaks(x)
 
@@ -89,10 +89,6 @@ class Flex:
         return out + poison(x.v, seen).masked_fill(seen(broken) | query, math.nan)
 
 
-def _all_finite(x: AttentionInputs) -> bool:
-    return bool(torch.isfinite(sum(t.sum(dtype=x.compute_dtype) for t in (x.q, x.k, x.v))))
-
-
 @cache
 def _compiled(dynamic: bool) -> Callable[..., Any]:
     """FlexAttention, compiled. It must never fall back to its n×n form without a word, as it would
@@ -101,8 +97,8 @@ def _compiled(dynamic: bool) -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
     compiled = torch.compile(flex_attention, dynamic=dynamic)
-    # torch ships this decorator without types.
-    return config.patch(recompile_limit=128, fail_on_recompile_limit_hit=True)(compiled)  # type: ignore[no-untyped-call,no-any-return]
+    limits = config.patch(recompile_limit=128, fail_on_recompile_limit_hit=True)
+    return cast(Callable[..., Any], limits(compiled))
 
 
 def _flex(
@@ -114,7 +110,9 @@ def _flex(
     assert isinstance(x.comparison, Dot)
     # Its CPU kernels do not compile with symbolic lengths in a score_mod; CUDA's do.
     dynamic = x.q.device.type == "cuda"
-    run = flex_attention if torch.compiler.is_compiling() else _compiled(dynamic)
+    run: Callable[..., Any] = flex_attention
+    if not torch.compiler.is_compiling():
+        run = _compiled(dynamic)
     with_sink = x.sink is not None and changed
     answer = run(
         q,
@@ -174,9 +172,9 @@ def score_mod(x: AttentionInputs) -> Callable[..., Tensor] | None:
 
 def _at(bias: Bias) -> Callable[[Index, Index, Index, Index], Tensor]:
     match bias:
-        case Alibi(slopes, offset):
+        case Alibi(slopes, int(offset)):
             return lambda b, h, q, k: -slopes[h] * (k - q - offset).abs()
-        case Relative(table, offset):
+        case Relative(table, int(offset)):
             reach, shared = table.shape[1] // 2, table.shape[0] == 1
             return lambda b, h, q, k: table[
                 torch.zeros_like(h) if shared else h, (k - q - offset).clamp(-reach, reach) + reach
@@ -184,6 +182,8 @@ def _at(bias: Bias) -> Callable[[Index, Index, Index, Index], Tensor]:
         case Dense(tensor):
             sizes = tensor.shape
             return lambda *place: tensor[
-                tuple(i if n > 1 else torch.zeros_like(i) for i, n in zip(place, sizes, strict=True))
+                tuple(
+                    i if n > 1 else torch.zeros_like(i) for i, n in zip(place, sizes, strict=True)
+                )
             ]
     raise NotImplementedError(f"no score_mod for {bias!r}")

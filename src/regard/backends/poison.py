@@ -18,6 +18,16 @@ def finite(t: Tensor) -> Tensor:
     return t.masked_fill(~t.isfinite(), 0.0)
 
 
+def all_finite(*tensors: Tensor) -> bool:
+    """Whether no entry is NaN or infinite. A sum is not finite if a term is not; one that
+    overflows on its own merely has care taken in vain."""
+    return math.isfinite(sum(t.detach().sum(dtype=_wide(t)).item() for t in tensors))
+
+
+def _wide(t: Tensor) -> torch.dtype:
+    return torch.float64 if t.dtype == torch.float64 else torch.float32
+
+
 def poison(v: Tensor, seen: Callable[[Tensor], Tensor]) -> Tensor:
     """NaN or infinity for rows that see one, 0 for others.
 

@@ -9,6 +9,7 @@ Made of differentiable operations only, so it can be differentiated any number o
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -82,7 +83,8 @@ def _compare(how: Comparison, q: Tensor, k: Tensor) -> Tensor:
             apart = q[:, :, :, None] - k[:, :, None]
             if squared:
                 return -apart.square().sum(-1) / (2 * bandwidth**2)
-            return -torch.linalg.vector_norm(apart, dim=-1) / bandwidth
+            length: Tensor = torch.linalg.vector_norm(apart, dim=-1)
+            return -length / bandwidth
     raise NotImplementedError(f"no formula for {how!r}")
 
 
@@ -152,9 +154,9 @@ class ReferencePass:
         self,
         inputs: AttentionInputs,
         lse: Float[Tensor, "b h q"],
-        queries: Int[Tensor, "q"],
-        keys: Int[Tensor, "k"],
-    ) -> Float[Tensor, "b h q k"]:
+        queries: Int[Tensor, "some_q"],
+        keys: Int[Tensor, "some_k"],
+    ) -> Float[Tensor, "b h some_q some_k"]:
         return _weights(inputs, lse)[..., queries, :][..., keys]
 
 
@@ -167,7 +169,7 @@ def _weights(x: AttentionInputs, lse: Tensor) -> Float[Tensor, "b h q k"]:
 def _parts(n: int, cells: int) -> list[range]:
     """n places in so many cells: place i is in cell ⌊i · cells / n⌋."""
     edges = [-(-i * n // cells) for i in range(cells + 1)]
-    return [range(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [range(a, b) for a, b in itertools.pairwise(edges)]
 
 
 def _pool(block: Tensor, pool: Pool) -> Tensor:

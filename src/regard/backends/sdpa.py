@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.backends.contract import Rows, Work
-from regard.backends.poison import finite, poison
+from regard.backends.poison import all_finite, finite, poison
 from regard.biases.dense import Dense
 from regard.cost.counting import dense_pairs, visited_pairs
 from regard.errors import RegardError
@@ -52,7 +52,10 @@ class Sdpa:
         x = inputs
         q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (x.q, x.k, x.v))
         causal, mask = _causal(x), _written(x)
-        if not (causal or mask is not None) or x.bias is not None or _all_finite(x):
+        masked = x.bias is None and (causal or mask is not None)
+        # Asking costs a wait on an accelerator and a graph break: there care is taken always.
+        ask = x.q.device.type == "cpu" and not torch.compiler.is_compiling()
+        if not masked or (ask and all_finite(q, k, v)):
             return _sdpa(x, q, k, v, causal, mask)
         out = _sdpa(x, finite(q), finite(k), finite(v), causal, mask)
         return out + _spoiled(x, causal, mask)
@@ -86,9 +89,7 @@ class Sdpa:
         if x.q.device.type != "cuda":
             return [f"its fused kernels on {x.q.device.type} are not known here"]
         cuda = torch.backends.cuda
-        params = cuda.SDPAParams(
-            x.q, x.k, x.v, _written(x), x.dropout, _causal(x), _grouped(x)
-        )
+        params = cuda.SDPAParams(x.q, x.k, x.v, _written(x), x.dropout, _causal(x), _grouped(x))
         kernels = (
             cuda.can_use_flash_attention,
             cuda.can_use_efficient_attention,
@@ -145,14 +146,6 @@ def _written(x: AttentionInputs) -> Tensor | None:
     return pairs(
         x.mask, torch.arange(x.shape.Q, device=device), torch.arange(x.shape.K, device=device)
     )
-
-
-def _all_finite(x: AttentionInputs) -> bool:
-    """Whether nothing hidden can spoil a product. Asking costs a wait on an accelerator and a
-    graph break under the compiler: there care is taken always."""
-    if x.q.device.type != "cpu" or torch.compiler.is_compiling():
-        return False
-    return math.isfinite(sum(t.detach().sum(dtype=x.compute_dtype).item() for t in (x.q, x.k, x.v)))
 
 
 def _spoiled(x: AttentionInputs, causal: bool, mask: Tensor | None) -> Float[Tensor, "b h q e"]:

@@ -42,6 +42,7 @@ class Alibi(Bias):
         return [(heads,)]
 
     def _distance(self, q: Tensor, k: Tensor) -> Tensor:
+        assert self.offset is not None
         return (k - q[:, None] - self.offset).abs().to(self.slopes.dtype)
 
 

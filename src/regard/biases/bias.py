@@ -22,7 +22,11 @@ class Bias(Value):
         raise NotImplementedError
 
     def pull_back(
-        self, q: Int[Tensor, "q"], k: Int[Tensor, "k"], d: Float[Tensor, "b h q k"], into: list[Tensor]
+        self,
+        q: Int[Tensor, "q"],
+        k: Int[Tensor, "k"],
+        d: Float[Tensor, "b h q k"],
+        into: list[Tensor],
     ) -> None:
         """Add what a gradient of these logits gives to the gradients of the bias's tensors."""
         raise NotImplementedError

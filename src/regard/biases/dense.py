@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.biases.bias import Bias, check_device
 from regard.errors import RegardError
-from regard.values import Pick, Shape
+from regard.values import Pick, Shape, broadcasts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -20,7 +20,7 @@ class Dense(Bias):
     def bind(self, shape: Shape, device: torch.device) -> Bias:
         check_device(self, self.tensor, device)
         fits = zip(self.tensor.shape, shape, strict=True)
-        if any(have not in (1, need) for have, need in fits):
+        if not all(broadcasts(have, need) for have, need in fits):
             raise RegardError(
                 "dense: the bias does not fit the call",
                 got=f"{list(self.tensor.shape)} for [B, H, Q, K] = {list(shape)}",
@@ -51,7 +51,7 @@ class Dense(Bias):
         return q[:, None], k if n[3] > 1 else torch.zeros_like(k[:1])
 
 
-def dense(tensor: Float[Tensor, "b h q k"]) -> Bias:
+def dense(tensor: Float[Tensor, "*bh q k"]) -> Bias:
     """Any tensor that broadcasts to [B, H, Q, K]; [Q, K] is the same for every batch and head.
 
     Minus infinity hides a pair, as a float mask does elsewhere.

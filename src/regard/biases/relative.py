@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.biases.bias import Bias, check_device
 from regard.errors import RegardError
-from regard.values import Pick, Shape, end_aligned
+from regard.values import Pick, Shape, broadcasts, end_aligned
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -20,7 +20,7 @@ class Relative(Bias):
 
     def bind(self, shape: Shape, device: torch.device) -> Bias:
         check_device(self, self.table, device)
-        if self.table.shape[0] not in (1, shape.H):
+        if not broadcasts(self.table.shape[0], shape.H):
             raise RegardError(
                 "relative: one row per head",
                 got=f"a table {list(self.table.shape)} for {shape.H} heads",
@@ -43,6 +43,7 @@ class Relative(Bias):
         return [() if self.table.shape[0] == 1 else (heads,)]
 
     def _cell(self, q: Tensor, k: Tensor) -> Tensor:
+        assert self.offset is not None
         reach = self.table.shape[1] // 2
         return (k - q[:, None] - self.offset).clamp(-reach, reach) + reach
 

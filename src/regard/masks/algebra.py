@@ -91,7 +91,9 @@ class Mask(Value):
         """
         shape, bound = self._alone(queries, keys)
         device = self._device()
-        return pairs(bound, torch.arange(shape.Q, device=device), torch.arange(shape.K, device=device))
+        return pairs(
+            bound, torch.arange(shape.Q, device=device), torch.arange(shape.K, device=device)
+        )
 
     def count(self, queries: int, keys: int | None = None) -> int:
         """How many pairs are allowed, exactly, without building them.
@@ -102,7 +104,8 @@ class Mask(Value):
         """
         from regard.masks.tiles import count
 
-        return count(*reversed(self._alone(queries, keys)), self._device())
+        shape, bound = self._alone(queries, keys)
+        return count(bound, shape, self._device())
 
     def tiles(
         self, queries: int, keys: int | None = None, size: int = 128
@@ -226,7 +229,9 @@ class _Pair(Mask):
 
     def __repr__(self) -> str:
         def shown(part: Mask) -> str:
-            return f"({part!r})" if isinstance(part, _Pair) and part.sign != self.sign else repr(part)
+            return (
+                f"({part!r})" if isinstance(part, _Pair) and part.sign != self.sign else repr(part)
+            )
 
         return f"{shown(self.left)} {self.sign} {shown(self.right)}"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.masks.algebra import Mask, Tiles
 from regard.masks.tables import AreaTable
-from regard.values import Pick, Shape
+from regard.values import Pick, Shape, broadcasts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,7 +31,8 @@ class Blocks(Mask):
     def bind(self, shape: Shape, device: torch.device) -> Mask:
         need = (-(-shape.Q // self.size), -(-shape.K // self.size))
         have = tuple(self.layout.shape)
-        if have[0] not in (1, shape.B) or have[1] not in (1, shape.H) or have[2:] != need:
+        per_head = broadcasts(have[0], shape.B) and broadcasts(have[1], shape.H)
+        if not per_head or have[2:] != need:
             raise RegardError(
                 f"blocks of {self.size}: the layout does not cover the call",
                 got=f"layout {list(have)} for [{shape.B}, {shape.H}, {shape.Q}, {shape.K}]",
@@ -47,7 +48,10 @@ class Blocks(Mask):
     def judge(self, tiles: Tiles) -> Int8[Tensor, "b h t"]:
         size = self.size
         return self._areas.judge(
-            tiles.q0 // size, (tiles.q1 - 1) // size + 1, tiles.k0 // size, (tiles.k1 - 1) // size + 1
+            tiles.q0 // size,
+            (tiles.q1 - 1) // size + 1,
+            tiles.k0 // size,
+            (tiles.k1 - 1) // size + 1,
         )
 
     def select(self, batch: Pick, heads: Pick) -> Mask:

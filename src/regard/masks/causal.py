@@ -22,6 +22,7 @@ class Causal(Mask):
         return Causal(end_aligned(self.offset, shape))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
+        assert self.offset is not None
         return k <= q + self.offset
 
     def judge(self, tiles: Tiles) -> Int8[Tensor, "1 1 t"]:

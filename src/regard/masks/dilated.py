@@ -23,6 +23,7 @@ class Dilated(Mask):
         return Dilated(self.step, end_aligned(self.offset, shape))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
+        assert self.offset is not None
         return (k - q - self.offset) % self.step == 0
 
     def judge(self, tiles: Tiles) -> Int8[Tensor, "1 1 t"]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.masks.algebra import Mask, Tiles, states
-from regard.values import Pick, Shape, end_aligned
+from regard.values import Pick, Shape, broadcasts, end_aligned
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -27,7 +27,7 @@ class Documents(Mask):
     def bind(self, shape: Shape, device: torch.device) -> Mask:
         offset = end_aligned(self.offset, shape)
         ids = self.ids if self.ids.ndim == 2 else self.ids[None]
-        if ids.shape[0] not in (1, shape.B) or ids.shape[1] != shape.K:
+        if not broadcasts(ids.shape[0], shape.B) or ids.shape[1] != shape.K:
             raise RegardError(
                 "documents: one id per key is needed",
                 got=f"ids {list(self.ids.shape)} for batch {shape.B} and {shape.K} keys",
@@ -43,6 +43,7 @@ class Documents(Mask):
         return Documents(ids.to(device), offset)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
+        assert self.offset is not None
         b = b if self.batch > 1 else torch.zeros_like(b)
         return self.ids[b, q + self.offset] == self.ids[b, k]
 

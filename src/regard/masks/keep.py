@@ -10,9 +10,9 @@ from jaxtyping import Bool, Int8
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.masks.algebra import Mask, Tiles
+from regard.masks.algebra import Mask, Not, Tiles
 from regard.masks.tables import AreaTable
-from regard.values import Pick, Shape
+from regard.values import Pick, Shape, broadcasts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,7 +30,7 @@ class Keep(Mask):
     def bind(self, shape: Shape, device: torch.device) -> Mask:
         table = self.table if self.table.ndim == 4 else _with_four_axes(self.table, shape)
         fits = zip(table.shape, shape, strict=True)
-        if any(have not in (1, need) for have, need in fits):
+        if not all(broadcasts(have, need) for have, need in fits):
             raise RegardError(
                 "the tensor of a mask does not fit the call",
                 got=f"{list(self.table.shape)} for [B, H, Q, K] = {list(shape)}",
@@ -113,4 +113,4 @@ def ignore(table: Bool[Tensor, "..."]) -> Mask:
     >>> print(ignore(torch.tensor([True, False, True])).draw(1, 3))
     ··██··
     """
-    return ~keep(table)
+    return Not(keep(table))

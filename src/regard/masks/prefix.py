@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.masks.algebra import Mask, Tiles, states
-from regard.values import Pick, Shape
+from regard.values import Pick, Shape, broadcasts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -26,7 +26,7 @@ class Prefix(Mask):
     def bind(self, shape: Shape, device: torch.device) -> Mask:
         if not isinstance(self.limit, Tensor):
             return self
-        if len(self.limit) not in (1, shape.B):
+        if not broadcasts(len(self.limit), shape.B):
             raise RegardError(
                 f"{self!r} speaks of another batch",
                 got=f"{len(self.limit)} lengths for a batch of {shape.B}",

@@ -122,9 +122,7 @@ def survey(bound: Mask, shape: Shape, q_size: int, k_size: int, device: torch.de
         # Distances alone decide, so pairs come from a sum over distances instead.
         return Survey(_count_by_distance(bound, shape, device), pairs + int(area[open_].sum()))
     inside = _pairs_inside(bound, left)
-    return Survey(
-        pairs + int(inside.sum()), pairs + int(((inside > 0) * area[open_]).sum())
-    )
+    return Survey(pairs + int(inside.sum()), pairs + int(((inside > 0) * area[open_]).sum()))
 
 
 def count(bound: Mask, shape: Shape, device: torch.device) -> int:

@@ -25,6 +25,7 @@ class Window(Mask):
         return Window(self.left, self.right, end_aligned(self.offset, shape))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
+        assert self.offset is not None
         distance = k - q - self.offset
         low, high = _sides(self.left, self.right)
         return (distance >= low) & (distance <= high)

@@ -39,7 +39,10 @@ class Comparison(Value):
         raise NotImplementedError
 
     def pull_back(
-        self, q: Float[Tensor, "b g r q d"], k: Float[Tensor, "b g k d"], d: Float[Tensor, "b g r q k"]
+        self,
+        q: Float[Tensor, "b g r q d"],
+        k: Float[Tensor, "b g k d"],
+        d: Float[Tensor, "b g r q k"],
     ) -> Gradients:
         raise NotImplementedError
 
@@ -55,7 +58,8 @@ class Dot(Comparison):
 
     def logits(self, q: Tensor, k: Tensor) -> Tensor:
         # Query heads of a group are stacked as rows, so that keys are never expanded.
-        return torch.matmul((q * self.scale).flatten(2, 3), k.mT).unflatten(2, q.shape[2:4])
+        rows = torch.matmul((q * self.scale).flatten(2, 3), k.mT)
+        return rows.view(*q.shape[:4], k.shape[2])
 
     def pull_back(self, q: Tensor, k: Tensor, d: Tensor) -> Gradients:
         rows = d.flatten(2, 3)
@@ -121,4 +125,5 @@ class Nearness(Comparison):
     def _distance(q: Tensor, k: Tensor) -> Tensor:
         # Without the matrix-product shortcut, which loses near neighbours to cancellation.
         mode = "donot_use_mm_for_euclid_dist"
-        return torch.cdist(q.flatten(2, 3), k, compute_mode=mode).unflatten(2, q.shape[2:4])
+        rows = torch.cdist(q.flatten(2, 3), k, compute_mode=mode)
+        return rows.view(*q.shape[:4], k.shape[2])

@@ -1,7 +1,7 @@
 """The backward pass: weights are computed again from q, k and lse, tile by tile.
 
-With p = exp(s - lse), E = lse - entropy (the expected logit) and gradients g of out, lse and
-entropy,
+With p = exp(s - lse - lse_rest), E = lse - entropy (the expected logit) and gradients g of out,
+lse and entropy,
 
     ∂/∂s = p · (g_out·v - g_out·out + g_lse - g_entropy (s - E)).
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.backends.contract import Rows
+from regard.backends.tiled.forward import Passed
 from regard.backends.tiled.walk import Cut, RowTile, Slab, slabs
 from regard.inputs import AttentionInputs
 
@@ -24,14 +24,15 @@ class Backward:
     def __init__(
         self,
         x: AttentionInputs,
-        rows: Rows,
+        passed: Passed,
         g_out: Tensor | None,
         g_lse: Tensor | None,
         g_entropy: Tensor | None,
         *,
         bias: bool,
     ) -> None:
-        self.x, self.rows = x, rows
+        self.x = x
+        self.rows, self.lse_rest = rows, _ = passed
         dtype = x.compute_dtype
         self.g_out = None if g_out is None else g_out.to(dtype)
         self.g_entropy = g_entropy
@@ -62,12 +63,13 @@ class Backward:
         # A row that sees nothing has lse = -inf and only -inf logits; any finite number will do.
         lse = tile.take(self.rows.lse)
         lse = torch.where(lse.isinf(), 0.0, lse)[..., None]
+        lse_rest = tile.take(self.lse_rest)[..., None]
         shift = tile.take(self.shift)[..., None]
         g_out = None if self.g_out is None else tile.take(self.g_out).flatten(2, 3)
         dq = torch.zeros_like(tile.q)
         for cut in tile.cuts:
             s, slope = tile.logits_and_slope(cut)
-            p = torch.exp(s - lse)
+            p = (s - lse).sub_(lse_rest).exp_()
             here = (slab.batch, slab.key_heads, cut.keys)
             ds = shift.expand_as(p)
             if g_out is not None:
@@ -111,10 +113,11 @@ class Backward:
         return [whole[place] for whole, place in zip(self.bias, places, strict=True)]
 
     def _add_sink(self, slab: Slab) -> None:
-        assert self.sink is not None and self.x.sink is not None
+        assert self.sink is not None
+        assert self.x.sink is not None
         here = (slab.batch, slab.heads)
         sink = self.x.sink[slab.heads].to(self.sink.dtype)[:, None]
-        p = torch.exp(sink - self.rows.lse[here])
+        p = torch.exp(sink - self.rows.lse[here] - self.lse_rest[here])
         ds = self.shift[here]
         if self.g_entropy is not None:
             assert self.expected is not None

@@ -6,13 +6,19 @@ o = Σ exp(s - m) v are kept. When m moves by δ = m_old - m_new, the sums shrin
     l ← α l + …      o ← α o + …      e ← α (e + l δ) + …
 
 At the end lse = m + log l, entropy = log l - e / l and out = o / l.
+
+Where |lse| is large, rounding it would cost the backward pass: weights exp(s - lse) would no longer
+sum to 1. What rounding took away is kept beside it (`lse_rest`), so that exp(s - lse - lse_rest)
+does.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from regard.backends.contract import Rows
@@ -22,21 +28,30 @@ from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
 
 
-def forward(x: AttentionInputs, *, statistics: bool) -> Rows:
+class Passed(NamedTuple):
+    """What the forward pass leaves behind: rows, and what rounding took from lse."""
+
+    rows: Rows
+    lse_rest: Float[Tensor, "b h q"]
+
+
+def forward(x: AttentionInputs, *, statistics: bool) -> Passed:
     """Output and lse; the largest logit and the entropy only if asked for (else empty tensors)."""
     B, H, Q, _ = x.shape
     out = x.v.new_empty(B, H, Q, x.v.shape[-1])
-    rows = Rows(out, *(x.q.new_empty(B, H, Q, dtype=x.compute_dtype) for _ in range(3)))
+    *columns, rest = (x.q.new_empty(B, H, Q, dtype=x.compute_dtype) for _ in range(4))
+    passed = Passed(Rows(out, *columns), rest)
     memory = _Memory(x, buffers=2 if statistics else 1)
     for slab in slabs(x):
         for tile in slab.row_tiles():
             tally = _Tally(tile, memory, statistics)
             for cut in tile.cuts:
                 tally.add(cut)
-            tally.write(rows)
+            tally.write(passed)
     if not statistics:
-        return Rows(rows.out, rows.lse, rows.lse.new_empty(0), rows.lse.new_empty(0))
-    return rows
+        none = rest.new_empty(0)
+        return Passed(passed.rows._replace(max_logit=none, entropy=none.clone()), rest)
+    return passed
 
 
 class _Memory:
@@ -109,27 +124,33 @@ class _Tally:
             allowed = (~cut.hidden).to(v.dtype)
             self.mixed += poison(v, lambda what: torch.matmul(allowed, what) > 0)
 
-    def write(self, rows: Rows) -> None:
-        tile = self.tile
-        empty = self.total == 0
-        total = torch.where(empty, 1.0, self.total)
-        log_total = total.log()
-        lse = torch.where(empty, -math.inf, self.largest + log_total)
-        out = self.mixed / total
-        entropy = torch.where(empty, 0.0, log_total - self.energy / total)
+    def write(self, passed: Passed) -> None:
+        tile, rows = self.tile, passed.rows
+        shift, total = self.largest, self.total
         sink = tile.slab.x.sink
         if sink is not None:
-            # The sink is one more place to look: entropy of (keys or sink), then within the keys.
-            sink = sink.to(lse.dtype).view(1, -1, tile.slab.x.group, 1, 1)
-            keys_only, lse = lse, torch.logaddexp(lse, sink)
-            log_share = torch.where(empty, 0.0, keys_only - lse)
-            share = torch.where(empty, 0.0, log_share.exp())
-            log_rest = sink - lse
-            out = out * share
-            entropy = share * (entropy - log_share) - log_rest.exp() * log_rest
+            # The sink is one more term of the sum.
+            sink = sink.to(total.dtype).view(1, -1, tile.slab.x.group, 1, 1)
+            shift = torch.maximum(shift, sink)
+            total = total * (self.largest - shift).exp() + (sink - shift).exp()
+        nothing = total == 0
+        total = torch.where(nothing, 1.0, total)
+        lse = torch.where(nothing, -math.inf, shift + total.log())
+        rest = torch.where(nothing, 0.0, (shift - lse) + total.log())
+        out = self.mixed * ((self.largest - shift).exp() / total)
         tile.put(rows.out, out.to(rows.out.dtype))
         tile.put(rows.lse, lse.squeeze(-1))
-        if self.statistics:
-            largest = torch.where(empty, -math.inf, self.largest)
-            tile.put(rows.max_logit, largest.squeeze(-1))
-            tile.put(rows.entropy, entropy.squeeze(-1))
+        tile.put(passed.lse_rest, rest.squeeze(-1))
+        if not self.statistics:
+            return
+        unseen = self.total == 0
+        keys = torch.where(unseen, 1.0, self.total)
+        entropy = torch.where(unseen, 0.0, keys.log() - self.energy / keys)
+        if sink is not None:
+            # Entropy of (keys or sink), then within the keys.
+            log_share = torch.where(unseen, 0.0, keys.log() + (self.largest - shift) - total.log())
+            share = torch.where(unseen, 0.0, log_share.exp())
+            log_rest = (sink - shift) - total.log()
+            entropy = share * (entropy - log_share) - log_rest.exp() * log_rest
+        tile.put(rows.max_logit, torch.where(unseen, -math.inf, self.largest).squeeze(-1))
+        tile.put(rows.entropy, entropy.squeeze(-1))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.backends.contract import Rows
 from regard.backends.tiled.backward import Backward
-from regard.backends.tiled.forward import forward
+from regard.backends.tiled.forward import Passed, forward
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.values import decode, encode
@@ -20,12 +20,11 @@ def run(x: AttentionInputs, *, statistics: bool) -> Rows:
     """The forward pass, differentiable in q, k, v, sink, and the tensors of score and bias."""
     text, integers, floats, tensors = encode([x.comparison, x.mask, x.bias])
     bias = x.bias is not None and any(t.requires_grad for t in x.bias.tensors())
-    return Rows(
-        *_forward(
-            x.q, x.k, x.v, x.sink, x.seed, tensors, text, integers, floats,
-            x.softcap, x.dropout, statistics, bias and torch.is_grad_enabled(),
-        )
+    out, lse, max_logit, entropy, _ = _forward(
+        x.q, x.k, x.v, x.sink, x.seed, tensors, text, integers, floats, x.softcap, x.dropout,
+        statistics, bias and torch.is_grad_enabled(),
     )  # fmt: skip
+    return Rows(out, lse, max_logit, entropy)
 
 
 def _inputs(
@@ -60,21 +59,20 @@ def _forward(
     dropout: float,
     statistics: bool,
     bias: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     x = _inputs(q, k, v, sink, seed, tensors, text, integers, floats, softcap, dropout)
-    return tuple(forward(x, statistics=statistics))
+    rows, lse_rest = forward(x, statistics=statistics)
+    return *rows, lse_rest
 
 
 @_forward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     statistics = rest[-2]
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = v.new_empty(*q.shape[:3], v.shape[3])
     lse = q.new_empty(q.shape[:3], dtype=dtype)
     more = [torch.empty_like(lse) if statistics else lse.new_empty(0) for _ in range(2)]
-    return out, lse, more[0], more[1]
+    return out, lse, more[0], more[1], torch.empty_like(lse)
 
 
 @torch.library.custom_op("regard::tiled_backward", mutates_args=())
@@ -84,6 +82,7 @@ def _backward(
     g_entropy: Tensor | None,
     out: Tensor,
     lse: Tensor,
+    lse_rest: Tensor,
     entropy: Tensor,
     q: Tensor,
     k: Tensor,
@@ -99,11 +98,13 @@ def _backward(
     bias: bool,
 ) -> list[Tensor]:
     x = _inputs(q, k, v, sink, seed, tensors, text, integers, floats, softcap, dropout)
-    rows = Rows(out, lse, lse, entropy)
-    given = Backward(x, rows, g_out, g_lse, g_entropy, bias=bias).run()
+    passed = Passed(Rows(out, lse, lse, entropy), lse_rest)
+    given = Backward(x, passed, g_out, g_lse, g_entropy, bias=bias).run()
     sinks = [] if given.sink is None or sink is None else [given.sink.to(sink.dtype)]
     learned = [t for t in tensors if t.is_floating_point()]
-    own = given.comparison + (given.bias or [t.new_zeros(()) for t in learned[len(given.comparison) :]])
+    own = given.comparison + (
+        given.bias or [t.new_zeros(()) for t in learned[len(given.comparison) :]]
+    )
     return [
         given.q,
         given.k.to(k.dtype),
@@ -120,6 +121,7 @@ def _(
     g_entropy: Tensor | None,
     out: Tensor,
     lse: Tensor,
+    lse_rest: Tensor,
     entropy: Tensor,
     q: Tensor,
     k: Tensor,
@@ -146,26 +148,31 @@ def _(
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, sink, seed, tensors, text, integers, floats, *more = inputs
     softcap, dropout, _, bias = more
-    out, lse, _, entropy = output
+    out, lse, _, entropy, lse_rest = output
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(out, lse, entropy, q, k, v, sink, seed, *tensors)
+    ctx.save_for_backward(out, lse, lse_rest, entropy, q, k, v, sink, seed, *tensors)
     ctx.rest = (text, integers, floats, softcap, dropout, bias)
 
 
 def _differentiate(
-    ctx: Any, g_out: Tensor | None, g_lse: Tensor | None, g_max: Tensor | None, g_entropy: Tensor | None
+    ctx: Any,
+    g_out: Tensor | None,
+    g_lse: Tensor | None,
+    g_max: Tensor | None,
+    g_entropy: Tensor | None,
+    g_rest: Tensor | None,
 ) -> tuple[Any, ...]:
-    out, lse, entropy, q, k, v, sink, seed, *tensors = ctx.saved_tensors
+    out, lse, lse_rest, entropy, q, k, v, sink, seed, *tensors = ctx.saved_tensors
     text, integers, floats, softcap, dropout, bias = ctx.rest
     # text, integers, floats, softcap, dropout, statistics, bias. An empty list of numbers could
     # be one of tensors as well, so torch.library wants a list back for it.
-    lists = (None if integers else [], None if floats else [])
+    lists: tuple[Any, Any] = (None if integers else [], None if floats else [])
     constants = (None, *lists, None, None, None, None)
     if g_out is None and g_lse is None and g_entropy is None:
         return None, None, None, None, None, [None] * len(tensors), *constants
     given = _backward(
-        g_out, g_lse, g_entropy, out, lse, entropy, q, k, v, sink, seed, tensors, text, integers,
-        floats, softcap, dropout, bias,
+        g_out, g_lse, g_entropy, out, lse, lse_rest, entropy, q, k, v, sink, seed, tensors, text,
+        integers, floats, softcap, dropout, bias,
     )  # fmt: skip
     dq, dk, dv, *more = given
     d_sink = None if sink is None else more.pop(0)
@@ -173,7 +180,10 @@ def _differentiate(
     grads = iter(more)
     # A scalar stands for a bias that wants no gradient; torch.library wants one entry each.
     own = [next(grads) if floating else None for floating in floats]
-    own = [g if g is not None and g.shape == t.shape else None for g, t in zip(own, tensors, strict=True)]
+    own = [
+        g if g is not None and g.shape == t.shape else None
+        for g, t in zip(own, tensors, strict=True)
+    ]
     return dq, dk, dv, d_sink, None, own, *constants
 
 

@@ -111,9 +111,9 @@ class TiledPass:
         self,
         inputs: AttentionInputs,
         lse: Float[Tensor, "b h q"],
-        queries: Int[Tensor, "q"],
-        keys: Int[Tensor, "k"],
-    ) -> Float[Tensor, "b h q k"]:
+        queries: Int[Tensor, "some_q"],
+        keys: Int[Tensor, "some_k"],
+    ) -> Float[Tensor, "b h some_q some_k"]:
         s = chosen_logits(inputs, queries, keys)
         hidden = s == -math.inf
         away = torch.where(hidden, 0.0, s - lse[..., queries, None])

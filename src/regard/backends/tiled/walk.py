@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.backends.dropping import kept
-from regard.backends.poison import finite
+from regard.backends.poison import all_finite, finite
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import EMPTY, FULL, Mask, pairs
 from regard.masks.tiles import grid
@@ -60,7 +60,12 @@ class Slab:
     """Some batch entries and heads of a call, in the precision that scores are computed in."""
 
     def __init__(
-        self, x: AttentionInputs, batch: slice, key_heads: slice, schedule: Schedule, is_finite: bool
+        self,
+        x: AttentionInputs,
+        batch: slice,
+        key_heads: slice,
+        schedule: Schedule,
+        is_finite: bool,
     ) -> None:
         self.batch, self.key_heads = batch, key_heads
         self.heads = slice(key_heads.start * x.group, key_heads.stop * x.group)
@@ -109,7 +114,8 @@ class RowTile:
 
     def take(self, whole: Tensor) -> Tensor:
         """This tile's part of a tensor [B, H, Q, ...], as [B, G, R, Q, ...]."""
-        return whole[self.where].unflatten(1, (-1, self.slab.x.group))
+        part: Tensor = whole[self.where].unflatten(1, (-1, self.slab.x.group))
+        return part
 
     def put(self, whole: Tensor, part: Tensor) -> None:
         """Write a part [B, G, R, Q, ...] into its place."""
@@ -176,7 +182,9 @@ def grouped(t: Tensor, group: int) -> Tensor:
 class Schedule:
     """Which keys each row tile must look at, under one mask."""
 
-    def __init__(self, mask: Mask | None, shape: Shape, group: int, size: TileSize, device: torch.device) -> None:
+    def __init__(
+        self, mask: Mask | None, shape: Shape, group: int, size: TileSize, device: torch.device
+    ) -> None:
         self.mask, self.shape, self.group, self.size, self.device = mask, shape, group, size, device
         self._seen: dict[tuple[int, int, int], Tensor] = {}
         if mask is None:
@@ -230,7 +238,7 @@ def slabs(x: AttentionInputs) -> Iterator[Slab]:
     """The slabs of a call. Where the mask differs between batch entries, each is walked alone."""
     B, groups = x.k.shape[:2]
     size = tile_size(x)
-    is_finite = all_finite(x)
+    is_finite = x.mask is None or all_finite(x.q, x.k, x.v)
     heads = min(groups, size.heads)
     together = max(1, size.heads // max(groups, 1)) if x.mask is None or x.mask.batch == 1 else 1
     schedule: Schedule | None = None
@@ -239,15 +247,9 @@ def slabs(x: AttentionInputs) -> Iterator[Slab]:
             batch, key_heads = slice(b, min(b + together, B)), slice(g, min(g + heads, groups))
             mask = x.mask
             if mask is not None:
-                mask = mask.select(batch, slice(key_heads.start * x.group, key_heads.stop * x.group))
+                mask = mask.select(
+                    batch, slice(key_heads.start * x.group, key_heads.stop * x.group)
+                )
             if schedule is None or mask is not schedule.mask:
                 schedule = Schedule(mask, x.shape, x.group, size, x.q.device)
             yield Slab(x, batch, key_heads, schedule, is_finite)
-
-
-def all_finite(x: AttentionInputs) -> bool:
-    """Whether q, k and v are free of NaN and infinity. Only hidden ones need care."""
-    if x.mask is None:
-        return True
-    # A sum is not finite if a term is not; if it overflows on its own, care is taken in vain.
-    return bool(torch.isfinite(sum(t.sum(dtype=x.compute_dtype) for t in (x.q, x.k, x.v))))

@@ -1,0 +1,205 @@
+"""The table of cases that every backend is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import biases, masks, scores
+from regard.backends.contract import Backend
+from regard.backends.reference import Reference
+from regard.inputs import AttentionInputs, check
+from tests.parity.agreement import Named, Plain
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Lengths of a case. Odd ones, with fewer key heads and another value width."""
+
+    B: int = 2
+    H: int = 4
+    G: int = 2
+    Q: int = 27
+    K: int = 37
+    D: int = 8
+    E: int = 6
+
+
+Draw = Callable[..., Tensor]
+
+
+def _layout(s: Sizes) -> Tensor:
+    cells = torch.arange(-(-s.Q // 8) * -(-s.K // 8)).view(-(-s.Q // 8), -(-s.K // 8))
+    return cells % 3 != 1
+
+
+def _ids(s: Sizes) -> Tensor:
+    return torch.stack([torch.arange(s.K) // 11, torch.arange(s.K) // 7 % 3])[: s.B]
+
+
+def _table(s: Sizes) -> Tensor:
+    return torch.rand(s.B, s.H, s.Q, s.K, generator=torch.Generator().manual_seed(5)) > 0.6
+
+
+MASKS: dict[str, Callable[[Sizes], masks.Mask | None]] = {
+    "none": lambda s: None,
+    "causal": lambda s: masks.causal(),
+    "causal_from_start": lambda s: masks.causal(offset=0),
+    "future_only": lambda s: ~masks.causal(),
+    "window": lambda s: masks.window(5, 3),
+    "causal_window": lambda s: masks.causal() & masks.window(6),
+    "padding": lambda s: masks.padding(torch.tensor([s.K - 9, s.K])[: s.B]),
+    "causal_padding": lambda s: masks.causal() & masks.padding(torch.tensor([4, s.K - 3])[: s.B]),
+    "documents": lambda s: masks.causal() & masks.documents(_ids(s)),
+    "prefix": lambda s: masks.causal() | masks.prefix(12),
+    "longformer": lambda s: masks.window(3, 3) | masks.global_tokens([0, s.K - 5]),
+    "dilated": lambda s: masks.causal() & masks.window(12) & masks.dilated(3),
+    "blocks": lambda s: masks.blocks(_layout(s), 8),
+    "keep": lambda s: masks.keep(_table(s)),
+    "ignore": lambda s: masks.ignore(_table(s)[:, :1]),
+    "nothing": lambda s: masks.keep(torch.zeros(1, 1, 1, 1, dtype=torch.bool)),
+}
+
+SCORES: dict[str, Callable[[Sizes, Draw], tuple[scores.Score | None, list[Tensor]]]] = {
+    "scaled_dot": lambda s, draw: (None, []),
+    "dot": lambda s, draw: (scores.dot(), []),
+    "general": lambda s, draw: _with(scores.general, draw(s.H, s.D, s.D)),
+    "additive": lambda s, draw: _with(scores.additive, draw(s.D, 5), draw(s.D, 5), draw(s.H, 5)),
+    "cosine": lambda s, draw: (scores.cosine(0.3), []),
+    "distance": lambda s, draw: (scores.distance(2.0), []),
+    "distance_plain": lambda s, draw: (scores.distance(squared=False), []),
+}
+
+BIASES: dict[str, Callable[[Sizes, Draw], tuple[biases.Bias | None, list[Tensor]]]] = {
+    "none": lambda s, draw: (None, []),
+    "alibi": lambda s, draw: _with(biases.alibi, draw(s.H).abs() / 8),
+    "relative": lambda s, draw: _with(biases.relative, draw(s.H, 9)),
+    "dense": lambda s, draw: _with(biases.dense, draw(1, s.H, s.Q, s.K)),
+}
+
+EXTRAS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "softcap": {"softcap": 1.5},
+    "sink": {"sink": True},
+    "dropout": {"dropout": 0.25, "training": True},
+    "all": {"softcap": 3.0, "sink": True, "dropout": 0.1, "training": True},
+}
+
+
+def _with(make: Callable[..., Any], *tensors: Tensor) -> tuple[Any, list[Tensor]]:
+    return make(*tensors), list(tensors)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call, in any precision: the same numbers, rounded."""
+
+    mask: str = "none"
+    score: str = "scaled_dot"
+    bias: str = "none"
+    extra: str = "plain"
+    dtype: torch.dtype = torch.float32
+    sizes: Sizes = field(default_factory=Sizes)
+    device: str = "cpu"
+    loud: float = 1.0
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.mask}-{self.score}-{self.bias}-{self.extra}-{dtype}"
+
+    def build(self, precision: torch.dtype | None = None) -> tuple[AttentionInputs, list[Tensor]]:
+        """Checked inputs in a precision (the case's own by default), and every learned tensor."""
+        s, source = self.sizes, torch.Generator().manual_seed(3)
+        learned: list[Tensor] = []
+
+        def draw(*shape: int) -> Tensor:
+            numbers = torch.randn(*shape, generator=source, dtype=torch.float64).to(self.dtype)
+            learned.append(numbers.to(precision or self.dtype).to(self.device).requires_grad_())
+            return learned[-1]
+
+        q, k, v = draw(s.B, s.H, s.Q, s.D), draw(s.B, s.G, s.K, s.D), draw(s.B, s.G, s.K, s.E)
+        q, k = q * self.loud, k * self.loud
+        score, _ = SCORES[self.score](s, draw)
+        bias, _ = BIASES[self.bias](s, draw)
+        mask = MASKS[self.mask](s)
+        extra = dict(EXTRAS[self.extra])
+        extra["sink"] = draw(s.H) if extra.get("sink") else None
+        options = {"softcap": None, "scale": None, "dropout": 0.0, "training": False} | extra
+        torch.manual_seed(11)
+        inputs = check(q, k, v, mask=mask, score=score, bias=bias, **options)
+        return inputs, learned
+
+
+def plain(inputs: AttentionInputs) -> AttentionInputs:
+    return Plain(**{name: getattr(inputs, name) for name in inputs.__dataclass_fields__})
+
+
+def observed(
+    backend: Backend,
+    inputs: AttentionInputs,
+    learned: list[Tensor],
+    second: Any | None,
+    *,
+    gradients: bool = True,
+) -> Named:
+    """Everything a backend can be asked about a call."""
+    if second is None:
+        out = backend.attend(inputs)
+        found, differentiable = {"out": out}, [out]
+    else:
+        rows = backend.observe(inputs)
+        found = {
+            "out": rows.out,
+            "lse": rows.lse,
+            "max_logit": rows.max_logit,
+            "entropy": rows.entropy,
+        }
+        differentiable = [rows.out, rows.lse, rows.entropy]
+        found |= questions(second, inputs, rows.lse.detach())
+    if gradients:
+        source = torch.Generator().manual_seed(7)
+        pulls = [
+            torch.randn(t.shape, generator=source, dtype=torch.float64).to(t)
+            for t in differentiable
+        ]
+        given = torch.autograd.grad(differentiable, learned, pulls, allow_unused=True)
+        for i, (tensor, grad) in enumerate(zip(learned, given, strict=True)):
+            found[f"gradient {i}"] = torch.zeros_like(tensor) if grad is None else grad
+    return {name: value.detach().cpu() for name, value in found.items()}
+
+
+def questions(second: Any, x: AttentionInputs, lse: Tensor) -> Named:
+    _, _, Q, K = x.shape
+    rows = torch.tensor(sorted({0, Q // 2, Q - 1}), device=lse.device)
+    keys = torch.arange(0, K, 3, device=lse.device)
+    top = second.top(x, lse, 4)
+    middle = ((Q // 4, Q - Q // 5), (K // 5, K - K // 4))
+    cells = (min(5, middle[0][1] - middle[0][0]), min(4, middle[1][1] - middle[1][0]))
+    return {
+        "received": second.received(x, lse),
+        "top": top.values,
+        "weights": second.weights(x, lse, rows, keys),
+        "mass": second.mass(x, lse, keys),
+        "mean_logit": second.mean_logit(x),
+        "map mean": second.pooled(x, lse, (min(7, Q), min(6, K)), (0, Q), (0, K), "mean"),
+        "map sum": second.pooled(x, lse, cells, *middle, "sum"),
+        "map max": second.pooled(x, lse, cells, *middle, "max"),
+    }
+
+
+def truth_and_plain(
+    case: Case, second: Any | None, *, gradients: bool = True
+) -> tuple[Named, Named]:
+    """The formula in float64, and in the case's own precision (float32 for float64)."""
+    reference = Reference()
+    exact, learned = case.build(torch.float64)
+    truth = observed(reference, exact, learned, second, gradients=gradients)
+    low = torch.float32 if case.dtype == torch.float64 else case.dtype
+    rough, learned = replace(case, dtype=low).build()
+    return truth, observed(reference, plain(rough), learned, second, gradients=gradients)
