@@ -16,7 +16,7 @@ from regard import RegardError, masks
 from regard.masks.algebra import Mask, pairs
 from regard.values import Shape, decode, encode
 
-LAW = settings(max_examples=50, deadline=None, database=None, derandomize=True)
+LAW = settings(max_examples=150, deadline=None, database=None, derandomize=True)
 CPU = torch.device("cpu")
 
 
