@@ -2,6 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+# Checks every shape annotation while tests run. Not with the parity table, which it slows down
+# fourfold, nor with the compiler, whose graphs it breaks.
+SHAPES := --jaxtyping-packages=regard,tests.shapes.check
 
 .PHONY: demo test check bench clean
 
@@ -9,8 +12,9 @@ demo: $(READY)  ## see attention over a sentence, in the terminal
 	@$(BIN)/regard view
 
 test: check  ## everything that decides whether a change lands
-	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not compiled" --jaxtyping-packages=regard,tests.shapes.check
-	$(BIN)/python -m pytest -m compiled tests
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not compiled" --ignore=tests/parity $(SHAPES)
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not compiled" tests/parity
+	$(BIN)/python -m pytest -n 2 -m compiled tests
 
 check: $(READY)  ## style, types and layers
 	$(BIN)/ruff check .

@@ -432,3 +432,46 @@ def test_no_width(backend):
     v = torch.arange(5.0).view(1, 1, 5, 1).expand(1, 2, 5, 1)
     out = regard.attention(none, none, v, backend=backend)
     torch.testing.assert_close(out, torch.full((1, 2, 5, 1), 2.0))
+
+
+def test_q_is_a_list():
+    with pytest.raises(RegardError, match="q must be a tensor"):
+        regard.attention([[1.0]], X, X)
+
+
+def test_q_elsewhere():
+    with pytest.raises(RegardError, match="different devices"):
+        regard.attention(X.to("meta"), X, X)
+
+
+def test_plan_without_data():
+    assert regard.plan(*[X.to("meta")] * 3).flops_dense > 0
+
+
+def test_sink_is_a_list():
+    with pytest.raises(RegardError, match="sink="):
+        regard.attention(X, X, X, sink=[0.0] * 4)
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        scores.general(torch.eye(8)),
+        scores.additive(torch.eye(8), torch.eye(8), torch.ones(8)),
+        scores.cosine(torch.ones(())),
+    ],
+    ids=repr,
+)
+def test_scores_elsewhere(score):
+    with pytest.raises(RegardError, match="another device"):
+        regard.attention(X, X, X, score=score.to("meta"))
+
+
+def test_no_rows_at_all():
+    assert regard.trace(X, X, X).weights(queries=[]).shape == (2, 4, 0, 5)
+    assert regard.trace(X, X, X).mass([]).equal(torch.zeros(2, 4, 5))
+
+
+def test_numpy_numbers():
+    np = pytest.importorskip("numpy")
+    regard.trace(X, X, X, mask=masks.window(np.int64(2)), scale=np.float32(0.5))

@@ -202,3 +202,32 @@ def test_every_kind_has_its_own_name():
 
     names = [kind.__name__ for kind in below(Value)]
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"integer": 0}]',
+        "[true]",
+        '[["Mask"]]',
+        '[["_Pair"]]',
+        '[["And", null, null]]',
+        '[["Keep", null]]',
+        '[["Prefix", ["Causal", null]]]',
+        '[["Not", ["DotScore"]]]',
+        '[["Causal", {"integer": false}]]',
+        "[" * 100_000,
+        "[" + 5_000 * '["Not",' + '["Causal",null]' + 5_000 * "]" + "]",
+    ],
+    ids=lambda t: t[:30],
+)
+def test_hostile_text(text):
+    honest = encode([masks.prefix(3) & masks.padding([2])])
+    with pytest.raises(RegardError, match="a stored value cannot be read"):
+        decode(*honest._replace(text=text))
+
+
+def test_a_tensor_and_a_number_differ():
+    assert masks.prefix(torch.tensor([3, 4])) != masks.prefix(3)
+    assert masks.prefix(torch.tensor([3])) != masks.prefix(3)
+    assert scores.cosine(torch.tensor([1.0, 2.0])) != scores.cosine(1.0)

@@ -102,9 +102,11 @@ def check(
     training: bool,
 ) -> AttentionInputs:
     """Check a call, and bring it into the one form that backends take."""
-    q, k, v = _autocast(q, k, v)
     rank = _check_tensors(q, k, v)
+    q, k, v = _autocast(q, k, v)
+    _check_dtypes(q, k, v)
     _check_kinds(mask, score, bias)
+    _check_devices(q.device, score, bias, sink)
     q, k, v = (_with_four_axes(t, rank) for t in (q, k, v))
     _check_shapes(q, k, v)
     if softcap is not None and not 0 < softcap < math.inf:
@@ -117,14 +119,16 @@ def check(
         )
     q, k, comparison = (score or scaled_dot()).prepare(q, k, scale)
     shape = Shape(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    _check_sink(sink, shape, q.device)
+    _check_sink(sink, shape)
+    # Without data there is still a mask to count; its tensors stay where they are.
+    device = mask.device if mask is not None and q.device.type == "meta" else q.device
     drops = dropout if training else 0.0
     return AttentionInputs(
         q,
         k,
         v,
         comparison,
-        None if mask is None else mask.bind(shape, q.device),
+        None if mask is None else mask.bind(shape, device),
         None if bias is None else bias.bind(shape, q.device),
         softcap,
         sink,
@@ -137,7 +141,7 @@ def check(
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Under autocast, what PyTorch's own attention does: cast to the lower precision."""
     kind = q.device.type
-    if not torch.is_autocast_enabled(kind):
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return q, k, v
     dtype = torch.get_autocast_dtype(kind)
     tensors = (q, k, v)
@@ -158,12 +162,6 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> Rank:
             got=f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
             accepted="[B, H, N, D]; or [B, N, D] or [N, D] for one head",
         )
-    if not (q.dtype == k.dtype == v.dtype) or q.dtype not in DTYPES:
-        raise RegardError(
-            "q, k and v need one floating-point type",
-            got=f"q {q.dtype}, k {k.dtype}, v {v.dtype}",
-            accepted=", ".join(str(t).removeprefix("torch.") for t in DTYPES),
-        )
     if not (q.device == k.device == v.device):
         raise RegardError(
             "q, k and v live on different devices",
@@ -171,6 +169,40 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> Rank:
             accepted="one device",
         )
     return 4 if q.ndim == 4 else 3 if q.ndim == 3 else 2
+
+
+def _check_dtypes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if not (q.dtype == k.dtype == v.dtype) or q.dtype not in DTYPES:
+        raise RegardError(
+            "q, k and v need one floating-point type",
+            got=f"q {q.dtype}, k {k.dtype}, v {v.dtype}",
+            accepted=", ".join(str(t).removeprefix("torch.") for t in DTYPES),
+        )
+
+
+def _check_devices(
+    device: torch.device, score: Score | None, bias: Bias | None, sink: Tensor | None
+) -> None:
+    """Learned tensors must live with q. Masks are moved; moving these would hide a copy a call."""
+    if sink is not None and not isinstance(sink, Tensor):
+        raise RegardError(
+            "sink= must be a tensor",
+            got=type(sink).__name__,
+            accepted="a tensor with one logit per head",
+        )
+    learned = {
+        "sink": [] if sink is None else [sink],
+        "score": [] if score is None else score.tensors(),
+        "bias": [] if bias is None else bias.tensors(),
+    }
+    for name, tensors in learned.items():
+        for tensor in tensors:
+            if tensor.device != device:
+                raise RegardError(
+                    f"{name}= lives on another device",
+                    got=f"{tensor.device}, while q is on {device}",
+                    do=f"move it first: {name}.to({str(device)!r})",
+                )
 
 
 def _check_kinds(mask: object, score: object, bias: object) -> None:
@@ -217,7 +249,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _check_sink(sink: Tensor | None, shape: Shape, device: torch.device) -> None:
+def _check_sink(sink: Tensor | None, shape: Shape) -> None:
     if sink is None:
         return
     if sink.ndim != 1 or sink.shape[0] != shape.H or not sink.is_floating_point():
@@ -225,8 +257,4 @@ def _check_sink(sink: Tensor | None, shape: Shape, device: torch.device) -> None
             "sink= is one logit per head that takes weight and gives nothing",
             got=f"{sink.dtype} {list(sink.shape)} for {shape.H} heads",
             accepted=f"a floating-point tensor [{shape.H}]",
-        )
-    if sink.device != device:
-        raise RegardError(
-            "sink= lives on another device", got=str(sink.device), accepted=str(device)
         )

@@ -199,6 +199,8 @@ def _places(chosen: Chosen, n: int, what: str, device: torch.device) -> Int[Tens
     if isinstance(chosen, int):
         chosen = [chosen]
     index = torch.as_tensor(list(chosen) if isinstance(chosen, range) else chosen, device=device)
+    if not index.numel():
+        index = index.long()
     if index.dtype == torch.bool and index.shape == (n,):
         return index.nonzero().squeeze(-1)
     if index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool:

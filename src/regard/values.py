@@ -8,8 +8,10 @@ which operators (which take nothing else) and files carry it.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from functools import cache
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
@@ -37,6 +39,18 @@ def end_aligned(offset: int | None, shape: Shape) -> int:
     return shape.K - shape.Q if offset is None else offset
 
 
+def whole(name: str, value: int) -> int:
+    """A whole number of any kind as an int; anything else is refused."""
+    if isinstance(value, (int, torch.SymInt)):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise RegardError(
+            f"{name} must be a whole number", got=f"{value!r} ({type(value).__name__})"
+        ) from None
+
+
 def broadcasts(have: int, need: int) -> bool:
     """Whether an axis of one length serves for another. (`have in (1, need)` would be answered
     wrongly by the compiler when a length is symbolic.)"""
@@ -56,6 +70,8 @@ class Value:
     """Base of masks, scores and biases. Subclasses are frozen dataclasses."""
 
     __match_args__: ClassVar[tuple[str, ...]] = ()
+    _keywords: ClassVar[tuple[str, ...]] = ("offset",)
+    """Parts that are given, and printed, by name."""
     _kinds: ClassVar[dict[str, type[Value]]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -74,8 +90,17 @@ class Value:
         return hash((type(self), *(tuple(p.shape) if isinstance(p, Tensor) else p for p in parts)))
 
     def __repr__(self) -> str:
-        shown = [_show(p) for p in self._parts() if p is not None]
-        return f"{type(self).__name__.lower()}({', '.join(shown)})"
+        shown = [
+            f"{name}={_show(part)}" if name in self._keywords else _show(part)
+            for name, part in zip(self.__match_args__, self._parts(), strict=True)
+            if part is not None or name not in self._keywords
+        ]
+        return f"{self._called()}({', '.join(shown)})"
+
+    def _called(self) -> str:
+        """The name of the function that makes such a value: GlobalTokens is global_tokens."""
+        name = type(self).__name__.removesuffix("Score")
+        return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
 
     def map_tensors(self: V, change: Callable[[Tensor], Tensor]) -> V:
         """The same value with every tensor changed.
@@ -146,26 +171,54 @@ def decode(
                 return node
             case {"integer": int(i)} | {"float": int(i)} | {"tensor": int(i)} if len(node) == 1:
                 found = lists[next(iter(node))]
-                if 0 <= i < len(found):
+                if not isinstance(i, bool) and 0 <= i < len(found):
                     return found[i]
             case [str(name), *parts] if name in Value._kinds:
                 kind = Value._kinds[name]
-                if len(parts) == len(kind.__match_args__):
-                    return kind(*map(build, parts))
+                built = [build(part) for part in parts]
+                if _fit(built, kind):
+                    return kind(*built)
         raise RegardError("a stored value cannot be read", got=repr(node)[:80])
 
     try:
         nodes = json.loads(text)
-    except ValueError as error:
-        raise RegardError("a stored value cannot be read", got=str(error)) from None
-    if not isinstance(nodes, list):
-        raise RegardError("a stored value cannot be read", got=repr(nodes)[:80])
-    return [build(node) for node in nodes]
+        if isinstance(nodes, list) and all(
+            node is None or isinstance(node, list) for node in nodes
+        ):
+            return [build(node) for node in nodes]
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, RegardError):
+            raise
+        raise RegardError("a stored value cannot be read", got=str(error)[:80]) from None
+    raise RegardError("a stored value cannot be read", got=text[:80])
+
+
+@cache
+def _hints(kind: Any) -> list[Any]:
+    hints = get_type_hints(kind)
+    return [hints[name] for name in kind.__match_args__]
+
+
+def _fit(parts: list[Any], kind: type[Value]) -> bool:
+    """Whether parts are what a kind of value is made of."""
+    if "__dataclass_fields__" not in vars(kind) or len(parts) != len(kind.__match_args__):
+        return False
+    symbolic = {torch.SymInt: int, torch.SymFloat: float}
+    hints: list[Any] = _hints(kind)  # type: ignore[arg-type]
+    for part, hint in zip(parts, hints, strict=True):
+        known = symbolic.get(type(part))
+        if isinstance(part, bool) and hint is not bool:
+            return False
+        if not isinstance(part if known is None else known(), hint):
+            return False
+    return True
 
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.shape == b.shape and a.device == b.device and bool(torch.equal(a, b))
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return False
     return bool(a == b)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from regard import RegardError, masks
 from regard.masks.algebra import Mask, pairs
+from regard.masks.tiles import survey
 from regard.values import Shape, decode, encode
 
 LAW = settings(max_examples=150, deadline=None, database=None, derandomize=True)
@@ -212,3 +213,14 @@ def test_a_part_of_a_mask_is_a_part_of_its_table(call, data):
     part = mask.bind(shape, CPU).select(b, h)
     got = pairs(part, torch.arange(shape.Q), torch.arange(shape.K))
     assert torch.equal(got.expand(len(b), len(h), shape.Q, shape.K), seen(mask, shape)[b][:, h])
+
+
+@LAW
+@given(calls(), st.integers(1, 5), st.integers(1, 5))
+def test_a_survey_misses_no_pair(call, q_size, k_size):
+    shape, mask = call
+    bound = mask.bind(shape, CPU)
+    own = Shape(mask.batch, mask.heads, shape.Q, shape.K)
+    found = survey(bound, own, q_size, k_size, CPU)
+    assert found.pairs == int(mask.dense(shape.Q, shape.K).sum())
+    assert found.pairs <= found.visited <= own.B * own.H * own.Q * own.K

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regard import RegardError, masks
+from regard import RegardError, biases, masks, scores
 from regard.masks.algebra import pairs
 from regard.values import Shape
 
@@ -151,8 +151,8 @@ def test_select_takes_batch_entries_and_heads(batch, heads):
 
 PRINTS_AS_ITSELF = [
     "causal()",
-    "causal(0)",
-    "causal(-3)",
+    "causal(offset=0)",
+    "causal(offset=-3)",
     "window(4)",
     "window(0)",
     "window(2, 3)",
@@ -280,7 +280,7 @@ def test_a_tensor_is_not_a_mask(sign):
         (lambda: masks.documents([0.0, 1.0]), ["ids are whole numbers", "torch.float32 [2]"]),
         (lambda: masks.documents(torch.zeros(1, 1, 2, dtype=torch.long)), ["[K] or [B, K]"]),
         (lambda: masks.global_tokens(torch.tensor([0.5])), ["takes positions", "float32"]),
-        (lambda: masks.global_tokens(torch.tensor([True])), ["takes positions", "torch.bool [1]"]),
+        (lambda: masks.global_tokens(torch.tensor([True])), ["positions", "bool [True]"]),
         (lambda: masks.blocks(torch.ones(2, 2), 4), ["layout of booleans", "torch.float32"]),
         (lambda: masks.blocks(torch.ones(2, 2, 2).bool(), 4), ["[2, 2, 2]", "[B, H, query blocks"]),
         (lambda: masks.blocks(torch.ones(2, 2).bool(), 0), ["size counts tokens", "1 or more"]),
@@ -362,5 +362,52 @@ def test_what_a_mask_refuses_when_used(mask, shape, words):
 
 
 def test_masks_of_different_batches_do_not_combine():
-    with pytest.raises(RegardError, match=r"padding\(\[1, 2\]\) speaks of another batch"):
+    with pytest.raises(RegardError, match=r"padding\(\[1, 2, 3\]\) speaks of another batch"):
         (masks.padding([1, 2]) & masks.padding([1, 2, 3])).dense(4)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dilated(2, offset=1)",
+        "documents([0, 1], offset=0)",
+        "global_tokens([1], offset=0)",
+        "causal() & (window(1) & prefix(2))",
+    ],
+)
+def test_masks_print_as_the_call(text):
+    mask = eval(text, vars(masks).copy())
+    assert eval(repr(mask), vars(masks).copy()) == mask
+
+
+def test_scores_and_biases_print_as_the_call():
+    assert repr(scores.distance(2.0, squared=False)) == "distance(2.0, squared=False)"
+    assert repr(biases.alibi([1.0], offset=2)) == "alibi([1.0], offset=2)"
+    assert (
+        repr(biases.relative(torch.ones(1, 3), offset=2)) == "relative([[1.0, 1.0, 1.0]], offset=2)"
+    )
+
+
+@pytest.mark.usefixtures("without_hook")
+@pytest.mark.parametrize("places", [[0.5], [True, False], [-1]], ids=str)
+def test_global_tokens_are_places(places):
+    with pytest.raises(RegardError, match="positions"):
+        masks.global_tokens(places)
+
+
+@pytest.mark.usefixtures("without_hook")
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: masks.causal().tiles(4, size=0),
+        lambda: masks.causal().draw(4, width=0),
+        lambda: masks.window(1.5),
+        lambda: masks.keep([True]),
+        lambda: masks.from_multihead(key_padding_mask=torch.tensor([True, False])),
+        lambda: biases.slopes(-1),
+        lambda: torch.ones(2, 2).bool() & masks.causal(),
+    ],
+)
+def test_refused_with_words(use):
+    with pytest.raises(RegardError):
+        use()

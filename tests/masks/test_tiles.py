@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import regard
 from regard import RegardError, masks
 from regard.masks.algebra import EMPTY, FULL, PARTIAL
 from regard.masks.tiles import grid, survey
@@ -208,3 +209,29 @@ def test_a_million_tokens_are_drawn_without_a_square():
 def test_lengths_cannot_be_negative():
     with pytest.raises(RegardError, match="negative length"):
         masks.causal().tiles(-3)
+
+
+def test_a_survey_of_distances_that_are_settled_early():
+    mask = masks.window(8) | masks.window(0, 8)
+    x = torch.ones(1, 1, 9, 8)
+    assert regard.plan(x, x, x, mask=mask).flops_needed > 0
+    bound = mask.bind(Shape(1, 1, 9, 9), CPU)
+    assert survey(bound, Shape(1, 1, 9, 9), 2, 2, CPU) == (81, 81)
+
+
+def test_a_survey_of_an_empty_band():
+    mask = masks.causal() & ~masks.causal()
+    shape = Shape(1, 1, 13, 17)
+    assert survey(mask.bind(shape, CPU), shape, 2, 4, CPU).visited == 0
+
+
+@pytest.mark.parametrize("mask", [masks.dilated(2), masks.window(2) | masks.window(0, 3)], ids=repr)
+def test_counting_nothing_at_all(mask):
+    assert mask.count(0, 0) == 0
+
+
+def test_no_batch_behind_a_mask_of_it():
+    none, lengths = torch.ones(0, 4, 5, 8), torch.zeros(0, dtype=torch.long)
+    mask = masks.causal() & masks.padding(lengths)
+    assert regard.attention(none, none, none, mask=mask, backend="reference").shape == none.shape
+    assert mask.dense(3).shape == (0, 1, 3, 3)

@@ -219,19 +219,7 @@ def test_refuses_a_model_without_attention():
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("need_weights", [True, False])
-@pytest.mark.parametrize(
-    "as_floats",
-    [
-        True,
-        pytest.param(
-            False,
-            marks=pytest.mark.xfail(
-                strict=False,
-                reason="the compiler traces no ~mask; ends when masks.ignore needs no operator",
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("as_floats", [True, False])
 def test_compiles_as_one_graph(as_floats, need_weights):
     _, ours = pair()
     x, hidden = torch.randn(2, 6, 16), padded(6, 4)

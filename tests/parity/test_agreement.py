@@ -11,9 +11,18 @@ from tests.parity.agreement import assert_close
 def test_a_plain_error_is_allowed_and_a_larger_one_is_not() -> None:
     truth = torch.linspace(1, 2, 9, dtype=torch.float64)
     plain = (truth + 1e-3).float()
-    assert_close("x", (truth + 1.5e-3).float(), plain, truth)
-    with pytest.raises(AssertionError, match=r"x: error 0\.003, plain arithmetic 0\.002"):
-        assert_close("x", (truth + 3e-3).float(), plain, truth)
+    assert_close("x", (truth + 3e-3).float(), plain, truth)
+    with pytest.raises(AssertionError, match=r"x: whole error 0\.015, allowed 0\.012"):
+        assert_close("x", (truth + 5e-3).float(), plain, truth)
+
+
+def test_one_bad_entry_is_not_drowned_by_many_good_ones() -> None:
+    truth = torch.linspace(1, 2, 1000, dtype=torch.float64)
+    plain = (truth + 1e-3).float()
+    got = truth.float()
+    got[500] += 1e-2
+    with pytest.raises(AssertionError, match=r"x: entry error 0\.01, allowed 0\.008"):
+        assert_close("x", got, plain, truth)
 
 
 def test_one_wrong_entry_among_many_is_found() -> None:

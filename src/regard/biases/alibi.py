@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.biases.bias import Bias, check_device
+from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.values import Pick, Shape, end_aligned
 
@@ -20,7 +20,6 @@ class Alibi(Bias):
     offset: int | None = None
 
     def bind(self, shape: Shape, device: torch.device) -> Bias:
-        check_device(self, self.slopes, device)
         if len(self.slopes) != shape.H:
             raise RegardError(
                 "alibi: one slope per head",
@@ -72,6 +71,8 @@ def slopes(heads: int) -> Float[Tensor, "h"]:
     >>> slopes(4)
     tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
+    if heads < 1:
+        raise RegardError("slopes: one per head", got=f"{heads} heads", accepted="1 or more")
     power = 1 << max(heads.bit_length() - 1, 0)
     first = [2.0 ** (-8 * (i + 1) / power) for i in range(min(power, heads))]
     # A number of heads between two powers of two borrows every other slope of the next.

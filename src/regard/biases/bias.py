@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.errors import RegardError
 from regard.values import Pick, Shape, Value
 
 
@@ -38,13 +37,3 @@ class Bias(Value):
     def pick(self, batch: Pick, heads: Pick) -> list[tuple[Pick, ...]]:
         """Where the tensors of `select(batch, heads)` lie inside this bias's own. Bound only."""
         raise NotImplementedError
-
-
-def check_device(bias: Bias, tensor: Tensor, device: torch.device) -> None:
-    """Refuse a learned tensor that lives elsewhere: moving it would cut its gradient's path."""
-    if tensor.device != device:
-        raise RegardError(
-            f"{bias!r} lives on another device",
-            got=f"{tensor.device}, while q is on {device}",
-            do=f"move it first: bias.to({str(device)!r})",
-        )

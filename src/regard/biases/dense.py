@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.biases.bias import Bias, check_device
+from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.values import Pick, Shape, broadcasts
 
@@ -18,7 +18,6 @@ class Dense(Bias):
     tensor: Tensor
 
     def bind(self, shape: Shape, device: torch.device) -> Bias:
-        check_device(self, self.tensor, device)
         fits = zip(self.tensor.shape, shape, strict=True)
         if not all(broadcasts(have, need) for have, need in fits):
             raise RegardError(

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.biases.bias import Bias, check_device
+from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.values import Pick, Shape, broadcasts, end_aligned
 
@@ -19,7 +19,6 @@ class Relative(Bias):
     offset: int | None = None
 
     def bind(self, shape: Shape, device: torch.device) -> Bias:
-        check_device(self, self.table, device)
         if not broadcasts(self.table.shape[0], shape.H):
             raise RegardError(
                 "relative: one row per head",

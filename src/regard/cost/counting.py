@@ -12,7 +12,7 @@ def needed_pairs(x: AttentionInputs) -> int:
     B, H, Q, K = x.shape
     if x.mask is None:
         return B * H * Q * K
-    return count(x.mask, x.shape, x.q.device) * _repeats(x.mask, x)
+    return count(x.mask, x.shape, x.mask.device) * _repeats(x.mask, x)
 
 
 def visited_pairs(x: AttentionInputs, rows: int, keys: int) -> int:
@@ -20,7 +20,7 @@ def visited_pairs(x: AttentionInputs, rows: int, keys: int) -> int:
     B, H, Q, K = x.shape
     if x.mask is None:
         return B * H * Q * K
-    return survey(x.mask, x.shape, rows, keys, x.q.device).visited * _repeats(x.mask, x)
+    return survey(x.mask, x.shape, rows, keys, x.mask.device).visited * _repeats(x.mask, x)
 
 
 def dense_pairs(x: AttentionInputs) -> int:
@@ -42,4 +42,4 @@ def least_bytes(x: AttentionInputs) -> int:
 
 
 def _repeats(mask: Mask, x: AttentionInputs) -> int:
-    return (x.shape.B // mask.batch) * (x.shape.H // mask.heads)
+    return (x.shape.B // max(mask.batch, 1)) * (x.shape.H // max(mask.heads, 1))

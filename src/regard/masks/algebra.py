@@ -70,6 +70,9 @@ class Mask(Value):
     def __or__(self, other: Mask) -> Mask:
         return Or(self, _mask(other, "|"))
 
+    # A tensor on the left lands here: it is refused with the same words.
+    __rand__, __ror__ = __and__, __or__
+
     def __invert__(self) -> Mask:
         return Not(self)
 
@@ -90,7 +93,7 @@ class Mask(Value):
                 [1, 1, 1]], dtype=torch.int32)
         """
         shape, bound = self._alone(queries, keys)
-        device = self._device()
+        device = self.device
         return pairs(
             bound, torch.arange(shape.Q, device=device), torch.arange(shape.K, device=device)
         )
@@ -105,7 +108,7 @@ class Mask(Value):
         from regard.masks.tiles import count
 
         shape, bound = self._alone(queries, keys)
-        return count(bound, shape, self._device())
+        return count(bound, shape, self.device)
 
     def tiles(
         self, queries: int, keys: int | None = None, size: int = 128
@@ -121,8 +124,10 @@ class Mask(Value):
         """
         from regard.masks.tiles import grid
 
+        if size < 1:
+            raise RegardError("tiles: size counts tokens", got=str(size), accepted="1 or more")
         shape, bound = self._alone(queries, keys)
-        return grid(bound, shape, size, size, self._device(), exact=True)
+        return grid(bound, shape, size, size, self.device, exact=True)
 
     def draw(self, queries: int = 16, keys: int | None = None, width: int = 32) -> str:
         """The mask as text, one head; long ones are drawn by tiles.
@@ -137,8 +142,10 @@ class Mask(Value):
         """
         from regard.masks.drawing import draw
 
+        if width < 1:
+            raise RegardError("draw: width counts cells", got=str(width), accepted="1 or more")
         shape, bound = self._alone(queries, keys)
-        return draw(bound, shape, width, self._device())
+        return draw(bound, shape, width, self.device)
 
     def _alone(self, queries: int, keys: int | None) -> tuple[Shape, Mask]:
         keys = queries if keys is None else keys
@@ -149,9 +156,11 @@ class Mask(Value):
                 accepted="zero or more",
             )
         shape = Shape(self.batch, self.heads, queries, keys)
-        return shape, self.bind(shape, self._device())
+        return shape, self.bind(shape, self.device)
 
-    def _device(self) -> torch.device:
+    @property
+    def device(self) -> torch.device:
+        """Where the mask's tensors live; the CPU for a mask that has none."""
         tensors = self.tensors()
         return tensors[0].device if tensors else torch.device("cpu")
 
@@ -167,7 +176,8 @@ def pairs(bound: Mask, q: Int[Tensor, "q"], k: Int[Tensor, "k"]) -> Bool[Tensor,
 def judge_band(tiles: Tiles, low: float, high: float) -> Int8[Tensor, "1 1 t"]:
     """A tile holds every k - q between its two far corners, so two comparisons settle it."""
     least, most = tiles.k0 - tiles.q1 + 1, tiles.k1 - 1 - tiles.q0
-    return states(full=(least >= low) & (most <= high), empty=(most < low) | (least > high))
+    empty = (most < low) | (least > high) | (low > high)
+    return states(full=(least >= low) & (most <= high), empty=empty)
 
 
 def states(full: Bool[Tensor, "..."], empty: Bool[Tensor, "..."]) -> Int8[Tensor, "b h t"]:
@@ -191,6 +201,8 @@ def _mask(other: object, operator: str) -> Mask:
 
 def _judge_by_distance(mask: Mask, tiles: Tiles) -> Int8[Tensor, "1 1 t"]:
     """For a mask of distances alone: count the allowed distances inside each tile."""
+    if not len(tiles.q0):
+        return torch.zeros(1, 1, 0, dtype=torch.int8, device=tiles.q0.device)
     least, most = tiles.k0 - tiles.q1 + 1, tiles.k1 - 1 - tiles.q0
     low, high = int(least.min()), int(most.max())
     distance = torch.arange(low, high + 1, device=least.device)
@@ -217,11 +229,11 @@ class _Pair(Mask):
 
     @property
     def batch(self) -> int:  # type: ignore[override]
-        return max(self.left.batch, self.right.batch)
+        return self.right.batch if self.left.batch == 1 else self.left.batch
 
     @property
     def heads(self) -> int:  # type: ignore[override]
-        return max(self.left.heads, self.right.heads)
+        return self.right.heads if self.left.heads == 1 else self.left.heads
 
     @property
     def relative(self) -> bool:  # type: ignore[override]
@@ -229,11 +241,11 @@ class _Pair(Mask):
 
     def __repr__(self) -> str:
         def shown(part: Mask) -> str:
-            return (
-                f"({part!r})" if isinstance(part, _Pair) and part.sign != self.sign else repr(part)
-            )
+            return f"({part!r})" if isinstance(part, _Pair) else repr(part)
 
-        return f"{shown(self.left)} {self.sign} {shown(self.right)}"
+        chain = isinstance(self.left, _Pair) and self.left.sign == self.sign
+        left = repr(self.left) if chain else shown(self.left)
+        return f"{left} {self.sign} {shown(self.right)}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

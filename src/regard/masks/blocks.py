@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.masks.algebra import Mask, Tiles
 from regard.masks.tables import AreaTable
-from regard.values import Pick, Shape, broadcasts
+from regard.values import Pick, Shape, broadcasts, whole
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,6 +79,6 @@ def blocks(layout: Bool[Tensor, "*bh tq tk"], size: int) -> Mask:
             got=f"{layout.dtype} {list(layout.shape)}",
             accepted="torch.bool [query blocks, key blocks] or [B, H, query blocks, key blocks]",
         )
-    if size < 1:
+    if whole("blocks: size", size) < 1:
         raise RegardError("blocks: size counts tokens", got=str(size), accepted="1 or more")
-    return Blocks(layout if layout.ndim == 4 else layout[None, None], size)
+    return Blocks(layout if layout.ndim == 4 else layout[None, None], whole("blocks: size", size))

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Int8
 from torch import Tensor
 
 from regard.masks.algebra import Mask, Tiles, judge_band
-from regard.values import Shape, end_aligned
+from regard.values import Shape, end_aligned, whole
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,4 +46,4 @@ def causal(offset: int | None = None) -> Mask:
     ██······
     ████····
     """
-    return Causal(offset)
+    return Causal(None if offset is None else whole("causal: offset", offset))

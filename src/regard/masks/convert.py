@@ -60,6 +60,13 @@ def from_multihead(
         parts.append(ignore(_four_axes(attn_mask)))
     if key_padding_mask is not None:
         _refuse_floats(key_padding_mask, "from_multihead")
+        if key_padding_mask.ndim != 2:
+            raise RegardError(
+                "from_multihead: key_padding_mask has one row per batch entry",
+                got=f"{list(key_padding_mask.shape)}",
+                accepted="[B, K]",
+                do="add the batch axis: key_padding_mask[None]",
+            )
         parts.append(ignore(key_padding_mask[:, None, None, :]))
     return _all(*parts)
 

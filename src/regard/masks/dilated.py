@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.masks.algebra import Mask, Tiles, states
-from regard.values import Shape, end_aligned
+from regard.values import Shape, end_aligned, whole
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,6 +46,6 @@ def dilated(step: int, *, offset: int | None = None) -> Mask:
     ██··██··██··
     ··██··██··██
     """
-    if step < 1:
+    if whole("dilated: step", step) < 1:
         raise RegardError("dilated takes a step between keys", got=str(step), accepted="1 or more")
-    return Dilated(step, offset)
+    return Dilated(whole("dilated: step", step), offset)

@@ -24,9 +24,6 @@ class GlobalTokens(Mask):
         offset = end_aligned(self.offset, shape)
         return BoundGlobalTokens(self.indices.to(device), offset, shape.Q, shape.K)
 
-    def __repr__(self) -> str:
-        return f"global_tokens({self.indices.tolist()})"
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BoundGlobalTokens(Mask):
@@ -76,11 +73,15 @@ def global_tokens(indices: Int[Tensor, "n"] | Sequence[int], *, offset: int | No
     ██··██████
     ██····████
     """
-    tensor = indices if isinstance(indices, Tensor) else torch.tensor(indices, dtype=torch.long)
-    if tensor.ndim != 1 or tensor.is_floating_point() or tensor.dtype == torch.bool:
+    tensor = indices if isinstance(indices, Tensor) else torch.tensor(indices)
+    if not tensor.numel():
+        tensor = tensor.long()
+    fractional = tensor.is_floating_point() or tensor.dtype == torch.bool
+    negative = tensor.device.type == "cpu" and bool((tensor < 0).any())
+    if tensor.ndim != 1 or fractional or negative:
         raise RegardError(
             "global_tokens takes positions",
-            got=f"{tensor.dtype} {list(tensor.shape)}",
-            accepted="a list of whole numbers or an integer tensor [n]",
+            got=f"{tensor.dtype} {tensor.tolist() if tensor.numel() < 9 else list(tensor.shape)}",
+            accepted="a list of whole numbers from 0, or an integer tensor [n]",
         )
     return GlobalTokens(tensor, offset)

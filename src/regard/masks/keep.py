@@ -88,6 +88,10 @@ def keep(table: Bool[Tensor, "..."]) -> Mask:
     >>> print(keep(torch.tensor([True, False, True])).draw(1, 3))
     ██··██
     """
+    if not isinstance(table, Tensor):
+        raise RegardError(
+            "a mask tensor is needed", got=type(table).__name__, accepted="torch.bool tensor"
+        )
     if table.dtype != torch.bool:
         raise RegardError(
             "a mask tensor holds booleans",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
@@ -25,5 +24,4 @@ def padding(lengths: Int[Tensor, "b"] | Sequence[int]) -> Mask:
     ██████··
     ██████··
     """
-    limit = lengths if isinstance(lengths, Tensor) else torch.tensor(lengths)
-    return Padding(checked_limit("padding", limit))
+    return Padding(checked_limit("padding", lengths))

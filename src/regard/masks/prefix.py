@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.masks.algebra import Mask, Tiles, states
-from regard.values import Pick, Shape, broadcasts
+from regard.values import Pick, Shape, broadcasts, whole
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,7 +52,7 @@ class Prefix(Mask):
         return self.limit[b if self.batch > 1 else torch.zeros_like(b)]
 
 
-def prefix(n: int | Int[Tensor, "b"]) -> Mask:
+def prefix(n: int | Sequence[int] | Int[Tensor, "b"]) -> Mask:
     """Every query sees the first `n` keys: with `causal() |`, a prefix language model.
 
     >>> from regard.masks import causal
@@ -64,8 +65,10 @@ def prefix(n: int | Int[Tensor, "b"]) -> Mask:
     return Prefix(checked_limit("prefix", n))
 
 
-def checked_limit(name: str, limit: int | Tensor) -> int | Tensor:
+def checked_limit(name: str, limit: int | Sequence[int] | Tensor) -> int | Tensor:
     """A limit that is a count, or a tensor of counts [B]."""
+    if isinstance(limit, Sequence):
+        limit = torch.tensor(limit)
     if isinstance(limit, Tensor):
         if limit.ndim != 1 or limit.is_floating_point() or limit.dtype == torch.bool:
             raise RegardError(
@@ -74,6 +77,8 @@ def checked_limit(name: str, limit: int | Tensor) -> int | Tensor:
                 accepted="an integer tensor [B]",
                 do="for a mask of booleans use masks.keep(t) or masks.ignore(t)",
             )
-    elif limit < 0:
+        return limit
+    limit = whole(name, limit)
+    if limit < 0:
         raise RegardError(f"{name} takes a count of keys", got=str(limit), accepted="0 or more")
     return limit

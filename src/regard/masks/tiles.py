@@ -76,6 +76,7 @@ def _pairs_inside(bound: Mask, tiles: Tiles) -> Tensor:
         open_ = (state == PARTIAL).flatten(0, 1).any(0)
         done = ~open_
         area = (tiles.q1 - tiles.q0) * (tiles.k1 - tiles.k0)
+        assert not (open_ & (area == 1)).any(), f"{bound!r} leaves a single pair undecided"
         total.index_add_(-1, owner[done], (state[..., done] == FULL) * area[done])
         tiles, owner = _quartered(Tiles(*(edge[open_] for edge in tiles)), owner[open_])
     return total
@@ -127,6 +128,8 @@ def survey(bound: Mask, shape: Shape, q_size: int, k_size: int, device: torch.de
 
 def count(bound: Mask, shape: Shape, device: torch.device) -> int:
     """Allowed pairs over the batch entries and heads that the mask tells apart."""
+    if not shape.Q or not shape.K:
+        return 0
     if bound.relative:
         return _count_by_distance(bound, shape, device)
     return survey(bound, shape, 128, 128, device).pairs

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.masks.algebra import Mask, Tiles, judge_band
-from regard.values import Shape, end_aligned
+from regard.values import Shape, end_aligned, whole
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,11 +60,12 @@ def window(left: int | None, right: int | None = 0, *, offset: int | None = None
     ····████
     """
     for name, side in (("left", left), ("right", right)):
-        if side is not None and side < 0:
+        if side is not None and whole(f"window: {name}", side) < 0:
             raise RegardError(
                 f"window: {name} counts keys besides the query itself",
                 got=f"{name}={side}",
                 accepted="0 or more, or None for no limit",
                 do="convert other conventions with regard.masks.from_flash or from_huggingface",
             )
-    return Window(left, right, offset)
+    sides = (None if side is None else whole("window", side) for side in (left, right, offset))
+    return Window(*sides)

@@ -39,7 +39,7 @@ class Additive(Score):
 
 
 def additive(
-    Wq: Float[Tensor, "*h dq a"], Wk: Float[Tensor, "*g dk a"], w: Float[Tensor, "*h a"]
+    Wq: Float[Tensor, "*h dq a"], Wk: Float[Tensor, "*g dk a"], w: Float[Tensor, "*hw a"]
 ) -> Score:
     """w·tanh(q Wq + k Wk) (Bahdanau): widths may differ; matrices are shared or one per head.
 

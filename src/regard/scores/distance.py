@@ -14,6 +14,7 @@ from regard.scores.score import Prepared, Score, positive, same_width
 class Distance(Score):
     bandwidth: float
     squared: bool
+    _keywords = ("squared",)
 
     def prepare(self, q: Tensor, k: Tensor, scale: float | None) -> Prepared:
         self._refuse_scale(scale)

@@ -18,9 +18,6 @@ class DotScore(Score):
         same_width("dot", q, k)
         return q, k, Dot(1.0 if scale is None else finite_scale(scale))
 
-    def __repr__(self) -> str:
-        return "dot()"
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ScaledDotScore(Score):
@@ -29,9 +26,6 @@ class ScaledDotScore(Score):
     def prepare(self, q: Tensor, k: Tensor, scale: float | None) -> Prepared:
         same_width("scaled_dot", q, k)
         return q, k, Dot(max(q.shape[-1], 1) ** -0.5 if scale is None else finite_scale(scale))
-
-    def __repr__(self) -> str:
-        return "scaled_dot()"
 
 
 def dot() -> Score:

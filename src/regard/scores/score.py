@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -45,7 +46,9 @@ def same_width(name: str, q: Tensor, k: Tensor) -> None:
 
 
 def finite_scale(scale: float) -> float:
-    """Refuse a scale that is not a number."""
+    """Refuse a scale that is not a finite number."""
+    if not isinstance(scale, (float, int, torch.SymFloat, torch.SymInt)):
+        scale = float(scale)
     if not math.isfinite(scale):
         raise RegardError("scale must be finite", got=str(scale), accepted="a finite number")
     return scale
