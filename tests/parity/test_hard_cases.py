@@ -1,0 +1,650 @@
+"""Calls that break attention elsewhere: nothing to see, poison in hidden places, odd memory.
+
+Each backend that accepts a case is held to float64 by what plain arithmetic of the case's precision
+errs, or to itself on a case that must be the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import regard
+from regard import RegardError, biases, masks, scores
+from regard.backends.contract import Backend
+from regard.backends.reference import Reference, ReferencePass
+from regard.backends.sdpa import Sdpa
+from regard.backends.tiled import Tiled, TiledPass
+from regard.inputs import AttentionInputs, check
+from tests.parity.agreement import Named, assert_as_exact, errors
+from tests.parity.cases import observed, plain
+
+BACKENDS: dict[str, tuple[Backend, Any]] = {
+    "reference": (Reference(), ReferencePass()),
+    "tiled": (Tiled(), TiledPass()),
+    "sdpa": (Sdpa(), None),
+}
+TRACING = ("reference", "tiled")
+DEFAULTS = {
+    "mask": None,
+    "score": None,
+    "bias": None,
+    "softcap": None,
+    "sink": None,
+    "scale": None,
+    "dropout": 0.0,
+    "training": False,
+}
+LOW = (torch.float32, torch.bfloat16, torch.float16)
+
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+every_tracer = pytest.mark.parametrize("backend", TRACING)
+
+
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    source = torch.Generator().manual_seed(seed + 31 * sum(shape))
+    return torch.randn(*shape, generator=source, dtype=torch.float64).to(dtype)
+
+
+def qkv(
+    B: int = 2,
+    H: int = 2,
+    G: int = 2,
+    Q: int = 7,
+    K: int = 7,
+    D: int = 4,
+    E: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        numbers(B, H, Q, D, seed=seed, dtype=dtype),
+        numbers(B, G, K, D, seed=seed + 1, dtype=dtype),
+        numbers(B, G, K, D if E is None else E, seed=seed + 2, dtype=dtype),
+    )
+
+
+def learned(*tensors: Tensor) -> list[Tensor]:
+    """Leaves with the same memory layout."""
+    return [t.detach().requires_grad_() for t in tensors]
+
+
+def checked(tensors: list[Tensor], **options: Any) -> AttentionInputs:
+    torch.manual_seed(5)
+    return check(*tensors, **(DEFAULTS | options))
+
+
+def answers(backend: str, *tensors: Tensor, **options: Any) -> Named:
+    """Everything a backend can be asked, gradients included."""
+    run, second = BACKENDS[backend]
+    leaves = learned(*tensors)
+    inputs = checked(leaves, **options)
+    assert run.refuses(inputs, statistics=second is not None) == []
+    return observed(run, inputs, leaves, second)
+
+
+def hold(
+    backend: str,
+    *tensors: Tensor,
+    low: torch.dtype | None = None,
+    one_key: bool = False,
+    without: tuple[str, ...] = (),
+    **options: Any,
+) -> Named:
+    """Hold a backend to float64 by the error of plain arithmetic in the inputs' own precision.
+
+    A sum of few numbers can come out right by luck, so before a result is called wrong the plain
+    errors of more draws of the same size are taken into account. Where all weight is on `one_key`,
+    gradients of q and k are 0 as differences of equal numbers, which plain arithmetic happens to
+    meet; what remains of them must be below the rounding of those numbers.
+    """
+    full = answers(backend, *tensors, **options)
+    cancelled = ("gradient 0", "gradient 1") if one_key else ()
+    without += cancelled
+    got = {name: value for name, value in full.items() if name not in without}
+    dtype = low or tensors[0].dtype
+    second = None if BACKENDS[backend][1] is None else ReferencePass()
+
+    def reference(tensors: Sequence[Tensor], dtype: torch.dtype) -> Named:
+        leaves = learned(*(t.to(dtype) for t in tensors))
+        inputs = checked(leaves, **options)
+        inputs = inputs if dtype == torch.float64 else plain(inputs)
+        every = observed(Reference(), inputs, leaves, second)
+        return {name: value for name, value in every.items() if name not in without}
+
+    for name in cancelled:
+        assert full[name].abs().max() <= _cancelling(*tensors)
+    truth = reference(tensors, torch.float64)
+    found = [errors(reference(tensors, dtype), truth)]
+    try:
+        assert_as_exact(got, truth, found)
+    except AssertionError:
+        for seed in range(50, 54):
+            like = [
+                (t.double().std() * numbers(*t.shape, seed=seed + i)).to(t.dtype)
+                for i, t in enumerate(tensors)
+            ]
+            found.append(errors(reference(like, dtype), reference(like, torch.float64)))
+        assert_as_exact(got, truth, found)
+    return full
+
+
+def _cancelling(q: Tensor, k: Tensor, v: Tensor) -> float:
+    """The rounding of Σ (g·v - g·out) k: E products, twice, each rounded, over all pairs of a row;
+    no cotangent g of these tests is above 5."""
+    n, E = max(q.shape[2], k.shape[2]), v.shape[-1]
+    largest = float(max(q.abs().max(), k.abs().max()) * v.abs().max()) * 5
+    return 2 * E * E * n * largest * q.shape[-1] ** -0.5 * torch.finfo(q.dtype).eps
+
+
+def assert_same(got: Named, wanted: Named) -> None:
+    """Equal but for the order of sums."""
+    assert got.keys() == wanted.keys()
+    for name in got:
+        torch.testing.assert_close(
+            got[name], wanted[name], equal_nan=True, msg=lambda m, n=name: n + m
+        )
+
+
+@every_backend
+@pytest.mark.parametrize("n", [1, 2, 63, 111, 129, 1000])
+@pytest.mark.parametrize(
+    "mask", [None, masks.causal(), masks.causal() & masks.window(50)], ids=repr
+)
+def test_odd_lengths(backend: str, n: int, mask: masks.Mask | None) -> None:
+    if backend == "sdpa" and n == 1000 and repr(mask) == "causal() & window(50)":
+        with pytest.raises(RegardError, match="it would write the mask out as an n×n tensor"):
+            regard.attention(*qkv(B=1, Q=n, K=n), mask=mask, backend=backend)
+        return
+    # Means over many mostly hidden pairs, summed in another order, err by more than few do.
+    without = ("map mean",) if n == 1000 else ()
+    hold(backend, *qkv(B=1, Q=n, K=n), mask=mask, without=without)
+
+
+@every_backend
+@pytest.mark.parametrize(("Q", "K"), [(1, 9), (3, 8), (8, 3), (9, 1)])
+@pytest.mark.parametrize(
+    "mask", [masks.causal(), masks.causal(offset=0), ~masks.causal()], ids=repr
+)
+def test_queries_shorter_and_longer_than_keys(
+    backend: str, Q: int, K: int, mask: masks.Mask
+) -> None:
+    one_key = backend == "sdpa" and int(mask.dense(Q, K).sum(-1).max()) <= 1
+    hold(backend, *qkv(Q=Q, K=K), mask=mask, one_key=one_key)
+
+
+EMPTY = {
+    "one-row": masks.keep(torch.arange(7)[:, None] != torch.tensor([3] * 7)),
+    "no-length": masks.padding([0, 5]),
+    "before-the-keys": masks.causal(offset=-3),
+    "nothing": ~masks.window(None, None),
+}
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+@pytest.mark.parametrize("mask", EMPTY.values(), ids=EMPTY)
+def test_rows_that_see_nothing(backend: str, mask: masks.Mask, dtype: torch.dtype) -> None:
+    tensors = qkv(dtype=dtype)
+    allowed = mask.dense(7).expand(2, 2, 7, 7)
+    empty = ~allowed.any(-1)
+    assert empty.any()
+    got = hold(backend, *tensors, mask=mask)
+    assert not got["out"][empty].any()
+    for name in ("gradient 0", "gradient 1", "gradient 2"):
+        assert got[name].isfinite().all()
+    assert not got["gradient 0"][empty].any()
+    if backend in TRACING:
+        assert (got["lse"][empty] == -math.inf).all()
+        assert (got["max_logit"][empty] == -math.inf).all()
+        assert (got["mean_logit"][empty] == -math.inf).all()
+        assert not got["entropy"][empty].any()
+        assert not got["top"][empty].any()
+        assert not got["mass"][empty].any()
+
+
+@every_tracer
+def test_a_row_that_sees_nothing_gives_all_to_the_sink(backend: str) -> None:
+    sink = torch.tensor([0.5, -2.0])
+    got = hold(backend, *qkv(), mask=masks.padding([0, 5]), sink=sink)
+    assert not got["out"][0].any()
+    assert not got["entropy"][0].any()
+    assert torch.equal(got["lse"][0], sink[:, None].expand(2, 7))
+    assert (got["max_logit"][0] == -math.inf).all()
+    assert not got["received"][0].any()
+
+
+@every_tracer
+def test_a_sink_learns_from_rows_that_see_nothing(backend: str) -> None:
+    q, k, v = qkv()
+    sink = torch.tensor([0.5, -2.0], requires_grad=True)
+    t = regard.trace(q, k, v, mask=masks.padding([0, 0]), sink=sink, backend=backend)
+    (t.lse.sum() + t.out.sum() + t.entropy.sum()).backward()
+    torch.testing.assert_close(sink.grad, torch.full((2,), 2.0 * 7))
+
+
+POISONS = {"nan": math.nan, "inf": math.inf, "minus-inf": -math.inf}
+
+
+def poisoned(t: Tensor, places: Tensor, poison: float) -> Tensor:
+    """Poison in every other number of some keys [B, K], so that plain numbers stand beside it."""
+    t = t.clone()
+    here = places[:, None, :, None] & (torch.arange(t.shape[-1]) % 2 == 0)
+    return t.masked_fill(here, poison)
+
+
+HIDDEN = {
+    "padding": (masks.padding([4, 7]), torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0] * 7]).bool()),
+    "future": (masks.causal(offset=-2), torch.tensor([[0, 0, 0, 0, 0, 1, 1]] * 2).bool()),
+    "per-row": (
+        masks.keep((torch.rand(2, 2, 7, 7, generator=torch.Generator().manual_seed(1)) < 0.6)
+        & (torch.arange(7) != 2)),
+        torch.tensor([[0, 0, 1, 0, 0, 0, 0]] * 2).bool(),
+    ),
+}  # fmt: skip
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("poison", POISONS.values(), ids=POISONS)
+@pytest.mark.parametrize("where", HIDDEN)
+def test_poison_in_hidden_keys_and_values_never_leaks(
+    backend: str, where: str, poison: float, dtype: torch.dtype
+) -> None:
+    mask, places = HIDDEN[where]
+    q, k, v = qkv(dtype=dtype)
+    clean = answers(backend, q, k, v, mask=mask)
+    assert clean["out"].isfinite().all()
+    spoiled = answers(
+        backend, q, poisoned(k, places, poison), poisoned(v, places, poison), mask=mask
+    )
+    hidden = places[:, None, :, None].expand_as(k)
+    for name in ("gradient 1", "gradient 2"):
+        assert not clean[name][hidden].any()
+        assert not spoiled[name][hidden].any()
+    assert_same(spoiled, clean)
+
+
+@every_backend
+@pytest.mark.parametrize(
+    ("part", "poison"),
+    [("key", math.nan), ("value", math.nan), ("value", math.inf), ("value", -math.inf)],
+)
+def test_poison_shows_in_just_the_rows_that_see_it(backend: str, part: str, poison: float) -> None:
+    q, k, v = qkv()
+    places = torch.zeros(2, 7, dtype=torch.bool)
+    places[0, 4] = True
+    mask = masks.causal()
+    clean = answers(backend, q, k, v, mask=mask)["out"]
+    bad_k, bad_v = poisoned(k, places, poison), poisoned(v, places, poison)
+    leaves = learned(q, bad_k if part == "key" else k, bad_v if part == "value" else v)
+    out = BACKENDS[backend][0].attend(checked(leaves, mask=mask))
+    torch.testing.assert_close(out[1], clean[1])
+    torch.testing.assert_close(out[0, :, :4], clean[0, :, :4])
+    sees = out[0, :, 4:].detach()
+    if part == "key":
+        assert sees.isnan().all()
+    else:
+        # Even columns hold the poison itself; odd ones stay what they are.
+        assert torch.equal(
+            sees[..., ::2].nan_to_num(7.0), torch.full_like(sees[..., ::2], poison).nan_to_num(7.0)
+        )
+        torch.testing.assert_close(sees[..., 1::2], clean[0, :, 4:, 1::2])
+
+
+@every_backend
+def test_rows_that_do_not_see_poison_have_clean_gradients(backend: str) -> None:
+    q, k, v = qkv()
+    places = torch.zeros(2, 7, dtype=torch.bool)
+    places[0, 4] = True
+
+    def gradient(k: Tensor, v: Tensor) -> Tensor:
+        leaves = learned(q, k, v)
+        out = BACKENDS[backend][0].attend(checked(leaves, mask=masks.causal()))
+        torch.cat([out[0, :, :4].flatten(), out[1].flatten()]).square().sum().backward()
+        assert leaves[0].grad is not None
+        return torch.cat([leaves[0].grad[0, :, :4].flatten(), leaves[0].grad[1].flatten()])
+
+    torch.testing.assert_close(
+        gradient(poisoned(k, places, math.nan), poisoned(v, places, math.nan)), gradient(k, v)
+    )
+
+
+@every_backend
+def test_visible_poison_shows_without_a_mask(backend: str) -> None:
+    q, k, v = qkv()
+    k[0, 0, 3, 1] = math.nan
+    out = regard.attention(q, k, v, backend=backend)
+    assert out[0, 0].isnan().all()
+    assert out[0, 1].isfinite().all()
+    assert out[1].isfinite().all()
+
+
+@every_tracer
+def test_poison_in_hidden_places_never_reaches_the_questions(backend: str) -> None:
+    q, k, v = qkv()
+    mask, places = HIDDEN["padding"]
+    clean = regard.trace(q, k, v, mask=mask, backend=backend)
+    spoiled = regard.trace(q, poisoned(k, places, math.nan), v, mask=mask, backend=backend)
+    for ask in (
+        lambda t: t.weights(),
+        lambda t: t.weights(queries=[2], keys=[1, 6]),
+        lambda t: t.mass([0, 5]),
+        lambda t: t.received(),
+        lambda t: t.map(3),
+        lambda t: t.top(3).values,
+        lambda t: t.mean_logit,
+    ):
+        torch.testing.assert_close(ask(spoiled), ask(clean))
+
+
+@every_backend
+@pytest.mark.parametrize("groups", [1, 2])
+def test_grouped_heads_equal_repeated_heads(backend: str, groups: int) -> None:
+    q, k, v = qkv(H=4, G=groups)
+    apart = [t.repeat_interleave(4 // groups, dim=1) for t in (k, v)]
+    mask = masks.causal()
+    got = hold(backend, q, k, v, mask=mask)
+    wanted = answers(backend, q, *apart, mask=mask)
+    for name in ("gradient 1", "gradient 2"):
+        wanted[name] = wanted[name].unflatten(1, (groups, -1)).sum(2)
+    assert_same(got, wanted)
+
+
+@every_tracer
+@pytest.mark.parametrize("E", [1, 3, 9])
+def test_values_of_another_width(backend: str, E: int) -> None:
+    got = hold(backend, *qkv(E=E), mask=masks.causal())
+    assert got["out"].shape == (2, 2, 7, E)
+
+
+def _transposed(t: Tensor) -> Tensor:
+    return t.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _strided(t: Tensor) -> Tensor:
+    return t.repeat_interleave(2, dim=-1)[..., ::2]
+
+
+def _expanded(t: Tensor) -> Tensor:
+    return t[:1].expand(3, -1, -1, -1)
+
+
+def _reversed_memory(t: Tensor) -> Tensor:
+    return t.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+
+
+@every_backend
+@pytest.mark.parametrize("lay", [_transposed, _strided, _expanded, _reversed_memory])
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.padding([4])], ids=repr)
+def test_memory_layouts(
+    backend: str, lay: Callable[[Tensor], Tensor], mask: masks.Mask | None
+) -> None:
+    tensors = [lay(t) for t in qkv()]
+    assert not any(t.is_contiguous() for t in tensors)
+    got = answers(backend, *tensors, mask=mask)
+    assert_same(got, answers(backend, *(t.contiguous() for t in tensors), mask=mask))
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+@pytest.mark.parametrize("mask", [None, masks.causal()], ids=repr)
+def test_huge_logits(backend: str, dtype: torch.dtype, mask: masks.Mask | None) -> None:
+    """Numbers near 300 give logits of 10^5, past what float16 holds: scores must be float32."""
+    q, k, v = qkv(Q=9, K=9)
+    q, k, v = (300 * q).to(dtype), (300 * k).to(dtype), v.to(dtype)
+    got = hold(backend, q, k, v, mask=mask, low=torch.float32, one_key=backend == "sdpa")
+    assert got["out"].isfinite().all()
+    if backend in TRACING:
+        assert got["max_logit"].max() > 65504
+
+
+@pytest.mark.parametrize("backend", ["tiled", "sdpa"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_casts_and_nothing_more(backend: str, dtype: torch.dtype) -> None:
+    tensors = qkv()
+    run, second = BACKENDS[backend]
+
+    def rows(tensors: Sequence[Tensor], *, autocast: bool) -> Named:
+        leaves = learned(*tensors)
+        with torch.autocast("cpu", dtype=dtype, enabled=autocast):
+            inputs = checked(leaves, mask=masks.causal())
+            found = {"out": run.attend(inputs)}
+            found |= {} if second is None else run.observe(inputs)._asdict()
+        found["out"].square().sum().backward()
+        return found | {f"gradient {i}": t.grad.to(dtype) for i, t in enumerate(leaves)}
+
+    cast = rows([t.to(dtype) for t in tensors], autocast=False)
+    got = rows(tensors, autocast=True)
+    assert got["out"].dtype == dtype
+    for name, value in got.items():
+        assert torch.equal(value, cast[name]), name
+
+
+@every_tracer
+@pytest.mark.parametrize("mask", [None, masks.causal()], ids=repr)
+@pytest.mark.parametrize(
+    "sizes",
+    [{"Q": 0}, {"K": 0}, {"Q": 0, "K": 0}, {"B": 0}],
+    ids=str,
+)
+def test_nothing_at_all(backend: str, sizes: dict[str, int], mask: masks.Mask | None) -> None:
+    q, k, v = learned(*qkv(**sizes))
+    t = regard.trace(q, k, v, mask=mask, backend=backend)
+    B, H, Q, K = *q.shape[:3], k.shape[2]
+    assert t.out.shape == (B, H, Q, v.shape[-1])
+    assert not t.out.any()
+    if K == 0:
+        assert (t.lse == -math.inf).all()
+        assert (t.max_logit == -math.inf).all()
+        assert not t.entropy.any()
+    assert t.received().shape == (B, H, K)
+    assert t.weights().shape == (B, H, Q, K)
+    assert t.top(2).values.shape == (B, H, Q, min(2, K))
+    assert t.map(3).shape == (B, H, min(3, Q), min(3, K))
+    assert t.mean_logit.shape == (B, H, Q)
+    (t.out.sum() + t.entropy.sum()).backward()
+    for tensor in (q, k, v):
+        assert tensor.grad is not None
+        assert tensor.grad.shape == tensor.shape
+        assert tensor.grad.isfinite().all()
+
+
+def minus_infinity() -> Tensor:
+    bias = numbers(1, 2, 7, 7, seed=9)
+    bias[0, :, 2, 3:] = -math.inf
+    bias[0, 1, 5] = -math.inf
+    return bias
+
+
+@every_backend
+@pytest.mark.parametrize("dtype", LOW, ids=str)
+def test_minus_infinity_in_a_bias_hides(backend: str, dtype: torch.dtype) -> None:
+    tensors = qkv(dtype=dtype)
+    got = hold(backend, *tensors, bias=biases.dense(minus_infinity().to(dtype)))
+    assert not got["out"][:, 1, 5].any()
+    for i in range(3):
+        assert got[f"gradient {i}"].isfinite().all()
+    if backend in TRACING:
+        assert (got["lse"][:, 1, 5] == -math.inf).all()
+        assert not got["entropy"][:, 1, 5].any()
+
+
+@every_tracer
+def test_minus_infinity_in_a_bias_has_no_gradient(backend: str) -> None:
+    bias = minus_infinity().requires_grad_()
+    t = regard.trace(*qkv(), bias=biases.dense(bias), backend=backend)
+    (t.out.sum() + t.entropy.sum()).backward()
+    assert bias.grad is not None
+    assert bias.grad.isfinite().all()
+    assert bias.grad.any()
+    assert not bias.grad[bias == -math.inf].any()
+
+
+@every_tracer
+def test_dropout_keeps_the_mean(backend: str) -> None:
+    """Over S seeds the mean of each output lies within six of its standard errors.
+
+    One output is Σ p v · keep / (1 - r), whose variance is Σ (p v)² · r / (1 - r).
+    """
+    share, seeds = 0.3, 300
+    q, k, v = qkv(B=1, Q=5, K=9)
+    t = regard.trace(q, k, v, backend=backend)
+    total = torch.zeros_like(t.out)
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        total += regard.attention(q, k, v, dropout=share, training=True, backend=backend)
+    spread = (t.weights()[..., None] * v[:, :, None]).square().sum(-2) * share / (1 - share)
+    assert ((total / seeds - t.out).abs() <= 6 * (spread / seeds).sqrt()).all()
+
+
+def test_dropout_drops_the_asked_share() -> None:
+    """With equal weights and values of 1, a row's output counts what was kept."""
+    share, n = 0.3, 200
+    zeros, ones = torch.zeros(1, 1, n, 1), torch.ones(1, 1, n, 1)
+    torch.manual_seed(2)
+    out = regard.attention(zeros, zeros, ones, dropout=share, training=True, backend="tiled")
+    kept = (out * (1 - share)).mean()
+    assert abs(kept - (1 - share)) <= 6 * math.sqrt(share * (1 - share) / n**2)
+    assert len(out.unique()) > 10
+
+
+def dropped(backend: str, seed: int, **options: Any) -> Named:
+    leaves = learned(*qkv())
+    torch.manual_seed(seed)
+    out = regard.attention(*leaves, dropout=0.4, backend=backend, **options)
+    out.square().sum().backward()
+    grads = {f"gradient {i}": t.grad for i, t in enumerate(leaves) if t.grad is not None}
+    return {"out": out.detach(), **grads}
+
+
+def test_one_seed_drops_the_same_pairs_everywhere() -> None:
+    one, other = (dropped(name, 3, training=True) for name in TRACING)
+    assert_same(one, other)
+    assert_same(one, dropped("reference", 3, training=True))
+    assert not torch.allclose(one["out"], dropped("tiled", 4, training=True)["out"])
+
+
+@every_tracer
+def test_dropout_needs_training(backend: str) -> None:
+    out = regard.attention(*qkv(), backend=backend)
+    assert torch.equal(dropped(backend, 3)["out"], out)
+    assert torch.equal(dropped(backend, 3, training=False)["out"], out)
+    assert not torch.allclose(dropped(backend, 3, training=True)["out"], out)
+
+
+@every_tracer
+def test_weights_and_statistics_are_before_dropout(backend: str) -> None:
+    tensors = qkv()
+    calm = regard.trace(*tensors, backend=backend)
+    t = regard.trace(*tensors, dropout=0.4, training=True, backend=backend)
+    assert not torch.allclose(t.out, calm.out)
+    for name in ("lse", "entropy", "max_logit"):
+        assert torch.equal(getattr(t, name), getattr(calm, name))
+    torch.testing.assert_close(t.weights().sum(-1), torch.ones(2, 2, 7))
+    assert torch.equal(t.weights(), calm.weights())
+    assert torch.equal(t.received(), calm.received())
+
+
+@every_tracer
+def test_the_first_derivatives_are_those_of_the_numbers(backend: str) -> None:
+    q, k, v = learned(*qkv(B=1, H=2, G=1, Q=3, K=4, D=2, E=3, dtype=torch.float64))
+    sink, table, cap = numbers(2, dtype=torch.float64), numbers(2, 3, dtype=torch.float64), 2.0
+    w = numbers(2, 2, dtype=torch.float64)
+
+    def call(q: Tensor, k: Tensor, v: Tensor, sink: Tensor, table: Tensor, w: Tensor) -> Any:
+        t = regard.trace(
+            q, k, v, mask=masks.causal(offset=0), score=scores.general(w), softcap=cap, sink=sink,
+            bias=biases.relative(table), backend=backend,
+        )  # fmt: skip
+        return t.out, t.lse, t.entropy
+
+    assert torch.autograd.gradcheck(call, (q, k, v, *learned(sink, table, w)))
+
+
+@every_tracer
+def test_the_first_derivatives_of_rows_that_see_nothing(backend: str) -> None:
+    leaves = learned(*qkv(B=1, Q=3, K=3, D=2, dtype=torch.float64))
+
+    def call(*tensors: Tensor) -> Any:
+        t = regard.trace(*tensors, mask=masks.causal(offset=-1), backend=backend)
+        return t.out, t.lse[:, :, 1:], t.entropy
+
+    assert torch.autograd.gradcheck(call, leaves)
+
+
+def test_the_reference_has_second_derivatives() -> None:
+    leaves = learned(*qkv(B=1, H=1, G=1, Q=3, K=3, D=2, dtype=torch.float64))
+
+    def call(*tensors: Tensor) -> Any:
+        t = regard.trace(*tensors, mask=masks.causal(), softcap=2.0, backend="reference")
+        return t.out, t.lse, t.entropy
+
+    assert torch.autograd.gradgradcheck(call, leaves)
+
+
+def test_tiled_says_that_it_has_no_second_derivatives() -> None:
+    q, k, v = learned(*qkv())
+    out = regard.attention(q, k, v, backend="tiled")
+    (slope,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(RegardError, match="differentiable once") as error:
+        slope.sum().backward()
+    assert 'backend="reference"' in str(error.value)
+
+
+@every_backend
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_gradient_checkpointing(backend: str, reentrant: bool, dropout: float) -> None:
+    if dropout and backend == "sdpa":
+        with pytest.raises(RegardError, match="no dropout"):
+            regard.attention(*qkv(), dropout=dropout, training=True, backend=backend)
+        return
+
+    def call(*tensors: Tensor) -> Tensor:
+        options: dict[str, Any] = {"dropout": dropout, "training": True, "backend": backend}
+        out = regard.attention(*tensors, mask=masks.causal(), **options)
+        return regard.attention(out, *tensors[1:], **options)
+
+    def gradients(run: Callable[..., Tensor]) -> list[Tensor | None]:
+        leaves = learned(*qkv())
+        torch.manual_seed(8)
+        run(*leaves).square().sum().backward()
+        return [t.grad for t in leaves]
+
+    direct = gradients(call)
+    again = gradients(lambda *t: checkpoint(call, *t, use_reentrant=reentrant))
+    for one, other in zip(direct, again, strict=True):
+        assert one is not None
+        assert other is not None
+        assert torch.equal(one, other)
+
+
+PENALTIES: dict[str, Callable[[regard.Trace], Tensor]] = {
+    "z-loss": lambda t: t.lse.square().mean(),
+    "entropy": lambda t: t.entropy.mean(),
+    "weights": lambda t: t.weights(keys=[0]).mean(),
+}
+
+
+@every_tracer
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_statistics_can_be_trained(backend: str, penalty: str) -> None:
+    q, k, v = learned(*qkv())
+
+    def loss() -> Tensor:
+        return PENALTIES[penalty](regard.trace(q, k, v, mask=masks.causal(), backend=backend))
+
+    before = loss()
+    before.backward()
+    with torch.no_grad():
+        for t in (q, k):
+            assert t.grad is not None
+            t -= 0.1 * t.grad
+    assert loss() < before
