@@ -55,6 +55,7 @@ def test_small_tiles_are_many(small_tiles: None) -> None:
     assert len(walked) == 2
     assert all(len(rows) == 2 for rows in walked)
     assert max(len(cuts) for rows in walked for cuts in rows) == 3
+    assert any(cut.partial for rows in walked for cuts in rows for cut in cuts)
 
 
 @pytest.mark.usefixtures("small_tiles")

@@ -81,8 +81,8 @@ class Backward:
                 away = (s - tile.take(self.expected)[..., None]).masked_fill_(p == 0, 0.0)
                 ds = ds - tile.take(self.g_entropy)[..., None] * away
             ds = p * ds
-            if x.mask is not None and not slab.finite and cut.hidden is not None:
-                ds = ds.masked_fill(cut.hidden, 0.0)
+            if not slab.finite:
+                cut.fill(ds, 0.0)
             if self.bias:
                 assert x.bias is not None
                 x.bias.pull_back(*tile.places(cut), ds.flatten(1, 2), self._bias_grads(slab))

@@ -35,23 +35,28 @@ class Passed(NamedTuple):
     lse_rest: Float[Tensor, "b h q"]
 
 
+class Sums(NamedTuple):
+    """The running sums of every row: o, m, l and e."""
+
+    mixed: Float[Tensor, "b h q e"]
+    largest: Float[Tensor, "b h q"]
+    total: Float[Tensor, "b h q"]
+    energy: Float[Tensor, "b h q"]
+
+
 def forward(x: AttentionInputs, *, statistics: bool) -> Passed:
     """Output and lse; the largest logit and the entropy only if asked for (else empty tensors)."""
     B, H, Q, _ = x.shape
-    out = x.v.new_empty(B, H, Q, x.v.shape[-1])
-    *columns, rest = (x.q.new_empty(B, H, Q, dtype=x.compute_dtype) for _ in range(4))
-    passed = Passed(Rows(out, *columns), rest)
+    mixed = x.v.new_empty(B, H, Q, x.v.shape[-1], dtype=x.compute_dtype)
+    sums = Sums(mixed, *(mixed.new_empty(B, H, Q) for _ in range(3)))
     memory = _Memory(x, buffers=2 if statistics else 1)
     for slab in slabs(x):
         for tile in slab.row_tiles():
             tally = _Tally(tile, memory, statistics)
             for cut in tile.cuts:
                 tally.add(cut)
-            tally.write(passed)
-    if not statistics:
-        none = rest.new_empty(0)
-        return Passed(passed.rows._replace(max_logit=none, entropy=none.clone()), rest)
-    return passed
+            tally.write(sums)
+    return _finished(x, sums, statistics=statistics)
 
 
 class _Memory:
@@ -59,8 +64,7 @@ class _Memory:
 
     def __init__(self, x: AttentionInputs, buffers: int) -> None:
         size = tile_size(x)
-        heads = max(size.heads, 1) * x.group
-        n = heads * size.rows * min(size.keys, max(x.shape.K, 1))
+        n = size.heads * x.group * size.rows * min(size.keys, max(x.shape.K, 1))
         self.logits = x.q.new_empty(n, dtype=x.compute_dtype)
         self.weights = torch.empty_like(self.logits) if buffers == 2 else None
 
@@ -71,39 +75,36 @@ class _Tally:
     def __init__(self, tile: RowTile, memory: _Memory, statistics: bool) -> None:
         self.tile, self.memory, self.statistics = tile, memory, statistics
         x = tile.slab.x
-        self.bias_may_hide = isinstance(x.bias, Dense)
         rows = tile.q.shape[:4]
-        self.largest = tile.q.new_full((*rows, 1), torch.finfo(tile.q.dtype).min)
-        self.total = tile.q.new_zeros(*rows, 1)
-        self.energy = tile.q.new_zeros(*rows, 1)
-        self.mixed = tile.q.new_zeros(*rows, x.v.shape[-1])
-        self.fresh = True
+        least = torch.finfo(tile.q.dtype).min
+        # Finite stand-ins inside the sums, so that hidden pairs need no care: a hidden logit lies
+        # so far below the least maximum that its weight is 0 and its energy 0 · finite.
+        self.hidden = least / 2
+        self.bias_may_hide = isinstance(x.bias, Dense)
+        self.largest = tile.q.new_full((*rows, 1), least / 4)
+        self.total = self.energy = tile.q.new_zeros(*rows, 1)
+        self.mixed: Tensor | None = None
 
     def add(self, cut: Cut) -> None:
-        s = self.tile.logits(cut, into=self.memory.logits)
-        # Rows that have seen nothing keep the least number for a maximum; `write` replaces it.
+        s = self.tile.logits(cut, into=self.memory.logits, hidden=self.hidden)
+        if self.bias_may_hide:
+            s.clamp_min_(self.hidden)
         largest = torch.maximum(self.largest, s.amax(-1, keepdim=True))
         s.sub_(largest)
         p = s.exp_() if not self.statistics else torch.exp(s, out=self._weights_like(s))
         total = p.sum(-1, keepdim=True)
-        if self.statistics:
-            if cut.hidden is not None or self.bias_may_hide:
-                s.masked_fill_(p == 0, 0.0)
-            energy = s.mul_(p).sum(-1, keepdim=True)
-        if self.fresh:
-            self.total = total
-            if self.statistics:
-                self.energy = energy
+        energy = s.mul_(p).sum(-1, keepdim=True) if self.statistics else self.energy
+        if self.mixed is None:
+            self.total, self.energy = total, energy
         else:
             moved = self.largest - largest
             shrink = moved.exp()
             if self.statistics:
-                self.energy.add_(self.total * moved).mul_(shrink).add_(energy)
+                self.energy.addcmul_(self.total, moved).mul_(shrink).add_(energy)
             self.total.mul_(shrink).add_(total)
             self.mixed.mul_(shrink)
         self._mix(p, cut)
         self.largest = largest
-        self.fresh = False
 
     def _weights_like(self, s: Tensor) -> Tensor:
         assert self.memory.weights is not None
@@ -113,44 +114,57 @@ class _Tally:
         slab = self.tile.slab
         if slab.x.dropout:
             p = p.mul_(self.tile.keeps(cut)).div_(1 - slab.x.dropout)
-        v = (slab.v if cut.hidden is None else slab.v_finite)[:, :, cut.keys]
-        n = v.shape[0] * v.shape[1]
-        # In place: the mixed values are as large as a tile of the output.
-        self.mixed.view(n, -1, v.shape[-1]).baddbmm_(
-            p.flatten(2, 3).flatten(0, 1), v.reshape(n, v.shape[2], v.shape[3])
-        )
-        if not slab.finite and cut.hidden is not None:
+        v = (slab.v_finite if cut.partial else slab.v)[:, :, cut.keys]
+        n, wide = v.shape[0] * v.shape[1], v.shape[-1]
+        weights = p.view(n, -1, p.shape[-1])
+        values = v.reshape(n, -1, wide)
+        if self.mixed is None:
+            self.mixed = torch.bmm(weights, values).view(*p.shape[:4], wide)
+        else:
+            self.mixed.view(n, -1, wide).baddbmm_(weights, values)
+        if not slab.finite and cut.partial:
             v = slab.v[:, :, None, cut.keys]
-            allowed = (~cut.hidden).to(v.dtype)
+            allowed = cut.fill(torch.ones_like(p), 0.0)
             self.mixed += poison(v, lambda what: torch.matmul(allowed, what) > 0)
 
-    def write(self, passed: Passed) -> None:
-        tile, rows = self.tile, passed.rows
-        shift, total = self.largest, self.total
-        sink = tile.slab.x.sink
-        if sink is not None:
-            # The sink is one more term of the sum.
-            sink = sink.to(total.dtype).view(1, -1, tile.slab.x.group, 1, 1)
-            shift = torch.maximum(shift, sink)
-            total = total * (self.largest - shift).exp() + (sink - shift).exp()
-        nothing = total == 0
-        total = torch.where(nothing, 1.0, total)
-        lse = torch.where(nothing, -math.inf, shift + total.log())
-        rest = torch.where(nothing, 0.0, (shift - lse) + total.log())
-        out = self.mixed * ((self.largest - shift).exp() / total)
-        tile.put(rows.out, out.to(rows.out.dtype))
-        tile.put(rows.lse, lse.squeeze(-1))
-        tile.put(passed.lse_rest, rest.squeeze(-1))
-        if not self.statistics:
-            return
-        unseen = self.total == 0
-        keys = torch.where(unseen, 1.0, self.total)
-        entropy = torch.where(unseen, 0.0, keys.log() - self.energy / keys)
-        if sink is not None:
-            # Entropy of (keys or sink), then within the keys.
-            log_share = torch.where(unseen, 0.0, keys.log() + (self.largest - shift) - total.log())
-            share = torch.where(unseen, 0.0, log_share.exp())
-            log_rest = (sink - shift) - total.log()
-            entropy = share * (entropy - log_share) - log_rest.exp() * log_rest
-        tile.put(rows.max_logit, torch.where(unseen, -math.inf, self.largest).squeeze(-1))
-        tile.put(rows.entropy, entropy.squeeze(-1))
+    def write(self, sums: Sums) -> None:
+        put = self.tile.put
+        if self.mixed is None:
+            sums.mixed[self.tile.where] = 0.0
+        else:
+            put(sums.mixed, self.mixed)
+        put(sums.largest, self.largest[..., 0])
+        put(sums.total, self.total[..., 0])
+        if self.statistics:
+            put(sums.energy, self.energy[..., 0])
+
+
+def _finished(x: AttentionInputs, sums: Sums, *, statistics: bool) -> Passed:
+    """Output, lse and statistics from the sums, for all rows at once."""
+    largest, keys = sums.largest, sums.total
+    shift, total = largest, keys
+    if x.sink is not None:
+        # The sink is one more term of the sum.
+        sink = x.sink.to(total.dtype)[:, None]
+        shift = torch.maximum(largest, sink)
+        total = keys * (largest - shift).exp() + (sink - shift).exp()
+    nothing = total == 0
+    total = total.masked_fill(nothing, 1.0)
+    log_total = total.log()
+    lse = (shift + log_total).masked_fill_(nothing, -math.inf)
+    rest = ((shift - lse) + log_total).masked_fill_(nothing, 0.0)
+    factor = (largest - shift).exp_().div_(total)
+    out = sums.mixed.mul_(factor[..., None]).to(x.v.dtype)
+    if not statistics:
+        none = lse.new_empty(0)
+        return Passed(Rows(out, lse, none, none.clone()), rest)
+    unseen = keys == 0
+    log_keys = keys.masked_fill(unseen, 1.0).log()
+    entropy = (log_keys - sums.energy / keys).masked_fill_(unseen, 0.0)
+    if x.sink is not None:
+        # Entropy of (keys or sink), then within the keys.
+        log_share = (log_keys + (largest - shift) - log_total).masked_fill_(unseen, 0.0)
+        share = log_share.exp().masked_fill_(unseen, 0.0)
+        log_rest = (sink - shift) - log_total
+        entropy = share * (entropy - log_share) - log_rest.exp() * log_rest
+    return Passed(Rows(out, lse, largest.masked_fill(unseen, -math.inf), entropy), rest)

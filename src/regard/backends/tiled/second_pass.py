@@ -16,12 +16,14 @@ from regard.inputs import AttentionInputs
 from regard.masks.algebra import pairs
 
 
-def weights_of(tile: RowTile, cut: Cut, lse: Tensor) -> Float[Tensor, "b h q k"]:
-    """The weights of one cut, from the lse of every row."""
+def weights_of(
+    tile: RowTile, cut: Cut, lse: Tensor, hidden: float = 0.0
+) -> Float[Tensor, "b h q k"]:
+    """The weights of one cut, from the lse of every row; `hidden` where the mask hides a pair."""
     norm = tile.take(lse)
     # A row that sees nothing has only -inf logits, so any number will do.
     norm = torch.where(norm == -math.inf, 0.0, norm)[..., None]
-    return tile.logits(cut).sub_(norm).exp_().flatten(1, 2)
+    return cut.fill(tile.logits(cut).sub_(norm).exp_(), hidden).flatten(1, 2)
 
 
 def cuts(x: AttentionInputs) -> Iterator[tuple[RowTile, Cut]]:
@@ -60,9 +62,7 @@ class TiledPass:
         values = lse.new_full((*lse.shape, n), -1.0)
         indices = torch.full_like(values, -1, dtype=torch.int64)
         for tile, cut in cuts(inputs):
-            p = weights_of(tile, cut, lse)
-            if cut.hidden is not None:
-                p.masked_fill_(cut.hidden.flatten(1, 2).expand_as(p), -1.0)
+            p = weights_of(tile, cut, lse, hidden=-1.0)
             here = p.topk(min(n, p.shape[-1]), dim=-1)
             best = torch.cat([values[tile.where], here.values], -1)
             place = torch.cat([indices[tile.where], here.indices + cut.keys.start], -1)

@@ -7,6 +7,7 @@ pairs). Keys that no query of the row tile may see are never touched.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import Tensor
 from regard.backends.dropping import kept
 from regard.backends.poison import all_finite, finite
 from regard.inputs import AttentionInputs
-from regard.masks.algebra import EMPTY, FULL, Mask, pairs
+from regard.masks.algebra import EMPTY, FULL, PARTIAL, Mask, pairs
 from regard.masks.tiles import grid
 from regard.scores.comparison import Dot
 from regard.values import Shape
@@ -50,10 +51,16 @@ def tile_size(x: AttentionInputs) -> TileSize:
 
 @dataclass(frozen=True)
 class Cut:
-    """A run of keys that a row tile looks at; `hidden` is None where every pair is allowed."""
+    """A run of keys that a row tile looks at, and the parts of it where some pairs are hidden."""
 
     keys: slice
-    hidden: Bool[Tensor, "b g r q k"] | None
+    partial: tuple[tuple[slice, Bool[Tensor, "b g r q k"]], ...] = ()
+
+    def fill(self, t: Float[Tensor, "b g r q k"], value: float) -> Float[Tensor, "b g r q k"]:
+        """Write a value where pairs are hidden, in place."""
+        for keys, hidden in self.partial:
+            t[..., keys].masked_fill_(hidden, value)
+        return t
 
 
 class Slab:
@@ -121,16 +128,18 @@ class RowTile:
         """Write a part [B, G, R, Q, ...] into its place."""
         whole[self.where] = part.flatten(1, 2)
 
-    def logits(self, cut: Cut, into: Tensor | None = None) -> Float[Tensor, "b g r q k"]:
-        """Logits of one cut, minus infinity where hidden; `into` is memory to use."""
-        return self._finish(self._capped(cut, into), cut)
+    def logits(
+        self, cut: Cut, into: Tensor | None = None, hidden: float = -math.inf
+    ) -> Float[Tensor, "b g r q k"]:
+        """Logits of one cut, `hidden` where the mask hides a pair; `into` is memory to use."""
+        return self._finish(self._capped(cut, into), cut, hidden)
 
     def logits_and_slope(self, cut: Cut) -> tuple[Tensor, Tensor | None]:
         """Logits of one cut, and the derivative of the soft-cap where there is one."""
         s = self._capped(cut, None)
         cap = self.slab.x.softcap
         slope = None if cap is None else 1 - (s / cap).square_()
-        return self._finish(s, cut), slope
+        return self._finish(s, cut, -math.inf), slope
 
     def _capped(self, cut: Cut, into: Tensor | None) -> Tensor:
         x, k = self.slab.x, self.slab.k[:, :, cut.keys]
@@ -150,11 +159,11 @@ class RowTile:
             )
         return s if x.softcap is None else s.div_(x.softcap).tanh_().mul_(x.softcap)
 
-    def _finish(self, s: Tensor, cut: Cut) -> Tensor:
+    def _finish(self, s: Tensor, cut: Cut, hidden: float) -> Tensor:
         if self.slab.x.bias is not None:
             bias = self.slab.x.bias.at(*self.places(cut)).to(s.dtype)
             s += self._grouped(bias)
-        return s if cut.hidden is None else s.masked_fill_(cut.hidden, -math.inf)
+        return cut.fill(s, hidden)
 
     def places(self, cut: Cut) -> tuple[Tensor, Tensor]:
         """The indices of this tile's queries and of a cut's keys."""
@@ -198,20 +207,18 @@ class Schedule:
     def cuts(self, row_tile: int) -> list[Cut]:
         """The runs of keys that a row tile looks at."""
         if self._states is None:
-            return [Cut(keys, None) for keys in self._chunks(0, self.shape.K)]
+            return [Cut(keys) for keys in self._chunks(0, self.shape.K)]
         found: list[Cut] = []
         states = self._states[row_tile]
-        first = 0
-        while first < len(states):
-            last = first + 1
-            while last < len(states) and states[last] == states[first]:
-                last += 1
-            if states[first] != EMPTY:
-                stop = min(last * KEY_TILE, self.shape.K)
-                for keys in self._chunks(first * KEY_TILE, stop):
-                    full = states[first] == FULL
-                    found.append(Cut(keys, None if full else self._hidden(row_tile, keys)))
-            first = last
+        for first, last in _runs([state != EMPTY for state in states]):
+            for keys in self._chunks(first * KEY_TILE, min(last * KEY_TILE, self.shape.K)):
+                inside = states[keys.start // KEY_TILE : -(-keys.stop // KEY_TILE)]
+                partial = []
+                for start, stop in _runs([state == PARTIAL for state in inside]):
+                    part = slice(start * KEY_TILE, min(stop * KEY_TILE, keys.stop - keys.start))
+                    where = slice(keys.start + part.start, keys.start + part.stop)
+                    partial.append((part, self._hidden(row_tile, where)))
+                found.append(Cut(keys, tuple(partial)))
         return found
 
     def _chunks(self, start: int, stop: int) -> Iterator[slice]:
@@ -232,6 +239,17 @@ class Schedule:
         if self.mask.relative and len(self._seen) < 8:
             self._seen[alike] = hidden
         return hidden
+
+
+def _runs(flags: list[bool]) -> list[tuple[int, int]]:
+    """The runs of True: first, and past the last."""
+    found, place = [], 0
+    for flag, run in itertools.groupby(flags):
+        length = len(list(run))
+        if flag:
+            found.append((place, place + length))
+        place += length
+    return found
 
 
 def slabs(x: AttentionInputs) -> Iterator[Slab]:

@@ -1,0 +1,167 @@
+"""What looking costs on a CPU: attention() and trace() beside PyTorch's own, in one run.
+
+python benchmarks/cpu.py [--quick]
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import torch
+from measuring import interleaved, write
+from torch.nn.functional import scaled_dot_product_attention
+
+import regard
+from regard import masks
+
+HEADS, WIDTH = 8, 64
+
+
+def qkv(n: int, heads: int = HEADS) -> list[torch.Tensor]:
+    source = torch.Generator().manual_seed(0)
+    return [torch.randn(1, heads, n, WIDTH, generator=source) for _ in range(3)]
+
+
+def speed(lengths: list[int], repeats: int) -> list[dict[str, Any]]:
+    rows = []
+    for n in lengths:
+        for causal in (False, True):
+            q, k, v = qkv(n)
+            mask = masks.causal() if causal else None
+            seconds = interleaved(
+                {
+                    "sdpa": lambda q=q, k=k, v=v, c=causal: scaled_dot_product_attention(
+                        q, k, v, is_causal=c
+                    ),
+                    "attention": lambda q=q, k=k, v=v, m=mask: regard.attention(q, k, v, mask=m),
+                    "trace": lambda q=q, k=k, v=v, m=mask: regard.trace(q, k, v, mask=m),
+                    "tiled": lambda q=q, k=k, v=v, m=mask: regard.attention(
+                        q, k, v, mask=m, backend="tiled"
+                    ),
+                },
+                repeats if n < 8192 else max(3, repeats // 3),
+            )
+            flops = 4 * HEADS * WIDTH * (n * (n + 1) / 2 if causal else n * n)
+            rows.append(
+                {
+                    "n": n,
+                    "causal": causal,
+                    "sdpa ms": seconds["sdpa"] * 1e3,
+                    "sdpa GFLOP/s": flops / seconds["sdpa"] / 1e9,
+                    "attention() / sdpa": seconds["sdpa"] / seconds["attention"],
+                    "trace() / sdpa": seconds["sdpa"] / seconds["trace"],
+                    "trace() / the same tiles without statistics": seconds["tiled"]
+                    / seconds["trace"],
+                }
+            )
+    return rows
+
+
+def training(lengths: list[int], repeats: int) -> list[dict[str, Any]]:
+    rows = []
+    for n in lengths:
+        q, k, v = (t.requires_grad_() for t in qkv(n))
+
+        def through(out: torch.Tensor, q: torch.Tensor = q) -> None:
+            out.sum().backward()
+            q.grad = None
+
+        seconds = interleaved(
+            {
+                "sdpa": lambda q=q, k=k, v=v, go=through: go(
+                    scaled_dot_product_attention(q, k, v, is_causal=True)
+                ),
+                "trace": lambda q=q, k=k, v=v, go=through: go(
+                    regard.trace(q, k, v, mask=masks.causal()).out
+                ),
+            },
+            repeats,
+        )
+        ratio = seconds["sdpa"] / seconds["trace"]
+        rows.append({"n": n, "sdpa ms": seconds["sdpa"] * 1e3, "trace() / sdpa": ratio})
+    return rows
+
+
+def overhead() -> list[dict[str, Any]]:
+    q, k, v = (torch.randn(1, 1, 4, 8) for _ in range(3))
+    causal = masks.causal()
+    seconds = interleaved(
+        {
+            "F.scaled_dot_product_attention": lambda: scaled_dot_product_attention(q, k, v),
+            "regard.attention": lambda: regard.attention(q, k, v),
+            "regard.attention, causal": lambda: regard.attention(q, k, v, mask=causal),
+            "regard.trace": lambda: regard.trace(q, k, v),
+        },
+        300,
+    )
+    return [{"call on [1, 1, 4, 8]": name, "µs": s * 1e6} for name, s in seconds.items()]
+
+
+PEAK = """
+import resource, torch, regard
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+q = k = v = torch.randn(1, 1, {n}, 64)
+regard.trace(q[:, :, :256], k[:, :, :256], v[:, :, :256], mask=regard.masks.causal()).map(16)
+before = peak()
+t = regard.trace(q, k, v, mask=regard.masks.causal())
+traced = peak() - before
+t.received(); t.map(256); t.top(8)
+print(traced, peak() - before)
+"""
+
+
+def memory(lengths: list[int]) -> list[dict[str, Any]]:
+    rows = []
+    for n in lengths:
+        out = subprocess.run(
+            [sys.executable, "-c", PEAK.format(n=n)], capture_output=True, text=True, check=True
+        ).stdout.split()
+        trace, asked = (int(x) / 2**20 for x in out)
+        rows.append(
+            {
+                "n": n,
+                "trace MiB": trace,
+                "with received, map(256), top(8) MiB": asked,
+                "n×n float32 MiB": n * n * 4 / 2**20,
+            }
+        )
+    return rows
+
+
+def imports(repeats: int) -> list[dict[str, Any]]:
+    def start(code: str) -> None:
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+    seconds = interleaved(
+        {"torch": lambda: start("import torch"), "regard": lambda: start("import regard")}, repeats
+    )
+    ratio = seconds["regard"] / seconds["torch"]
+    return [
+        {"import": "torch", "s": seconds["torch"], "ratio": 1.0},
+        {"import": "regard", "s": seconds["regard"], "ratio": ratio},
+    ]
+
+
+def main() -> None:
+    quick = "--quick" in sys.argv
+    with torch.no_grad():
+        tables = {
+            "Forward, 8 heads, width 64, float32 (higher is better)": speed(
+                [1024, 2048] if quick else [1024, 2048, 8192], 5 if quick else 15
+            ),
+            "Fixed cost of a call": overhead(),
+            "Peak memory beside the inputs, 1 head, width 64, causal": memory(
+                [4096] if quick else [4096, 16384, 65536]
+            ),
+            "Import": imports(3 if quick else 9),
+        }
+    tables["Forward and backward, causal (higher is better)"] = training(
+        [1024] if quick else [1024, 2048], 5
+    )
+    write("cpu", tables)
+
+
+if __name__ == "__main__":
+    main()

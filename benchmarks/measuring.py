@@ -1,0 +1,73 @@
+"""Measuring side by side, and writing down what was measured, on what, and how."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import regard
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def interleaved(runs: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Median seconds of each run, taken in turns so that a slow moment hits all alike."""
+    for run in runs.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(taken) for name, taken in seconds.items()}
+
+
+def machine() -> dict[str, Any]:
+    """What was measured on."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0].split(":", 1)[1].strip() if names else cpu
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "command": "python " + " ".join(sys.argv),
+        "cpu": cpu,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "regard": regard.__version__,
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def write(name: str, tables: Mapping[str, list[dict[str, Any]]]) -> None:
+    """Print tables and keep them as JSON and Markdown under results/."""
+    RESULTS.mkdir(exist_ok=True)
+    about = machine()
+    record = {"machine": about, "tables": tables}
+    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    lines = [f"# {name}", ""]
+    lines += [f"- {key}: {value}" for key, value in about.items()]
+    for title, rows in tables.items():
+        lines += ["", f"## {title}", ""]
+        heads = list(rows[0])
+        lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+        lines += ["| " + " | ".join(_cell(row[h]) for h in heads) + " |" for row in rows]
+    text = "\n".join(lines) + "\n"
+    (RESULTS / f"{name}.md").write_text(text)
+    print(text)
+
+
+def _cell(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
