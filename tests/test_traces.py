@@ -225,7 +225,9 @@ def test_weights_are_differentiable(backend: str) -> None:
 
     def ask(q: Tensor, k: Tensor) -> Tensor:
         t = regard.trace(q, k, v, mask=masks.causal(), softcap=2.0, backend=backend)
-        return t.weights(queries=[0, 2], keys=[1, 3])
+        return torch.cat(
+            [t.weights(queries=[0, 2], keys=[1, 3]).flatten(), t.mass([0, 2]).flatten()]
+        )
 
     assert torch.autograd.gradcheck(ask, (q, k))
     (slope,) = torch.autograd.grad(ask(q, k).sum(), q)

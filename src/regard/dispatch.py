@@ -87,8 +87,7 @@ def trace(
     )  # fmt: skip
     chosen = choose(inputs, backend, statistics=True)
     second = ReferencePass() if chosen.name == "reference" else TiledPass()
-    described = "" if mask is None else f", mask={mask!r}"
-    return Trace(inputs, chosen.observe(inputs), chosen.name, second, described)
+    return Trace(inputs, chosen.observe(inputs), chosen.name, second, mask)
 
 
 def plan(
@@ -161,6 +160,8 @@ def choose(inputs: AttentionInputs, name: str | None, *, statistics: bool) -> Ba
     """The backend asked for, or the first that can run the call."""
     if name is None:
         for backend in BACKENDS.values():
+            if statistics and not backend.observes:
+                continue
             if _volunteers(backend, inputs) and not backend.refuses(inputs, statistics=statistics):
                 return backend
     if name not in BACKENDS:

@@ -49,7 +49,7 @@ class AttentionInputs:
     @property
     def group(self) -> int:
         """How many query heads share a key head."""
-        return self.q.shape[1] // max(self.k.shape[1], 1)
+        return max(self.q.shape[1] // max(self.k.shape[1], 1), 1)
 
     @property
     def compute_dtype(self) -> torch.dtype:

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.backends.contract import Pool, Rows, SecondPass, Top
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
+from regard.masks.algebra import Mask
 
 Chosen = int | slice | range | Sequence[int] | Tensor | None
 Change = Callable[[Tensor], Tensor]
@@ -37,7 +38,8 @@ class Trace:
     rows: Rows
     backend: str
     second_pass: SecondPass
-    described: str = ""
+    mask: Mask | None = None
+    """The mask as it was given, without lengths."""
 
     @property
     def out(self) -> Float[Tensor, "*bh q e"]:
@@ -98,9 +100,10 @@ class Trace:
         return x.in_kind(part.second_pass.weights(x, part.rows.lse, q, k))
 
     def mass(self, keys: Chosen) -> Float[Tensor, "*bh q"]:
-        """The share of each row that falls on given keys; `mass(0)` is the first-token sink."""
+        """The share of each row that falls on given keys; `mass(0)` is the first-token sink.
+        Differentiable."""
         chosen = _places(keys, self.inputs.shape.K, "keys", self.inputs.q.device)
-        return self.inputs.in_kind(self.second_pass.mass(self.inputs, self._lse, chosen))
+        return self.inputs.in_kind(self.second_pass.mass(self.inputs, self.rows.lse, chosen))
 
     def map(
         self,
@@ -184,9 +187,10 @@ class Trace:
         G = self.inputs.k.shape[1]
         heads = f"heads {H}" if G == H else f"heads {H} over {G}"
         dtype = str(self.inputs.q.dtype).removeprefix("torch.")
+        mask = "" if self.mask is None else f", mask={self.mask!r}"
         return (
             f"Trace(batch {B}, {heads}, queries {Q}, keys {K}, width {self.inputs.q.shape[-1]}, "
-            f"{dtype} on {self.inputs.q.device}{self.described}, by {self.backend})"
+            f"{dtype} on {self.inputs.q.device}{mask}, by {self.backend})"
         )
 
 

@@ -15,6 +15,7 @@ from regard.backends.reference import Reference
 from regard.inputs import AttentionInputs, check
 from tests.parity.agreement import Named, Plain, assert_as_exact, errors
 
+DEVICE = "cpu"
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -106,7 +107,6 @@ class Case:
     extra: str = "plain"
     dtype: torch.dtype = torch.float32
     sizes: Sizes = field(default_factory=Sizes)
-    device: str = "cpu"
     seed: int = 3
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ class Case:
 
         def draw(*shape: int) -> Tensor:
             numbers = torch.randn(*shape, generator=source, dtype=torch.float64).to(self.dtype)
-            learned.append(numbers.to(precision or self.dtype).to(self.device).requires_grad_())
+            learned.append(numbers.to(precision or self.dtype).to(DEVICE).requires_grad_())
             return learned[-1]
 
         q, k, v = draw(s.B, s.H, s.Q, s.D), draw(s.B, s.G, s.K, s.D), draw(s.B, s.G, s.K, s.E)

@@ -71,8 +71,7 @@ def whole(call: Call, **options: Any) -> Call:
     return torch.compile(call, fullgraph=True, backend="aot_eager", **options)
 
 
-FULL = [("attention", case) for case in CASES]
-FULL += [("trace", case) for case in CASES if case != "causal-padding"]
+FULL = [(kind, case) for kind in ("attention", "trace") for case in CASES]
 
 
 @pytest.mark.parametrize(("kind", "case"), FULL)
@@ -209,7 +208,9 @@ class Traces(Attends):
         return t.out, t.lse
 
 
-@pytest.mark.parametrize(("kind", "dynamic"), [(Attends, False), (Attends, True), (Traces, False)])
+@pytest.mark.parametrize(
+    ("kind", "dynamic"), [(Attends, False), (Attends, True), (Traces, False), (Traces, True)]
+)
 def test_export(kind: type[nn.Module], dynamic: bool) -> None:
     torch.manual_seed(0)
     module = kind()
@@ -225,6 +226,7 @@ def test_export(kind: type[nn.Module], dynamic: bool) -> None:
 
 OPERATOR_CALLS: dict[str, tuple[bool, Callable[[], dict[str, Any]]]] = {
     "plain": (True, lambda: {}),
+    "without-statistics": (False, lambda: {"mask": masks.causal()}),
     "everything": (
         True,
         lambda: {

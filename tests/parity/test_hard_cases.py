@@ -405,7 +405,7 @@ def test_huge_logits(backend: str, dtype: torch.dtype, mask: masks.Mask | None) 
         assert got["max_logit"].max() > 65504
 
 
-@pytest.mark.parametrize("backend", ["tiled", "sdpa"])
+@pytest.mark.parametrize("backend", ["reference", "tiled", "sdpa"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast_casts_and_nothing_more(backend: str, dtype: torch.dtype) -> None:
     tensors = qkv()
@@ -431,7 +431,7 @@ def test_autocast_casts_and_nothing_more(backend: str, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("mask", [None, masks.causal()], ids=repr)
 @pytest.mark.parametrize(
     "sizes",
-    [{"Q": 0}, {"K": 0}, {"Q": 0, "K": 0}, {"B": 0}],
+    [{"Q": 0}, {"K": 0}, {"Q": 0, "K": 0}, {"B": 0}, {"E": 0}, {"H": 0, "G": 0}],
     ids=str,
 )
 def test_nothing_at_all(backend: str, sizes: dict[str, int], mask: masks.Mask | None) -> None:
@@ -648,3 +648,44 @@ def test_statistics_can_be_trained(backend: str, penalty: str) -> None:
             assert t.grad is not None
             t -= 0.1 * t.grad
     assert loss() < before
+
+
+@every_tracer
+def test_poison_in_hidden_keys_never_reaches_gradients_of_weights(backend: str) -> None:
+    mask, places = HIDDEN["padding"]
+
+    def gradient(k: Tensor) -> Tensor:
+        q, k, v = learned(qkv()[0], k, qkv()[2])
+        regard.trace(q, k, v, mask=mask, backend=backend).weights().square().sum().backward()
+        return q.grad  # type: ignore[return-value]
+
+    k = qkv()[1]
+    torch.testing.assert_close(gradient(poisoned(k, places, math.nan)), gradient(k))
+
+
+@every_tracer
+def test_autocast_leaves_questions_alone(backend: str) -> None:
+    q, k, v = (t.bfloat16() for t in qkv())
+    t = regard.trace(q, k, v, backend=backend)
+    wanted = t.weights(), t.received(), t.map(3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = t.weights(), t.received(), t.map(3)
+    for one, other in zip(got, wanted, strict=True):
+        assert torch.equal(one, other)
+
+
+@every_tracer
+def test_the_strongest_keys_are_not_those_a_bias_hides(backend: str) -> None:
+    t = regard.trace(*qkv(), bias=biases.dense(minus_infinity()), backend=backend)
+    top = t.top(5)
+    assert (top.indices[:, :, 2, 3:] == -1).all()
+    assert set(top.indices[0, 0, 2, :3].tolist()) == {0, 1, 2}
+    assert (top.indices[:, 1, 5] == -1).all()
+    assert not top.values[:, :, 2, 3:].any()
+
+
+@every_tracer
+def test_the_largest_logit_does_not_pretend_to_be_differentiable(backend: str) -> None:
+    t = regard.trace(*learned(*qkv()), backend=backend)
+    assert t.out.requires_grad
+    assert not t.max_logit.requires_grad

@@ -47,6 +47,8 @@ class Backend(Protocol):
     """A way to compute attention."""
 
     name: str
+    observes: bool
+    """Whether it can report row statistics at all."""
 
     def refuses(self, inputs: AttentionInputs, *, statistics: bool) -> list[str]:
         """Every reason why this backend cannot run the call. Empty: it can."""

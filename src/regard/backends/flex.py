@@ -31,6 +31,7 @@ Index = Tensor
 
 class Flex:
     name = "flex"
+    observes = False
 
     def refuses(self, inputs: AttentionInputs, *, statistics: bool) -> list[str]:
         x = inputs
@@ -90,13 +91,14 @@ class Flex:
 
 
 @cache
-def _compiled(dynamic: bool) -> Callable[..., Any]:
-    """FlexAttention, compiled. It must never fall back to its n×n form without a word, as it would
-    once it has been compiled for more kinds of calls than the compiler's default limit."""
+def _compiled() -> Callable[..., Any]:
+    """FlexAttention, compiled anew for each length: with symbolic lengths, masks and score_mods
+    that hold numbers do not compile (torch 2.11 on CUDA, 2.13 on CPU). It must never fall back to
+    its n×n form without a word, as it would past the compiler's default number of kinds."""
     from torch._dynamo import config
     from torch.nn.attention.flex_attention import flex_attention
 
-    compiled = torch.compile(flex_attention, dynamic=dynamic)
+    compiled = torch.compile(flex_attention, dynamic=False)
     limits = config.patch(recompile_limit=128, fail_on_recompile_limit_hit=True)
     return cast(Callable[..., Any], limits(compiled))
 
@@ -108,11 +110,9 @@ def _flex(
     from torch.nn.attention.flex_attention import flex_attention
 
     assert isinstance(x.comparison, Dot)
-    # Its CPU kernels do not compile with symbolic lengths in a score_mod; CUDA's do.
-    dynamic = x.q.device.type == "cuda"
     run: Callable[..., Any] = flex_attention
     if not torch.compiler.is_compiling():
-        run = _compiled(dynamic)
+        run = _compiled()
     with_sink = x.sink is not None and changed
     answer = run(
         q,

@@ -19,6 +19,7 @@ from torch import Tensor
 from regard.backends.contract import Pool, Rows, Top, Work
 from regard.backends.dropping import kept
 from regard.backends.poison import finite, poison
+from regard.backends.precision import in_full_precision
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import pairs
 from regard.scores.comparison import Comparison, Dot, Nearness, TanhSum
@@ -26,6 +27,7 @@ from regard.scores.comparison import Comparison, Dot, Nearness, TanhSum
 
 class Reference:
     name = "reference"
+    observes = True
 
     def refuses(self, inputs: AttentionInputs, *, statistics: bool) -> list[str]:
         return []
@@ -33,6 +35,7 @@ class Reference:
     def attend(self, inputs: AttentionInputs) -> Float[Tensor, "b h q e"]:
         return self.observe(inputs).out
 
+    @in_full_precision
     def observe(self, inputs: AttentionInputs) -> Rows:
         s = logits(inputs)
         terms = s if inputs.sink is None else torch.cat([s, _sink_column(inputs, s)], -1)
@@ -113,21 +116,28 @@ def _sink_column(x: AttentionInputs, s: Tensor) -> Tensor:
 class ReferencePass:
     """Questions about the weights, answered from the whole matrix."""
 
+    @torch.no_grad()
+    @in_full_precision
     def received(
         self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"]
     ) -> Float[Tensor, "b h k"]:
         return _weights(inputs, lse).sum(-2)
 
+    @in_full_precision
     def mass(
         self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], keys: Int[Tensor, "k"]
     ) -> Float[Tensor, "b h q"]:
         return _weights(inputs, lse)[..., keys].sum(-1)
 
+    @torch.no_grad()
+    @in_full_precision
     def top(self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], n: int) -> Top:
         p = _weights(inputs, lse).masked_fill(logits(inputs) == -math.inf, -1.0)
         values, indices = p.topk(min(n, p.shape[-1]), dim=-1)
         return Top(values.clamp_min(0), indices.masked_fill(values < 0, -1))
 
+    @torch.no_grad()
+    @in_full_precision
     def pooled(
         self,
         inputs: AttentionInputs,
@@ -143,6 +153,8 @@ class ReferencePass:
         grid = [[_pool(p[..., r, :][..., c], pool) for c in columns] for r in rows]
         return torch.stack([torch.stack(row, -1) for row in grid], -2)
 
+    @torch.no_grad()
+    @in_full_precision
     def mean_logit(self, inputs: AttentionInputs) -> Float[Tensor, "b h q"]:
         s = logits(inputs)
         seen = s != -math.inf
@@ -150,6 +162,7 @@ class ReferencePass:
         mean = torch.where(seen, s, 0.0).sum(-1) / count.clamp_min(1)
         return torch.where(count > 0, mean, -math.inf)
 
+    @in_full_precision
     def weights(
         self,
         inputs: AttentionInputs,

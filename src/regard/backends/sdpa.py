@@ -24,6 +24,7 @@ SMALL = 1 << 18
 
 class Sdpa:
     name = "sdpa"
+    observes = False
 
     def refuses(self, inputs: AttentionInputs, *, statistics: bool) -> list[str]:
         x = inputs
@@ -52,10 +53,12 @@ class Sdpa:
         x = inputs
         q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (x.q, x.k, x.v))
         causal, mask = _causal(x), _written(x)
-        masked = x.bias is None and (causal or mask is not None)
-        # Asking costs a wait on an accelerator and a graph break: there care is taken always.
-        ask = x.q.device.type == "cpu" and not torch.compiler.is_compiling()
-        if not masked or (ask and all_finite(q, k, v)):
+        if x.bias is not None or not (causal or mask is not None):
+            return _sdpa(x, q, k, v, causal, mask)
+        if x.q.device.type != "cpu":
+            return _sdpa(x, q, k, v, causal, None) if causal else _safe_on_gpu(x, q, k, v, mask)
+        # Asking would break the compiler's graph: there care is taken always.
+        if not torch.compiler.is_compiling() and all_finite(q, k, v):
             return _sdpa(x, q, k, v, causal, mask)
         out = _sdpa(x, finite(q), finite(k), finite(v), causal, mask)
         return out + _spoiled(x, causal, mask)
@@ -106,6 +109,19 @@ def _sdpa(
     return torch.nn.functional.scaled_dot_product_attention(
         q, k, v, mask, x.dropout, causal, scale=x.comparison.scale, enable_gqa=_grouped(x)
     )
+
+
+def _safe_on_gpu(
+    x: AttentionInputs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+) -> Float[Tensor, "b h q e"]:
+    """Without waiting for the device: keys that no query sees are emptied, and rows that see
+    nothing give 0, for which CUDA's kernels give anything."""
+    assert mask is not None
+    unseen = ~mask.any(-2)[..., None]
+    if unseen.shape[1] > 1:
+        unseen = unseen.unflatten(1, (-1, x.group)).all(2)
+    out = _sdpa(x, q, k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0), False, mask)
+    return out.masked_fill(~mask.any(-1, keepdim=True), 0.0)
 
 
 # Under the compiler a comparison of lengths is symbolic, and PyTorch's function wants a plain

@@ -17,6 +17,7 @@ __all__ = ["Tiled", "TiledPass"]
 
 class Tiled:
     name = "tiled"
+    observes = True
 
     def refuses(self, inputs: AttentionInputs, *, statistics: bool) -> list[str]:
         return []

@@ -116,12 +116,13 @@ class _Tally:
             p = p.mul_(self.tile.keeps(cut)).div_(1 - slab.x.dropout)
         v = (slab.v_finite if cut.partial else slab.v)[:, :, cut.keys]
         n, wide = v.shape[0] * v.shape[1], v.shape[-1]
-        weights = p.view(n, -1, p.shape[-1])
-        values = v.reshape(n, -1, wide)
+        rows, keys = p.shape[2] * p.shape[3], p.shape[4]
+        weights = p.view(n, rows, keys)
+        values = v.reshape(n, keys, wide)
         if self.mixed is None:
             self.mixed = torch.bmm(weights, values).view(*p.shape[:4], wide)
         else:
-            self.mixed.view(n, -1, wide).baddbmm_(weights, values)
+            self.mixed.view(n, rows, wide).baddbmm_(weights, values)
         if not slab.finite and cut.partial:
             v = slab.v[:, :, None, cut.keys]
             allowed = cut.fill(torch.ones_like(p), 0.0)

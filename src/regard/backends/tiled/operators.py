@@ -24,7 +24,7 @@ def run(x: AttentionInputs, *, statistics: bool) -> Rows:
         x.q, x.k, x.v, x.sink, x.seed, tensors, text, integers, floats, x.softcap, x.dropout,
         statistics, bias and torch.is_grad_enabled(),
     )  # fmt: skip
-    return Rows(out, lse, max_logit, entropy)
+    return Rows(out, lse, max_logit.detach(), entropy)
 
 
 def _inputs(
@@ -61,7 +61,8 @@ def _forward(
     bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     x = _inputs(q, k, v, sink, seed, tensors, text, integers, floats, softcap, dropout)
-    rows, lse_rest = forward(x, statistics=statistics)
+    with torch.autocast(q.device.type, enabled=False):
+        rows, lse_rest = forward(x, statistics=statistics)
     return *rows, lse_rest
 
 
@@ -99,7 +100,8 @@ def _backward(
 ) -> list[Tensor]:
     x = _inputs(q, k, v, sink, seed, tensors, text, integers, floats, softcap, dropout)
     passed = Passed(Rows(out, lse, lse, entropy), lse_rest)
-    given = Backward(x, passed, g_out, g_lse, g_entropy, bias=bias).run()
+    with torch.autocast(q.device.type, enabled=False):
+        given = Backward(x, passed, g_out, g_lse, g_entropy, bias=bias).run()
     sinks = [] if given.sink is None or sink is None else [given.sink.to(sink.dtype)]
     learned = [t for t in tensors if t.is_floating_point()]
     own = given.comparison + (
@@ -164,6 +166,7 @@ def _differentiate(
 ) -> tuple[Any, ...]:
     out, lse, lse_rest, entropy, q, k, v, sink, seed, *tensors = ctx.saved_tensors
     text, integers, floats, softcap, dropout, bias = ctx.rest
+    g_entropy = g_entropy if entropy.numel() == lse.numel() else None
     # text, integers, floats, softcap, dropout, statistics, bias. An empty list of numbers could
     # be one of tensors as well, so torch.library wants a list back for it.
     lists: tuple[Any, Any] = (None if integers else [], None if floats else [])

@@ -11,19 +11,24 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.backends.contract import Pool, Top
+from regard.backends.poison import finite
+from regard.backends.precision import in_full_precision
 from regard.backends.tiled.walk import Cut, RowTile, slabs
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import pairs
 
 
-def weights_of(
-    tile: RowTile, cut: Cut, lse: Tensor, hidden: float = 0.0
-) -> Float[Tensor, "b h q k"]:
-    """The weights of one cut, from the lse of every row; `hidden` where the mask hides a pair."""
+def weights_of(tile: RowTile, cut: Cut, lse: Tensor) -> Float[Tensor, "b h q k"]:
+    """The weights of one cut, from the lse of every row."""
+    return weigh(tile, tile.logits(cut), lse)
+
+
+def weigh(tile: RowTile, s: Float[Tensor, "b g r q k"], lse: Tensor) -> Float[Tensor, "b h q k"]:
+    """Logits turned into weights, in place."""
     norm = tile.take(lse)
     # A row that sees nothing has only -inf logits, so any number will do.
     norm = torch.where(norm == -math.inf, 0.0, norm)[..., None]
-    return cut.fill(tile.logits(cut).sub_(norm).exp_(), hidden).flatten(1, 2)
+    return s.sub_(norm).exp_().flatten(1, 2)
 
 
 def cuts(x: AttentionInputs) -> Iterator[tuple[RowTile, Cut]]:
@@ -38,6 +43,7 @@ class TiledPass:
     """A walk over the tiles for each question."""
 
     @torch.no_grad()
+    @in_full_precision
     def received(
         self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"]
     ) -> Float[Tensor, "b h k"]:
@@ -48,6 +54,7 @@ class TiledPass:
             total[here] += weights_of(tile, cut, lse).sum(-2)
         return total
 
+    @in_full_precision
     def mass(
         self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], keys: Int[Tensor, "k"]
     ) -> Float[Tensor, "b h q"]:
@@ -57,20 +64,25 @@ class TiledPass:
         return torch.cat(parts, -1) if parts else torch.zeros_like(lse)
 
     @torch.no_grad()
+    @in_full_precision
     def top(self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], n: int) -> Top:
         n = min(n, inputs.shape.K)
         values = lse.new_full((*lse.shape, n), -1.0)
         indices = torch.full_like(values, -1, dtype=torch.int64)
         for tile, cut in cuts(inputs):
-            p = weights_of(tile, cut, lse, hidden=-1.0)
+            s = tile.logits(cut)
+            unseen = (s == -math.inf).flatten(1, 2)
+            p = weigh(tile, s, lse).masked_fill_(unseen, -1.0)
             here = p.topk(min(n, p.shape[-1]), dim=-1)
             best = torch.cat([values[tile.where], here.values], -1)
             place = torch.cat([indices[tile.where], here.indices + cut.keys.start], -1)
             values[tile.where], order = best.topk(n, dim=-1)
             indices[tile.where] = place.gather(-1, order)
+        indices.masked_fill_(values < 0, -1)
         return Top(values.clamp_min_(0), indices)
 
     @torch.no_grad()
+    @in_full_precision
     def pooled(
         self,
         inputs: AttentionInputs,
@@ -96,6 +108,7 @@ class TiledPass:
         return result
 
     @torch.no_grad()
+    @in_full_precision
     def mean_logit(self, inputs: AttentionInputs) -> Float[Tensor, "b h q"]:
         B, H, Q, _ = inputs.shape
         total = inputs.q.new_zeros(B, H, Q, dtype=inputs.compute_dtype)
@@ -107,6 +120,7 @@ class TiledPass:
             count[tile.where] += s.shape[-1] - hidden.sum(-1)
         return torch.where(count > 0, total / count.clamp_min(1), -math.inf)
 
+    @in_full_precision
     def weights(
         self,
         inputs: AttentionInputs,
@@ -124,8 +138,12 @@ def chosen_logits(
     x: AttentionInputs, queries: Int[Tensor, "q"], keys: Int[Tensor, "k"]
 ) -> Float[Tensor, "b h q k"]:
     """Logits of chosen queries and keys, made of differentiable operations."""
-    q = x.q[:, :, queries].to(x.compute_dtype).unflatten(1, (-1, x.group))
-    s = x.comparison.logits(q, x.k[:, :, keys].to(x.compute_dtype)).flatten(1, 2)
+    q, k = x.q[:, :, queries].to(x.compute_dtype), x.k[:, :, keys].to(x.compute_dtype)
+    rows = finite(q).unflatten(1, (-1, x.group))
+    s = x.comparison.logits(rows, finite(k)).flatten(1, 2)
+    k_broken = (~k.isfinite()).any(-1).repeat_interleave(x.group, dim=1)
+    broken = (~q.isfinite()).any(-1)[..., None] | k_broken[..., None, :]
+    s = s.masked_fill(broken, math.nan)
     if x.softcap is not None:
         s = x.softcap * torch.tanh(s / x.softcap)
     if x.bias is not None:

@@ -257,7 +257,7 @@ def slabs(x: AttentionInputs) -> Iterator[Slab]:
     B, groups = x.k.shape[:2]
     size = tile_size(x)
     is_finite = x.mask is None or all_finite(x.q, x.k, x.v)
-    heads = min(groups, size.heads)
+    heads = max(1, min(groups, size.heads))
     together = max(1, size.heads // max(groups, 1)) if x.mask is None or x.mask.batch == 1 else 1
     schedule: Schedule | None = None
     for b in range(0, B, together):
