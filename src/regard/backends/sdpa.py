@@ -57,9 +57,12 @@ class Sdpa:
             return _sdpa(x, q, k, v, causal, mask)
         if x.q.device.type != "cpu":
             return _sdpa(x, q, k, v, causal, None) if causal else _safe_on_gpu(x, q, k, v, mask)
-        # Asking would break the compiler's graph: there care is taken always.
-        if not torch.compiler.is_compiling() and all_finite(q, k, v):
-            return _sdpa(x, q, k, v, causal, mask)
+        if not torch.compiler.is_compiling():
+            # A value that leaked shows in the output, a key perhaps only in gradients. (Asking
+            # would break the compiler's graph: there care is taken always.)
+            out = _sdpa(x, q, k, v, causal, mask)
+            if all_finite(out) and (not x.needs_grad or all_finite(k)):
+                return out
         out = _sdpa(x, finite(q), finite(k), finite(v), causal, mask)
         return out + _spoiled(x, causal, mask)
 

@@ -74,26 +74,25 @@ class _Tally:
 
     def __init__(self, tile: RowTile, memory: _Memory, statistics: bool) -> None:
         self.tile, self.memory, self.statistics = tile, memory, statistics
-        x = tile.slab.x
-        rows = tile.q.shape[:4]
-        least = torch.finfo(tile.q.dtype).min
-        # Finite stand-ins inside the sums, so that hidden pairs need no care: a hidden logit lies
-        # so far below the least maximum that its weight is 0 and its energy 0 · finite.
-        self.hidden = least / 2
-        self.bias_may_hide = isinstance(x.bias, Dense)
-        self.largest = tile.q.new_full((*rows, 1), least / 4)
-        self.total = self.energy = tile.q.new_zeros(*rows, 1)
+        self.bias_may_hide = isinstance(tile.slab.x.bias, Dense)
+        # A finite maximum for rows that have seen nothing; no logit is as low.
+        self.least = torch.finfo(tile.q.dtype).min / 4
+        self.largest: Tensor
+        self.total: Tensor
+        self.energy: Tensor
         self.mixed: Tensor | None = None
 
     def add(self, cut: Cut) -> None:
-        s = self.tile.logits(cut, into=self.memory.logits, hidden=self.hidden)
-        if self.bias_may_hide:
-            s.clamp_min_(self.hidden)
-        largest = torch.maximum(self.largest, s.amax(-1, keepdim=True))
+        s = self.tile.logits(cut, into=self.memory.logits)
+        largest = s.amax(-1, keepdim=True)
+        if self.mixed is None:
+            largest.clamp_min_(self.least)
+        else:
+            torch.maximum(largest, self.largest, out=largest)
         s.sub_(largest)
         p = s.exp_() if not self.statistics else torch.exp(s, out=self._weights_like(s))
         total = p.sum(-1, keepdim=True)
-        energy = s.mul_(p).sum(-1, keepdim=True) if self.statistics else self.energy
+        energy = self._energy(s, p, cut) if self.statistics else total
         if self.mixed is None:
             self.total, self.energy = total, energy
         else:
@@ -105,6 +104,12 @@ class _Tally:
             self.mixed.mul_(shrink)
         self._mix(p, cut)
         self.largest = largest
+
+    def _energy(self, s: Tensor, p: Tensor, cut: Cut) -> Tensor:
+        """Σ p (s - m), in which hidden pairs are 0 and not 0 · ∞."""
+        if self.bias_may_hide:
+            s.masked_fill_(p == 0, 0.0)
+        return cut.fill(s, 0.0).mul_(p).sum(-1, keepdim=True)
 
     def _weights_like(self, s: Tensor) -> Tensor:
         assert self.memory.weights is not None
@@ -131,9 +136,10 @@ class _Tally:
     def write(self, sums: Sums) -> None:
         put = self.tile.put
         if self.mixed is None:
-            sums.mixed[self.tile.where] = 0.0
-        else:
-            put(sums.mixed, self.mixed)
+            for total, nothing in zip(sums, (0.0, self.least, 0.0, 0.0), strict=True):
+                total[self.tile.where] = nothing
+            return
+        put(sums.mixed, self.mixed)
         put(sums.largest, self.largest[..., 0])
         put(sums.total, self.total[..., 0])
         if self.statistics:

@@ -39,14 +39,16 @@ class TileSize:
 
 
 def tile_size(x: AttentionInputs) -> TileSize:
-    """Tiles whose logits fit a core's cache, or fill a GPU."""
+    """Tiles whose logits and weights fit the cores' caches, or fill a GPU."""
     on_cpu = x.q.device.type == "cpu"
-    area = (1 << 18 if on_cpu else 1 << 22) // x.comparison.scratch
-    keys = max(KEY_TILE, min(2048 if on_cpu else 4096, -(-x.shape.K // KEY_TILE) * KEY_TILE))
-    keys = min(keys, max(KEY_TILE, area // 64 // KEY_TILE * KEY_TILE))
-    rows = max(1, area // keys // x.group)
-    heads = torch.get_num_threads() if on_cpu else 64
-    return TileSize(heads, min(rows, max(x.shape.Q, 1)), keys)
+    cores = torch.get_num_threads() if on_cpu else 32
+    # Long rows keep Python out of the way; on a CPU short calls want fewer of them at a time.
+    rows = 256 if x.shape.Q >= 4096 or not on_cpu else 128
+    area = (cores << 18 if on_cpu else 1 << 27) // x.comparison.scratch
+    keys = max(KEY_TILE, min(1024 if on_cpu else 4096, area // rows // KEY_TILE * KEY_TILE))
+    keys = min(keys, max(KEY_TILE, -(-x.shape.K // KEY_TILE) * KEY_TILE))
+    rows = max(1, min(rows // x.group, area // keys // x.group, max(x.shape.Q, 1)))
+    return TileSize(max(cores, area // (rows * x.group * keys)), rows, keys)
 
 
 @dataclass(frozen=True)
@@ -128,18 +130,16 @@ class RowTile:
         """Write a part [B, G, R, Q, ...] into its place."""
         whole[self.where] = part.flatten(1, 2)
 
-    def logits(
-        self, cut: Cut, into: Tensor | None = None, hidden: float = -math.inf
-    ) -> Float[Tensor, "b g r q k"]:
-        """Logits of one cut, `hidden` where the mask hides a pair; `into` is memory to use."""
-        return self._finish(self._capped(cut, into), cut, hidden)
+    def logits(self, cut: Cut, into: Tensor | None = None) -> Float[Tensor, "b g r q k"]:
+        """Logits of one cut, minus infinity where hidden; `into` is memory to use."""
+        return self._finish(self._capped(cut, into), cut)
 
     def logits_and_slope(self, cut: Cut) -> tuple[Tensor, Tensor | None]:
         """Logits of one cut, and the derivative of the soft-cap where there is one."""
         s = self._capped(cut, None)
         cap = self.slab.x.softcap
         slope = None if cap is None else 1 - (s / cap).square_()
-        return self._finish(s, cut, -math.inf), slope
+        return self._finish(s, cut), slope
 
     def _capped(self, cut: Cut, into: Tensor | None) -> Tensor:
         x, k = self.slab.x, self.slab.k[:, :, cut.keys]
@@ -159,11 +159,11 @@ class RowTile:
             )
         return s if x.softcap is None else s.div_(x.softcap).tanh_().mul_(x.softcap)
 
-    def _finish(self, s: Tensor, cut: Cut, hidden: float) -> Tensor:
+    def _finish(self, s: Tensor, cut: Cut) -> Tensor:
         if self.slab.x.bias is not None:
             bias = self.slab.x.bias.at(*self.places(cut)).to(s.dtype)
             s += self._grouped(bias)
-        return cut.fill(s, hidden)
+        return cut.fill(s, -math.inf)
 
     def places(self, cut: Cut) -> tuple[Tensor, Tensor]:
         """The indices of this tile's queries and of a cut's keys."""
