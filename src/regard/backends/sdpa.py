@@ -52,7 +52,8 @@ class Sdpa:
     def attend(self, inputs: AttentionInputs) -> Float[Tensor, "b h q e"]:
         x = inputs
         q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (x.q, x.k, x.v))
-        causal, mask = _causal(x), _written(x)
+        causal = _causal(x)
+        mask = None if causal else _written(x)
         if x.bias is not None or not (causal or mask is not None):
             return _sdpa(x, q, k, v, causal, mask)
         if x.q.device.type != "cpu":
