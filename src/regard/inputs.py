@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 import torch
@@ -43,7 +42,7 @@ class AttentionInputs:
     seed: Int[Tensor, ""] | None = None
     rank: Rank = 4
 
-    @cached_property
+    @property
     def shape(self) -> Shape:
         return Shape(self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2])
 

@@ -689,3 +689,19 @@ def test_the_largest_logit_does_not_pretend_to_be_differentiable(backend: str) -
     t = regard.trace(*learned(*qkv()), backend=backend)
     assert t.out.requires_grad
     assert not t.max_logit.requires_grad
+
+
+@pytest.mark.parametrize("n", [1, 31, 33, 100, 191, 193, 300, 767, 769, 1100])
+@pytest.mark.parametrize("width", [1, 8])
+def test_one_late_nan_reaches_no_earlier_row_of_any_block(n: int, width: int) -> None:
+    """PyTorch's CPU kernel is asked one row per block whether something leaked."""
+    source = torch.Generator().manual_seed(n)
+    q, k, v = (torch.randn(1, 2, n, width, generator=source) for _ in range(3))
+    clean = regard.attention(q, k, v, mask=masks.causal(), backend="sdpa")
+    for late in sorted({0, 1 % n, n // 3, n // 2, n - 2, n - 1} & set(range(n))):
+        poisoned_v = v.clone()
+        poisoned_v[0, 1, late, width // 2] = math.nan
+        out = regard.attention(q, k, poisoned_v, mask=masks.causal(), backend="sdpa")
+        assert torch.equal(out[:, 0], clean[:, 0])
+        torch.testing.assert_close(out[:, :, :late], clean[:, :, :late])
+        assert out[0, 1, late:, width // 2].isnan().all()

@@ -60,9 +60,12 @@ class Sdpa:
             return _sdpa(x, q, k, v, causal, None) if causal else _safe_on_gpu(x, q, k, v, mask)
         if not torch.compiler.is_compiling():
             # A value that leaked shows in the output, a key perhaps only in gradients. (Asking
-            # would break the compiler's graph: there care is taken always.)
+            # would break the compiler's graph: there care is taken always.) The CPU kernel's rows
+            # come in blocks of 32 or more, and a hidden value spoils a causal block as a whole.
             out = _sdpa(x, q, k, v, causal, mask)
-            if all_finite(out) and (not x.needs_grad or all_finite(k)):
+            if all_finite(out[:, :, ::32] if causal else out) and (
+                not x.needs_grad or all_finite(k)
+            ):
                 return out
         out = _sdpa(x, finite(q), finite(k), finite(v), causal, mask)
         return out + _spoiled(x, causal, mask)
