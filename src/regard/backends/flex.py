@@ -21,7 +21,7 @@ from regard.biases.relative import Relative
 from regard.cost.counting import visited_pairs
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
-from regard.masks.algebra import EMPTY, FULL, PARTIAL
+from regard.masks.algebra import FULL, PARTIAL
 from regard.masks.tiles import grid
 from regard.scores.comparison import Dot
 
@@ -151,7 +151,6 @@ def block_mask(x: AttentionInputs) -> Any:
 
 def _lists(wanted: Tensor) -> tuple[Tensor, Tensor]:
     """How many tiles of each row are wanted, and which, the wanted ones first."""
-    assert EMPTY == 0
     order = wanted.int().argsort(dim=-1, descending=True, stable=True)
     return wanted.sum(-1, dtype=torch.int32), order.int()
 
