@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from regard.backends.tiled import inner_loop
 from tests.parity import cases
 
 settings.register_profile(
@@ -19,7 +20,20 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="where tests/parity/test_conformance.py runs")
+    parser.addoption("--uncompiled", action="store_true", help="without the compiled inner loop")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     cases.DEVICE = config.getoption("--device")
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's operations as the inner loop of tiled, as on a machine without a compiler."""
+    monkeypatch.setattr(inner_loop, "found", lambda: (None, "switched off by a test"))
+
+
+@pytest.fixture(autouse=True)
+def _uncompiled_if_asked(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--uncompiled"):
+        request.getfixturevalue("uncompiled")

@@ -48,6 +48,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walk, "KEY_TILE", 8)
     monkeypatch.setattr("regard.backends.tiled.walk.tile_size", lambda x: TileSize(2, 14, 16))
     monkeypatch.setattr("regard.backends.tiled.forward.tile_size", lambda x: TileSize(2, 14, 16))
+    monkeypatch.setattr("regard.backends.tiled.fused.fused_size", lambda x: TileSize(2, 14, 16))
 
 
 def test_small_tiles_are_many(small_tiles: None) -> None:
@@ -62,6 +63,16 @@ def test_small_tiles_are_many(small_tiles: None) -> None:
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("case", every_case(Sizes()), ids=str)
 def test_tiled(case: Case) -> None:
+    inputs, learned = case.build()
+    got = observed(Tiled(), inputs, learned, TiledPass())
+    assert_conforms(case, got, ReferencePass())
+
+
+@pytest.mark.usefixtures("small_tiles", "uncompiled")
+@pytest.mark.parametrize(
+    "case", [case for case in every_case(Sizes()) if case.dtype == torch.float32][::5], ids=str
+)
+def test_tiled_without_the_compiled_loop(case: Case) -> None:
     inputs, learned = case.build()
     got = observed(Tiled(), inputs, learned, TiledPass())
     assert_conforms(case, got, ReferencePass())

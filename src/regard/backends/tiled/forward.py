@@ -22,7 +22,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.backends.contract import Rows
-from regard.backends.poison import poison
+from regard.backends.poison import all_finite, poison
+from regard.backends.tiled.compiled import Loop
+from regard.backends.tiled.fused import Sums, fuse, fusing
+from regard.backends.tiled.inner_loop import loop_for
 from regard.backends.tiled.walk import Cut, RowTile, slabs, tile_size
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
@@ -35,38 +38,41 @@ class Passed(NamedTuple):
     lse_rest: Float[Tensor, "b h q"]
 
 
-class Sums(NamedTuple):
-    """The running sums of every row: o, m, l and e."""
-
-    mixed: Float[Tensor, "b h q e"]
-    largest: Float[Tensor, "b h q"]
-    total: Float[Tensor, "b h q"]
-    energy: Float[Tensor, "b h q"]
-
-
 def forward(x: AttentionInputs, *, statistics: bool) -> Passed:
     """Output and lse; the largest logit and the entropy only if asked for (else empty tensors)."""
     B, H, Q, _ = x.shape
     mixed = x.v.new_empty(B, H, Q, x.v.shape[-1], dtype=x.compute_dtype)
     sums = Sums(mixed, *(mixed.new_empty(B, H, Q) for _ in range(3)))
-    memory = _Memory(x, buffers=2 if statistics else 1)
-    for slab in slabs(x):
+    # Hidden logits are written over, whatever they are; only hidden values can do harm.
+    is_finite = x.mask is None or all_finite(x.v)
+    loop = fusing(x, is_finite)
+    if loop is None:
+        _walk(x, sums, is_finite, statistics=statistics)
+    else:
+        fuse(x, loop, sums, statistics=statistics)
+    return _finished(x, sums, statistics=statistics)
+
+
+def _walk(x: AttentionInputs, sums: Sums, is_finite: bool, *, statistics: bool) -> None:
+    memory = _Memory(x, statistics)
+    for slab in slabs(x, is_finite=is_finite):
         for tile in slab.row_tiles():
             tally = _Tally(tile, memory, statistics)
             for cut in tile.cuts:
                 tally.add(cut)
             tally.write(sums)
-    return _finished(x, sums, statistics=statistics)
 
 
 class _Memory:
     """Buffers for a tile's logits and weights, used again for every tile."""
 
-    def __init__(self, x: AttentionInputs, buffers: int) -> None:
+    def __init__(self, x: AttentionInputs, statistics: bool) -> None:
         size = tile_size(x)
         n = size.heads * x.group * size.rows * min(size.keys, max(x.shape.K, 1))
         self.logits = x.q.new_empty(n, dtype=x.compute_dtype)
-        self.weights = torch.empty_like(self.logits) if buffers == 2 else None
+        self.loop = loop_for(self.logits.device, self.logits.dtype)
+        apart = statistics and self.loop is None
+        self.weights = torch.empty_like(self.logits) if apart else None
 
 
 class _Tally:
@@ -84,6 +90,21 @@ class _Tally:
 
     def add(self, cut: Cut) -> None:
         s = self.tile.logits(cut, into=self.memory.logits)
+        if self.memory.loop is None:
+            p = self._absorbed(s, cut)
+        else:
+            p = self._absorbed_by(self.memory.loop, s)
+        self._mix(p, cut)
+
+    def _absorbed_by(self, loop: Loop, s: Tensor) -> Tensor:
+        if self.mixed is None:
+            self.largest, self.total, self.energy = s.new_empty(3, *s.shape[:-1], 1)
+        energy = self.energy if self.statistics else None
+        p = s.contiguous()
+        loop.absorb(p, self.largest, self.total, energy, self.mixed)
+        return p
+
+    def _absorbed(self, s: Tensor, cut: Cut) -> Tensor:
         largest = s.amax(-1, keepdim=True)
         if self.mixed is None:
             largest.clamp_min_(self.least)
@@ -102,8 +123,8 @@ class _Tally:
                 self.energy.addcmul_(self.total, moved).mul_(shrink).add_(energy)
             self.total.mul_(shrink).add_(total)
             self.mixed.mul_(shrink)
-        self._mix(p, cut)
         self.largest = largest
+        return p
 
     def _energy(self, s: Tensor, p: Tensor, cut: Cut) -> Tensor:
         """Σ p (s - m), in which hidden pairs are 0 and not 0 · ∞."""

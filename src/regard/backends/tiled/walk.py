@@ -19,6 +19,7 @@ from torch import Tensor
 
 from regard.backends.dropping import kept
 from regard.backends.poison import all_finite, finite
+from regard.backends.tiled.inner_loop import loop_for
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import EMPTY, FULL, PARTIAL, Mask, pairs
 from regard.masks.tiles import grid
@@ -60,8 +61,12 @@ class Cut:
 
     def fill(self, t: Float[Tensor, "b g r q k"], value: float) -> Float[Tensor, "b g r q k"]:
         """Write a value where pairs are hidden, in place."""
+        loop = loop_for(t.device, t.dtype) if t.is_contiguous() else None
         for keys, hidden in self.partial:
-            t[..., keys].masked_fill_(hidden, value)
+            if loop is None:
+                t[..., keys].masked_fill_(hidden, value)
+            else:
+                loop.fill(t, keys, hidden, value)
         return t
 
 
@@ -97,10 +102,15 @@ class Slab:
     def _finite(self, t: Tensor) -> Tensor:
         return t if self.finite else finite(t)
 
-    def row_tiles(self) -> Iterator[RowTile]:
+    def rows(self) -> Iterator[tuple[slice, list[Cut]]]:
+        """Runs of queries, and the cuts of keys that each may look at."""
         for index, start in enumerate(range(0, self.x.shape.Q, self.schedule.size.rows)):
             stop = min(start + self.schedule.size.rows, self.x.shape.Q)
-            yield RowTile(self, slice(start, stop), self.schedule.cuts(index))
+            yield slice(start, stop), self.schedule.cuts(index)
+
+    def row_tiles(self) -> Iterator[RowTile]:
+        for rows, cuts in self.rows():
+            yield RowTile(self, rows, cuts)
 
 
 class RowTile:
@@ -235,7 +245,7 @@ class Schedule:
             return self._seen[alike]
         q = torch.arange(start, stop, device=self.device)
         k = torch.arange(keys.start, keys.stop, device=self.device)
-        hidden = grouped(~pairs(self.mask, q, k), self.group)
+        hidden = grouped(~pairs(self.mask, q, k), self.group).contiguous()
         if self.mask.relative and len(self._seen) < 8:
             self._seen[alike] = hidden
         return hidden
@@ -252,11 +262,14 @@ def _runs(flags: list[bool]) -> list[tuple[int, int]]:
     return found
 
 
-def slabs(x: AttentionInputs) -> Iterator[Slab]:
+def slabs(
+    x: AttentionInputs, size: TileSize | None = None, is_finite: bool | None = None
+) -> Iterator[Slab]:
     """The slabs of a call. Where the mask differs between batch entries, each is walked alone."""
     B, groups = x.k.shape[:2]
-    size = tile_size(x)
-    is_finite = x.mask is None or all_finite(x.q, x.k, x.v)
+    size = size or tile_size(x)
+    if is_finite is None:
+        is_finite = x.mask is None or all_finite(x.q, x.k, x.v)
     heads = max(1, min(groups, size.heads))
     together = max(1, size.heads // max(groups, 1)) if x.mask is None or x.mask.batch == 1 else 1
     schedule: Schedule | None = None

@@ -1,0 +1,93 @@
+"""The compiled inner loop.
+
+Separate PyTorch operations read and write a tile of logits half a dozen times; the functions of
+tile.c do it twice. They are checked against the formulas before they are trusted. Where they
+cannot be had, PyTorch's operations run instead, and plans say so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+_pointer, _long = ctypes.c_void_p, ctypes.c_long
+
+
+class Wave(ctypes.Structure):
+    """What `wave` is in tile.c: heads and row tiles to attend to in one go."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("multiply", "q", "k", "v")),
+        *((name, _long * 3) for name in ("q_steps", "k_steps", "v_steps")),
+        *((name, _pointer) for name in ("largest", "total", "energy", "mixed")),
+        *((name, _long) for name in ("sums_step", "B", "G", "R", "Q", "D", "E")),
+        *((name, _pointer) for name in ("tiles", "cuts", "parts")),
+        ("n_tiles", _long),
+        ("scratch", _pointer),
+        ("scratch_step", _long),
+        ("scale", ctypes.c_float),
+        ("next", _long),
+    )
+
+
+class Loop:
+    """The functions of tile.c, for contiguous float32 tensors on the CPU."""
+
+    def __init__(self, functions: ctypes.CDLL) -> None:
+        self.absorb_rows, self.fill_rows = functions.regard_absorb, functions.regard_fill
+        self.attend_wave = functions.regard_attend
+        self.absorb_rows.argtypes = [_pointer] * 5 + [_long] * 3 + [ctypes.c_int]
+        self.fill_rows.argtypes = [_pointer] * 2 + [_long] * 10 + [ctypes.c_float, ctypes.c_int]
+        self.attend_wave.argtypes = [ctypes.POINTER(Wave), ctypes.c_int]
+        self.absorb_rows.restype = self.fill_rows.restype = self.attend_wave.restype = None
+        self.multiply = _multiply()
+
+    def attend(self, wave: Wave, threads: int) -> None:
+        """Attend to all row tiles of a wave; its pointers must stay good until then."""
+        self.attend_wave(wave, threads)
+
+    def absorb(
+        self,
+        s: Float[Tensor, "b g r q k"],
+        largest: Float[Tensor, "b g r q 1"],
+        total: Float[Tensor, "b g r q 1"],
+        energy: Float[Tensor, "b g r q 1"] | None,
+        mixed: Float[Tensor, "b g r q e"] | None,
+    ) -> None:
+        """Turn logits into weights, in place, and add them to the running sums; what is mixed so
+        far shrinks as the maximum moves. Without `mixed` the sums begin here."""
+        self.absorb_rows(
+            s.data_ptr(), largest.data_ptr(), total.data_ptr(),
+            None if energy is None else energy.data_ptr(),
+            None if mixed is None else mixed.data_ptr(),
+            largest.numel(), s.shape[-1], 0 if mixed is None else mixed.shape[-1],
+            torch.get_num_threads(),
+        )  # fmt: skip
+
+    def fill(
+        self,
+        t: Float[Tensor, "b g r q k"],
+        keys: slice,
+        hidden: Bool[Tensor, "b2 g2 r2 q2 some_k"],
+        value: float,
+    ) -> None:
+        """Write a value where pairs are hidden among some of a tile's keys, in place."""
+        part = keys.stop - keys.start
+        *strides, _ = hidden.expand(*t.shape[:4], part).stride()
+        self.fill_rows(
+            t.data_ptr() + keys.start * t.element_size(), hidden.data_ptr(), *t.shape[:4],
+            *strides, t.shape[4], part, value, torch.get_num_threads(),
+        )  # fmt: skip
+
+
+def _multiply() -> int | None:
+    """The address of the matrix product inside PyTorch, where it can be reached."""
+    try:
+        torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return ctypes.cast(torch_cpu.sgemm_, _pointer).value
+    except (OSError, AttributeError):
+        return None
