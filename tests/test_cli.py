@@ -195,6 +195,7 @@ def test_doctor_reports_versions_and_every_backend() -> None:
     tiled = next(line for line in text.splitlines() if line.startswith(" tiled"))
     assert tiled.rstrip().endswith("runs")
     assert "it keeps no row statistics" in text
+    assert "inner loop of tiled: compiled for this CPU, products and all\n" in text
 
 
 def test_the_module_runs_as_the_command() -> None:

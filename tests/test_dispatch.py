@@ -234,6 +234,7 @@ def test_a_plan_prints_as_a_table() -> None:
     )
     assert lines[1:-1] == [
         "  backend         tiled",
+        "  inner loop      compiled for this CPU, between PyTorch products",
         "  not sdpa        it has no soft-cap",
         "  not flex        runs only when asked for on CPU or with a bias: it compiles for seconds",
         "  not reference   runs only when asked for: it builds the n×n matrix",

@@ -147,6 +147,9 @@ def doctor() -> None:
             table.add_row(name, *(Text(_verdict(plan, name)) for plan in plans))
         console.print(Text(f"\n{plans[0].call.removeprefix('attention of ')}"))
         console.print(table)
+        for plan in plans:
+            if plan.inner_loop:
+                console.print(Text(f"inner loop of {plan.backend}: {plan.inner_loop}"))
 
 
 def _console() -> Console:

@@ -116,6 +116,7 @@ def plan(
     >>> print(plan)  # doctest: +ELLIPSIS
     trace of q [1, 2, 1024, 64], k [1, 2, 1024, 64], v [1, 2, 1024, 64], float32 on cpu, mask=...
       backend         tiled
+      inner loop      ...
       not sdpa        it keeps no row statistics
       not flex        it reports no entropy
       not reference   runs only when asked for: it builds the n×n matrix
@@ -153,6 +154,7 @@ def plan(
         flops_dense=forward_flops(inputs, dense_pairs(inputs)),
         bytes_moved=least_bytes(inputs),
         peak_memory=output + rows + work.scratch,
+        inner_loop=work.inner_loop,
     )
 
 

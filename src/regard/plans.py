@@ -23,10 +23,14 @@ class Plan:
     """Inputs read once, output written once."""
     peak_memory: int
     """Bytes held at most besides the inputs: the output, row statistics and scratch."""
+    inner_loop: str = ""
+    """What does the work inside a tile, and why nothing faster; empty where there is no choice."""
 
     def __str__(self) -> str:
         dense = max(self.flops_dense, 1)
         rows = [("backend", self.backend)]
+        if self.inner_loop:
+            rows.append(("inner loop", self.inner_loop))
         for name, reasons in self.refusals.items():
             rows.append((f"not {name}", "; ".join(reasons) or "it could, but ranks lower"))
         for label, flops in (

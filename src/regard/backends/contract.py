@@ -33,6 +33,8 @@ class Work(NamedTuple):
     """Query-key pairs computed, over all batch entries and heads."""
     scratch: int
     """Bytes held at most, besides inputs and outputs."""
+    inner_loop: str = ""
+    """What does the work inside a tile, where there is a choice."""
 
 
 class Top(NamedTuple):

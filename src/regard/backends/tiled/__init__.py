@@ -6,6 +6,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.backends.contract import Rows, Work
+from regard.backends.tiled.fused import fused_size, fusing, scratch_numbers
+from regard.backends.tiled.inner_loop import described
 from regard.backends.tiled.operators import run
 from regard.backends.tiled.second_pass import TiledPass
 from regard.backends.tiled.walk import KEY_TILE, tile_size
@@ -29,7 +31,15 @@ class Tiled:
         return run(inputs, statistics=True)
 
     def work(self, inputs: AttentionInputs) -> Work:
-        size = tile_size(inputs)
-        tile = size.heads * inputs.group * size.rows * min(size.keys, inputs.shape.K)
-        scratch = 2 * tile * inputs.comparison.scratch * inputs.compute_dtype.itemsize
-        return Work(visited_pairs(inputs, size.rows, KEY_TILE), scratch)
+        fused = fusing(inputs, is_finite=True) is not None
+        size = fused_size(inputs) if fused else tile_size(inputs)
+        if fused:
+            numbers = scratch_numbers(inputs, size)
+        else:
+            tile = size.heads * inputs.group * size.rows * min(size.keys, inputs.shape.K)
+            numbers = 2 * tile * inputs.comparison.scratch
+        return Work(
+            visited_pairs(inputs, size.rows, KEY_TILE),
+            numbers * inputs.compute_dtype.itemsize,
+            described(inputs, fused=fused),
+        )

@@ -1,0 +1,310 @@
+"""The compiled inner loop: how it is built, kept and trusted, and what happens without it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import regard
+from regard import biases, masks, scores
+from regard.backends.tiled import inner_loop, library
+from regard.backends.tiled.compiled import Loop
+from regard.backends.tiled.fused import fusing
+from regard.inputs import check
+
+look: Callable[[], tuple[Loop | None, str]] = inner_loop.found.__wrapped__
+"""Looks for the loop as a fresh process would."""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, and the compiler that is found without being named."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CC", raising=False)
+    return tmp_path / "cache" / "regard"
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Names a shell script as the compiler."""
+
+    def name(script: str) -> None:
+        path = tmp_path / "compiler"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("CC", str(path))
+
+    return name
+
+
+def kept(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.iterdir())
+
+
+def test_it_is_built_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert look()[0] is not None
+    (name,) = kept(cache)
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+
+    def never(*args: Any, **options: Any) -> None:
+        raise AssertionError("built a second time")
+
+    monkeypatch.setattr(subprocess, "run", never)
+    assert look()[0] is not None
+    assert kept(cache) == [name]
+
+
+@pytest.mark.parametrize("change", ["source", "options"])
+def test_it_is_built_anew_when_anything_changes(
+    change: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert look()[0] is not None
+    if change == "source":
+        source = tmp_path / "tile.c"
+        source.write_text(library.SOURCE.read_text() + "/* changed */\n")
+        monkeypatch.setattr(library, "SOURCE", source)
+    else:
+        monkeypatch.setenv("CC", "cc -g")
+    assert look()[0] is not None
+    assert len(kept(cache)) == 2
+
+
+@pytest.mark.parametrize("damage", [b"", b"nonsense", None], ids=["empty", "nonsense", "truncated"])
+def test_a_damaged_library_is_not_loaded(damage: bytes | None, cache: Path) -> None:
+    assert look()[0] is not None
+    (path,) = cache.iterdir()
+    whole = path.read_bytes()
+    path.unlink()  # This process has it loaded; others must not see it change.
+    path.write_bytes(whole[: len(whole) // 2] if damage is None else damage)
+    assert look()[0] is not None
+    assert [p.read_bytes() for p in cache.iterdir()] == [whole]
+
+
+def test_processes_that_build_at_once(cache: Path) -> None:
+    program = "from regard.backends.tiled.inner_loop import found; print(found()[0] is not None)"
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate()[0].strip() for process in running] == ["True"] * 3
+    assert len(kept(cache)) == 1
+
+
+def test_no_compiler(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert look() == (None, "no C compiler was found")
+    monkeypatch.setenv("CC", "nowhere/cc -O1")
+    assert look() == (None, "the C compiler CC=nowhere/cc -O1 was not found")
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo 'tile.c:1: no such thing' >&2; echo more >&2; exit 1", "tile.c:1: no such thing"),
+        ("exit 3", "exit status 3"),
+    ],
+)
+def test_a_compiler_that_fails(
+    script: str, reason: str, cache: Path, compiler: Callable[[str], None]
+) -> None:
+    compiler(script)
+    loop, why_not = look()
+    assert loop is None
+    assert why_not == f"the C compiler {os.environ['CC']} failed: {reason}"
+    assert kept(cache) == []
+
+
+def test_a_compiler_that_builds_nonsense(cache: Path, compiler: Callable[[str], None]) -> None:
+    compiler('while [ "$1" != -o ]; do shift; done; echo nonsense > "$2"')
+    loop, why_not = look()
+    assert loop is None
+    assert why_not.startswith("the compiled library cannot be loaded: ")
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_compiler_that_thinks_nan_impossible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "cc -ffinite-math-only")
+    assert look() == (None, "the compiled one gives wrong results here")
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("1.6666665459e-1f", "1.68e-1f"),
+        ("(s > most) | (s != s)", "(s > most)"),
+        ("? value : s[k]", "? s[k] : value"),
+        ("* moved) * shrink", "* moved)"),
+        ("* w->scale", ""),
+        ("t.largest[j] = LEAST", "t.largest[j] = 0"),
+    ],
+)
+def test_wrong_results_are_found_out(
+    right: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = library.SOURCE.read_text()
+    assert source.count(right) == 1
+    (tmp_path / "tile.c").write_text(source.replace(right, wrong))
+    monkeypatch.setattr(library, "SOURCE", tmp_path / "tile.c")
+    assert look() == (None, "the compiled one gives wrong results here")
+
+
+def test_cache_folders_that_will_not_do(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.mkdir(parents=True)
+    cache.chmod(0o777)
+    assert look() == (None, f"others can write to the cache folder {cache}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    reason = f"the cache folder {tmp_path / 'file' / 'regard'} cannot be made: Not a directory"
+    assert look() == (None, reason)
+
+
+def test_a_cache_folder_that_cannot_be_written(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**options: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(library.tempfile, "mkstemp", refuse)
+    assert look() == (None, f"the cache folder {cache} cannot be written: Permission denied")
+
+
+def test_only_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert look() == (None, "the compiled one is built on Linux only")
+
+
+X = torch.randn(1, 2, 200, 16, generator=torch.Generator().manual_seed(0))
+
+
+def test_plans_say_which_loop_runs() -> None:
+    plan = regard.plan(X, X, X, statistics=True)
+    assert plan.inner_loop == "compiled for this CPU, products and all"
+    assert "\n  inner loop      compiled for this CPU, products and all\n" in str(plan)
+    plan = regard.plan(X, X, X, softcap=2.0)
+    assert plan.inner_loop == "compiled for this CPU, between PyTorch products"
+    plan = regard.plan(X.double(), X.double(), X.double(), statistics=True)
+    assert plan.inner_loop == "PyTorch operations (the compiled one is for float32 on the CPU)"
+    assert regard.plan(X, X, X).inner_loop == ""
+    assert "inner loop" not in str(regard.plan(X, X, X))
+
+
+@pytest.mark.usefixtures("uncompiled")
+def test_plans_say_why_it_does_not_run() -> None:
+    plan = regard.plan(X, X, X, statistics=True)
+    assert plan.inner_loop == "PyTorch operations (switched off by a test)"
+
+
+def numbers(*axes: int, seed: int = 0) -> Tensor:
+    return torch.randn(axes, generator=torch.Generator().manual_seed(seed))
+
+
+def rows(tensors: list[Tensor], **options: Any) -> dict[str, Tensor]:
+    t = regard.trace(*tensors, backend="tiled", **options)
+    return {name: getattr(t, name) for name in ("out", "lse", "max_logit", "entropy")}
+
+
+def fuses(tensors: list[Tensor], **options: Any) -> bool:
+    nothing = dict.fromkeys(("mask", "score", "bias", "softcap", "sink", "scale"))
+    nothing |= {"dropout": 0.0, "training": False}
+    inputs = check(*tensors, **(nothing | options))
+    return fusing(inputs, is_finite=True) is not None
+
+
+def spoiled(t: Tensor, value: float, *place: int) -> Tensor:
+    t = t.clone()
+    t[place] = value
+    return t
+
+
+NAN, INF = float("nan"), float("inf")
+Q, K, V = numbers(2, 4, 150, 12), numbers(2, 2, 700, 12, seed=1), numbers(2, 2, 700, 9, seed=2)
+KEEP = numbers(2, 4, 150, 700, seed=3) > 1
+KEEP[:, :, 7] = False
+CALLS: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
+    "plain": ([Q, K, V], {}),
+    "scale": ([Q, K, V], {"scale": -3.0}),
+    "causal": ([Q, K, V], {"mask": masks.causal()}),
+    "from-the-start": ([Q, K, V], {"mask": masks.causal(offset=0)}),
+    "window": ([Q, K, V], {"mask": masks.window(40, 9)}),
+    "most-rows-see-nothing": (
+        [Q.repeat(1, 1, 2, 1), K[:, :, :60], V[:, :, :60]], {"mask": masks.causal()},
+    ),
+    "padding": ([Q, K, V], {"mask": masks.padding([0, 500])}),
+    "keep": ([Q, K, V], {"mask": masks.keep(KEEP)}),
+    "sink": ([Q, K, V], {"mask": masks.keep(KEEP), "sink": numbers(4, seed=4)}),
+    "large": ([300 * Q, 300 * K, V], {"mask": masks.causal()}),
+    "nan-in-q": ([spoiled(Q, NAN, 0, 1, 140, 3), K, V], {"mask": masks.causal()}),
+    "nan-in-k": ([Q, spoiled(K, NAN, 0, 1, 600, 3), V], {"mask": masks.causal()}),
+    "nan-in-v": ([Q, K, spoiled(V, NAN, 0, 1, 600, 3)], {"mask": masks.causal()}),
+    "nan-everywhere-seen": ([Q, K, spoiled(V, NAN, 0, 1, 600, 3)], {}),
+    "inf-in-q": ([spoiled(Q, INF, 0, 1, 140, 3), K, V], {}),
+    "inf-in-k": ([Q, spoiled(K, -INF, 0, 1, 600, 3), V], {"mask": masks.causal()}),
+    "inf-in-v": ([Q, K, spoiled(V, INF, 0, 1, 600, 3)], {"mask": masks.causal()}),
+    "heads-last": ([t.mT.contiguous().mT for t in (Q, K, V)], {"mask": masks.causal()}),
+    "rows-of-tokens": (
+        [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (Q, K, V)],
+        {"mask": masks.causal()},
+    ),
+    "every-other": ([Q[..., ::2], K[..., ::2], V[..., ::2]], {}),
+    "one-key-for-all": ([Q, K[:, :, :1].expand(-1, -1, 700, -1), V], {}),
+    "one-head-for-all": ([Q, K[:, :1].expand(-1, 2, -1, -1), V], {}),
+    "half": ([t.half() for t in (Q, K, V)], {"mask": masks.causal()}),
+    "narrow": ([Q[..., :1], K[..., :1], V[..., :1]], {"mask": masks.causal()}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_both_loops_agree(call: str, request: pytest.FixtureRequest) -> None:
+    tensors, options = CALLS[call]
+    assert fuses(tensors, **options)
+    compiled = rows(tensors, **options)
+    request.getfixturevalue("uncompiled")
+    assert not fuses(tensors, **options)
+    for name, expected in rows(tensors, **options).items():
+        if call == "inf-in-k" and name == "entropy":
+            continue  # A weight of 0 and a logit of -inf: the compiled loop adds 0, the other NaN.
+        # Logits near 10^6 are rounded to about 0.06; one pass differs from another by that.
+        loose = {"rtol": 1e-5, "atol": 0.1} if call == "large" and name != "out" else {}
+        torch.testing.assert_close(compiled[name], expected, equal_nan=True, **loose)
+
+
+@pytest.mark.parametrize("call", ["causal", "keep", "sink"])
+def test_many_small_waves_and_many_threads(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How the work is shared out changes nothing, not even rounding."""
+    tensors, options = CALLS[call]
+    expected = rows(tensors, **options)
+    monkeypatch.setattr("regard.backends.tiled.fused.HELD", 0)
+    threads = torch.get_num_threads()
+    for n in (1, 2, 5):
+        torch.set_num_threads(n)
+        try:
+            got = rows(tensors, **options)
+        finally:
+            torch.set_num_threads(threads)
+        assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"softcap": 2.0},
+        {"bias": biases.alibi([0.1, 0.2, 0.3, 0.4])},
+        {"score": scores.distance()},
+        {"dropout": 0.1, "training": True},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_is_not_fused(options: dict[str, Any]) -> None:
+    assert not fuses([Q, K, V], **options)
+    assert not fuses([Q.double(), K.double(), V.double()])
+    assert not fuses([Q[:, :, :1], K, V])
