@@ -323,5 +323,5 @@ def test_nothing_of_n_by_n_is_ever_allocated(kind: str) -> None:
         t.weights(queries=[5, N - 1])
         _ = t.mean_logit
 
-    # A tile of logits is 2^18 numbers, or 1 MB, whatever the length.
-    assert (1 << 18) * 4 <= largest(ask) <= dense / 16
+    # A tile of logits is 2^17 numbers or more, whatever the length.
+    assert (1 << 17) * 4 <= largest(ask) <= dense / 16

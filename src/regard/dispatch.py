@@ -124,7 +124,7 @@ def plan(
       executed FLOPs  302 M (56.2% of dense)
       dense FLOPs     537 M (100.0% of dense)
       bytes moved     2.1 MB
-      peak memory     ... MB beside the inputs
+      peak memory     ...B beside the inputs
     """
     inputs = check(
         q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
