@@ -6,15 +6,18 @@ READY := .venv/ready
 # fourfold, nor with the compiler, whose graphs it breaks.
 SHAPES := --jaxtyping-packages=regard,tests.shapes.check
 
+PLAIN := not compiled and not interpreted
+
 .PHONY: demo test check bench clean
 
 demo: $(READY)  ## see attention over a sentence, in the terminal
 	@$(BIN)/regard view
 
 test: check  ## everything that decides whether a change lands
-	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not compiled" --ignore=tests/parity $(SHAPES)
-	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not compiled" tests/parity
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" --ignore=tests/parity $(SHAPES)
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" tests/parity
 	$(BIN)/python -m pytest -n 2 -m compiled tests
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist=worksteal -m interpreted tests/parity
 
 check: $(READY)  ## style, types and layers
 	$(BIN)/ruff check .

@@ -5,11 +5,12 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.backends.contract import Backend
+from regard.backends.contract import Backend, SecondPass
 from regard.backends.flex import Flex
 from regard.backends.reference import Reference, ReferencePass
 from regard.backends.sdpa import Sdpa
 from regard.backends.tiled import Tiled, TiledPass
+from regard.backends.triton import Triton
 from regard.biases.bias import Bias
 from regard.cost.counting import dense_pairs, forward_flops, least_bytes, needed_pairs
 from regard.errors import RegardError
@@ -21,7 +22,7 @@ from regard.traces import Trace
 
 # In order of preference. The reference runs only when asked for by name.
 BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (Sdpa(), Flex(), Tiled(), Reference())
+    backend.name: backend for backend in (Sdpa(), Flex(), Triton(), Tiled(), Reference())
 }
 
 
@@ -86,8 +87,7 @@ def trace(
         dropout=dropout, training=training,
     )  # fmt: skip
     chosen = choose(inputs, backend, statistics=True)
-    second = ReferencePass() if chosen.name == "reference" else TiledPass()
-    return Trace(inputs, chosen.observe(inputs), chosen.name, second, mask)
+    return Trace(inputs, chosen.observe(inputs), chosen.name, _second_pass(chosen), mask)
 
 
 def plan(
@@ -119,6 +119,7 @@ def plan(
       inner loop      ...
       not sdpa        it keeps no row statistics
       not flex        it reports no entropy
+      not triton      its kernels run on CUDA; elsewhere only interpreted, with TRITON_INTERPRET=1
       not reference   runs only when asked for: it builds the n×n matrix
       needed FLOPs    269 M (50.0% of dense)
       executed FLOPs  302 M (56.2% of dense)
@@ -185,10 +186,24 @@ def choose(inputs: AttentionInputs, name: str | None, *, statistics: bool) -> Ba
     return BACKENDS[name]
 
 
+def _second_pass(backend: Backend) -> SecondPass:
+    """Who answers questions about a trace of this backend."""
+    if backend.name == "reference":
+        return ReferencePass()
+    if backend.name == "triton":
+        from regard.backends.triton.second_pass import TritonPass
+
+        return TritonPass()
+    return TiledPass()
+
+
 def _volunteers(backend: Backend, inputs: AttentionInputs) -> bool:
     """Whether a backend is used without being asked for by name."""
     if backend.name == "reference":
         return False
+    if backend.name == "triton":
+        # Interpreted kernels are for tests.
+        return inputs.q.device.type == "cuda"
     # On CPU FlexAttention compiles C++ for seconds and wins nothing over the others; on CUDA its
     # kernels with a bias can ask for more memory than a multiprocessor has.
     return backend.name != "flex" or (inputs.q.device.type == "cuda" and inputs.bias is None)
@@ -202,6 +217,8 @@ def _why_not(
         return reasons
     if backend.name == "reference":
         return ["runs only when asked for: it builds the n×n matrix"]
+    if backend.name == "triton" and not _volunteers(backend, inputs):
+        return ["runs only when asked for on CPU: it is interpreted"]
     if not _volunteers(backend, inputs):
         return ["runs only when asked for on CPU or with a bias: it compiles for seconds"]
     return []

@@ -1,0 +1,72 @@
+"""Fused kernels written in Triton that report what they saw."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.backends.contract import Rows, Work
+from regard.cost.counting import visited_pairs
+from regard.errors import RegardError
+from regard.inputs import AttentionInputs
+from regard.scores.comparison import Dot
+
+__all__ = ["Triton", "why_not"]
+
+WIDEST = 256
+_WRONG_DEVICE = "its kernels run on CUDA; elsewhere only interpreted, with TRITON_INTERPRET=1"
+
+
+class Triton:
+    name = "triton"
+    observes = True
+
+    def refuses(self, inputs: AttentionInputs, *, statistics: bool) -> list[str]:
+        return why_not(inputs)
+
+    def attend(self, inputs: AttentionInputs) -> Float[Tensor, "b h q e"]:
+        from regard.backends.triton.operators import run
+
+        return run(inputs, statistics=False).out
+
+    def observe(self, inputs: AttentionInputs) -> Rows:
+        from regard.backends.triton.operators import run
+
+        return run(inputs, statistics=True)
+
+    def work(self, inputs: AttentionInputs) -> Work:
+        if find_spec("triton") is None:
+            raise RegardError("triton is not installed", do="pip install triton")
+        from regard.backends.triton.tuning import forward_settings
+
+        how = forward_settings(inputs)
+        B, H, Q, _ = inputs.shape
+        # Two numbers per row for the backward pass, and the sums of every split.
+        split = how.splits * (inputs.v.shape[-1] + 3) if how.splits > 1 else 0
+        return Work(visited_pairs(inputs, how.rows, how.keys), B * H * Q * (2 + split) * 4)
+
+
+def why_not(x: AttentionInputs) -> list[str]:
+    """Every reason why the kernels cannot run a call."""
+    if find_spec("triton") is None:
+        return ["triton is not installed"]
+    reasons = []
+    if x.q.device.type != "cuda" and not (x.q.device.type == "cpu" and _interpreted()):
+        reasons.append(_WRONG_DEVICE)
+    if x.q.dtype == torch.float64:
+        reasons.append("its kernels compute in float32")
+    if not isinstance(x.comparison, Dot):
+        reasons.append("it compares by dot products only")
+    if max(x.q.shape[-1], x.v.shape[-1]) > WIDEST:
+        reasons.append(f"its tiles hold heads up to {WIDEST} wide")
+    if 0 in (*x.shape, x.q.shape[-1], x.v.shape[-1]):
+        reasons.append("it has no kernel for empty tensors")
+    return reasons
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,0 +1,179 @@
+"""From a mask to what the kernels walk over.
+
+Bands (causal, window, and both) and key limits (padding) are numbers that a kernel computes with.
+Any other mask becomes lists of tiles: full ones, and partial ones with one bit per pair. Empty
+tiles are in no list, so they are never loaded. Partial tiles at the same distance from the
+diagonal share their bits when only distance matters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.backends.triton.pairs import ALL, BAND, TILES, Rule, Walk
+from regard.masks.algebra import FULL, PARTIAL, And, Mask
+from regard.masks.prefix import Prefix
+from regard.masks.tiles import grid
+from regard.values import Shape, encode
+
+FAR = 1 << 30
+"""A distance beyond every length."""
+
+
+@dataclass(frozen=True)
+class Lists:
+    """The walks of a mask in tiles of one size: over keys for each row tile, and over rows for
+    each key tile."""
+
+    by_rows: Walk
+    by_keys: Walk
+
+
+def rule_of(
+    mask: Mask | None, shape: Shape, tile: tuple[int, int], device: torch.device, *, by_keys: bool
+) -> Rule:
+    """The rule of a bound mask for tiles of so many queries and keys."""
+    if mask is None:
+        return Rule(ALL, 0, 0, None, None)
+    simple = _simple(mask)
+    if simple is not None:
+        (low, high), limits = simple
+        low, high = int(max(low, -FAR)), int(min(high, FAR))
+        everything = low <= 1 - shape.Q and high >= shape.K - 1
+        kind = ALL if everything else BAND
+        return Rule(kind, low, high, _whole(limits, shape), None)
+    lists = _LISTS.find(mask, shape, tile, device)
+    return Rule(TILES, 0, 0, None, lists.by_keys if by_keys else lists.by_rows)
+
+
+def is_simple(mask: Mask | None) -> bool:
+    """Whether a kernel can compute with the mask as numbers."""
+    return mask is None or _simple(mask) is not None
+
+
+def _simple(mask: Mask) -> tuple[tuple[float, float], Tensor | None] | None:
+    """A band and key limits that together are the mask, if there are such."""
+    band = mask.band()
+    if band is not None:
+        return band, None
+    if isinstance(mask, Prefix):
+        return (-math.inf, math.inf), torch.as_tensor(mask.limit)
+    if isinstance(mask, And):
+        left, right = _simple(mask.left), _simple(mask.right)
+        if left is None or right is None:
+            return None
+        (low, high), limits = left
+        (low2, high2), limits2 = right
+        if limits is not None and limits2 is not None:
+            limits2 = torch.minimum(limits, limits2)
+        return (max(low, low2), min(high, high2)), limits if limits2 is None else limits2
+    return None
+
+
+def _whole(limits: Tensor | None, shape: Shape) -> Tensor | None:
+    if limits is None:
+        return None
+    return limits.to(torch.int32).expand(shape.B).contiguous()
+
+
+class _Store:
+    """The lists of masks used lately: the layers of a model share a mask, and so its lists."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.held: OrderedDict[tuple[object, ...], tuple[list[Tensor], Lists]] = OrderedDict()
+
+    def find(self, mask: Mask, shape: Shape, tile: tuple[int, int], device: torch.device) -> Lists:
+        text, integers, floats, tensors = encode([mask])
+        # A tensor is held as long as its entry, so its address cannot come to mean another.
+        marks = tuple((t.data_ptr(), t._version, t.device, *t.shape, *t.stride()) for t in tensors)
+        key = (text, *integers, *floats, marks, shape, tile, device)
+        if key in self.held:
+            self.held.move_to_end(key)
+            return self.held[key][1]
+        lists = _lists(mask, shape, tile, device)
+        self.held[key] = (tensors, lists)
+        if len(self.held) > self.room:
+            self.held.popitem(last=False)
+        return lists
+
+
+_LISTS = _Store(room=16)
+
+
+def _lists(mask: Mask, shape: Shape, tile: tuple[int, int], device: torch.device) -> Lists:
+    states = grid(mask, shape, *tile, device, exact=False).clone()
+    # A tile that sticks out over the last query or key is never full.
+    if shape.Q % tile[0]:
+        states[:, :, -1].clamp_max_(PARTIAL)
+    if shape.K % tile[1]:
+        states[..., -1].clamp_max_(PARTIAL)
+    partial = (states == PARTIAL).nonzero()
+    bits, table = _bits(mask, shape, tile, partial)
+    full = (states == FULL).nonzero()
+    return Lists(
+        _walk(states.shape, full, partial, table, bits, rows=True),
+        _walk(states.shape, full, partial, table, bits, rows=False),
+    )
+
+
+def _walk(
+    grid: torch.Size, full: Tensor, partial: Tensor, table: Tensor, bits: Tensor, *, rows: bool
+) -> Walk:
+    batch, heads, by_rows, by_keys = grid
+    lists = by_rows if rows else by_keys
+    full_start, full_tiles, _ = _compressed(grid, full, rows=rows)
+    part_start, part_tiles, order = _compressed(grid, partial, rows=rows)
+    return Walk(
+        full_start, full_tiles, part_start, part_tiles, table[order].to(torch.int32), bits,
+        0 if batch == 1 else heads * lists, 0 if heads == 1 else lists,
+    )  # fmt: skip
+
+
+def _compressed(grid: torch.Size, found: Tensor, *, rows: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Tiles as compressed lists, by row tile or by key tile: starts, tiles, and their order."""
+    batch, heads, by_rows, by_keys = grid
+    b, h, tq, tk = found.unbind(1)
+    owner, tile, n = (tq, tk, by_rows) if rows else (tk, tq, by_keys)
+    owner = (b * heads + h) * n + owner
+    order = torch.argsort(owner, stable=True)
+    counts = torch.bincount(owner, minlength=batch * heads * n)
+    start = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+    # One entry too many, so that an empty list still has an address.
+    tiles = torch.nn.functional.pad(tile[order], (0, 1)).to(torch.int32)
+    return start, tiles, order
+
+
+def _bits(
+    mask: Mask, shape: Shape, tile: tuple[int, int], partial: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The pairs of partial tiles, one bit each, and which table is whose."""
+    b, h, tq, tk = partial.unbind(1)
+    q0, k0 = tq * tile[0], tk * tile[1]
+    table = torch.arange(len(partial), device=partial.device)
+    if mask.relative:
+        distance, table = torch.unique(k0 - q0, return_inverse=True)
+        q0 = (-distance).clamp_min(0)
+        b, h, k0 = torch.zeros_like(q0), torch.zeros_like(q0), q0 + distance
+    bits = torch.zeros(
+        max(len(q0), 1), tile[0], tile[1] // 8, dtype=torch.uint8, device=partial.device
+    )
+    worth = 1 << torch.arange(8, device=partial.device)
+    q = torch.arange(tile[0], device=partial.device)
+    k = torch.arange(tile[1], device=partial.device)
+    step = max(1, (1 << 24) // (tile[0] * tile[1]))
+    for start in range(0, len(q0), step):
+        some = slice(start, start + step)
+        rows = (q0[some, None] + q)[:, :, None]
+        keys = (k0[some, None] + k)[:, None, :]
+        if not mask.relative:
+            rows, keys = rows.clamp_max(shape.Q - 1), keys.clamp_max(shape.K - 1)
+        seen = mask.allows(b[some, None, None], h[some, None, None], rows, keys)
+        seen = seen.expand(len(rows), tile[0], tile[1]).unflatten(-1, (-1, 8))
+        bits[some] = (seen * worth).sum(-1).to(torch.uint8)
+    return bits, torch.nn.functional.pad(table, (0, 1))

@@ -1,0 +1,101 @@
+"""Which tile sizes, warps and pipeline depths a call runs with: a small table by shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+
+from regard.backends.triton.arguments import wide
+from regard.backends.triton.layout import is_simple
+from regard.inputs import AttentionInputs
+
+Precision = Literal["tf32", "tf32x3", "ieee"]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """How the forward kernel runs."""
+
+    rows: int
+    keys: int
+    warps: int = 8
+    stages: int = 2
+    packed: bool = False
+    splits: int = 1
+    described: bool = False
+    one_loop: bool = False
+    precision: Precision = "ieee"
+
+
+def forward_settings(x: AttentionInputs) -> Forward:
+    """Few queries are packed and split over the card; many get large tiles."""
+    width = max(wide(x.q.shape[-1]), wide(x.v.shape[-1]))
+    narrow = x.q.dtype != torch.float32
+    packed = x.group > 1 and is_simple(x.mask)
+    rows = x.shape.Q * (x.group if packed else 1)
+    if rows <= 64:
+        tile = 16 if rows <= 16 else 32 if rows <= 32 else 64
+        keys = 64 if narrow and width <= 128 else 32
+        programs = x.shape.B * (x.k.shape[1] if packed else x.shape.H)
+        splits = _splits(programs, x.shape.K // (4 * keys), x.q.device)
+        return Forward(tile, keys, warps=4, stages=2, packed=packed, splits=splits)
+    if not narrow:
+        return Forward(64 if width <= 128 else 32, 32, warps=4, stages=1)
+    if width <= 64:
+        return Forward(128, 64, warps=8 if x.mask is None else 4, stages=3, described=True)
+    if width <= 128:
+        return Forward(128, 128, warps=8, stages=3, described=True)
+    return Forward(128, 64, warps=8, stages=2, described=True)
+
+
+def _splits(programs: int, most: int, device: torch.device) -> int:
+    """A power of two that gives every multiprocessor a few programs, each with enough keys."""
+    wanted = min(4 * _processors(device) // max(programs, 1), most, 64)
+    return 1 << max(wanted, 1).bit_length() - 1
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """How the two backward kernels run: tiles of (queries, keys) for each."""
+
+    keys: tuple[int, int]
+    queries: tuple[int, int]
+    warps: int = 8
+    stages: int = 2
+    precision: Precision = "ieee"
+
+
+def backward_settings(x: AttentionInputs) -> Backward:
+    width = max(wide(x.q.shape[-1]), wide(x.v.shape[-1]))
+    if x.q.dtype == torch.float32:
+        return Backward((32, 32), (32, 32), warps=4, stages=1)
+    if width > 128:
+        return Backward((32, 64), (64, 32), warps=8, stages=1)
+    return Backward((64, 128), (128, 64), warps=8, stages=2)
+
+
+@dataclass(frozen=True)
+class Looking:
+    """How the kernels of the second pass run."""
+
+    rows: int
+    keys: int
+    warps: int = 8
+    stages: int = 3
+    precision: Precision = "ieee"
+
+
+def looking_settings(x: AttentionInputs) -> Looking:
+    if x.q.dtype == torch.float32:
+        return Looking(32, 32, warps=4, stages=1)
+    return Looking(128, 64, warps=8, stages=3) if wide(x.q.shape[-1]) <= 128 else Looking(64, 64)

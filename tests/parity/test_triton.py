@@ -1,0 +1,160 @@
+"""The Triton kernels against float64: interpreted on a CPU (TRITON_INTERPRET=1), or on a GPU
+(--device cuda).
+
+Every mask meets every bias, score, extra and precision, and each of these meets each other; then
+every way of running the forward kernel, and what only kernels can get wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from regard import RegardError, masks
+from regard.backends.reference import ReferencePass
+from tests.parity import cases
+from tests.parity.cases import BIASES, EXTRAS, MASKS, Case, Sizes, assert_conforms, observed
+
+pytestmark = pytest.mark.interpreted
+
+SMALL = Sizes(B=2, H=2, G=1, Q=19, K=37, D=8, E=6)
+LOW = (torch.float32, torch.bfloat16, torch.float16)
+DOTS = ("scaled_dot", "dot", "general", "cosine")
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles so small that every case has several rows of them, full and partial."""
+    from regard.backends.triton import backward, forward, second_pass
+    from regard.backends.triton.tuning import Backward, Forward, Looking
+
+    how: dict[str, Any] = {"warps": 4, "stages": 1}
+    monkeypatch.setattr(forward, "forward_settings", lambda x: Forward(16, 16, **how))
+    monkeypatch.setattr(
+        backward, "backward_settings", lambda x: Backward((16, 16), (16, 16), **how)
+    )
+    monkeypatch.setattr(second_pass, "looking_settings", lambda x: Looking(16, 16, **how))
+
+
+def every_pair() -> list[Case]:
+    """Masks and extras in full, biases, scores and precisions taking turns so that all meet."""
+    found = []
+    for i, mask in enumerate(MASKS):
+        for j, extra in enumerate(EXTRAS):
+            bias = list(BIASES)[(i + j) % len(BIASES)]
+            score = DOTS[(i // 4 + 3 * j) % len(DOTS)]
+            found.append(Case(mask, score, bias, extra, LOW[(i + 2 * j) % len(LOW)], SMALL))
+    return found
+
+
+def test_all_pairs_meet() -> None:
+    names = ("mask", "score", "bias", "extra", "dtype")
+    kinds = {"mask": MASKS, "score": DOTS, "bias": BIASES, "extra": EXTRAS, "dtype": LOW}
+    for first in names:
+        for second in names:
+            met = {(getattr(c, first), getattr(c, second)) for c in every_pair()}
+            wanted = len(kinds[first]) * (len(kinds[second]) if first != second else 1)
+            assert len(met) == wanted, f"{first} and {second}"
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("case", every_pair(), ids=str)
+def test_kernels(case: Case) -> None:
+    from regard.backends.triton import Triton
+    from regard.backends.triton.second_pass import TritonPass
+
+    inputs, learned = case.build()
+    assert Triton().refuses(inputs, statistics=True) == []
+    # The questions know nothing of dropout and sinks but through lse.
+    second = TritonPass() if case.extra in ("plain", "softcap") else ReferencePass()
+    got = observed(Triton(), inputs, learned, second)
+    assert_conforms(case, got, ReferencePass())
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "causal_window", "causal_padding", "documents"])
+@pytest.mark.parametrize(
+    ("packed", "splits"), [(False, 2), (True, 1), (True, 4)], ids=["split", "packed", "both"]
+)
+def test_packed_and_split(
+    mask: str, packed: bool, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from regard.backends.triton import Triton, forward
+    from regard.backends.triton.tuning import Forward
+
+    case = Case(mask, "scaled_dot", "alibi", "all", torch.float32, Sizes(H=4, G=2, Q=5, K=61))
+    packed = packed and mask != "documents"
+    settings = Forward(16, 16, packed=packed, splits=splits, warps=4, stages=1)
+    monkeypatch.setattr(forward, "forward_settings", lambda x: settings)
+    inputs, learned = case.build()
+    got = observed(Triton(), inputs, learned, ReferencePass())
+    assert_conforms(case, got, ReferencePass())
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize(("D", "E"), [(1, 40), (16, 1), (33, 16)])
+def test_widths(D: int, E: int) -> None:
+    from regard.backends.triton import Triton
+    from regard.backends.triton.second_pass import TritonPass
+
+    case = Case("causal", sizes=Sizes(B=1, H=2, G=1, Q=17, K=17, D=D, E=E))
+    inputs, learned = case.build()
+    got = observed(Triton(), inputs, learned, TritonPass())
+    assert_conforms(case, got, ReferencePass())
+
+
+def test_a_decoding_step_packs_and_splits() -> None:
+    from regard.backends.triton.tuning import forward_settings
+
+    q, k = torch.zeros(1, 8, 1, 64, dtype=torch.bfloat16), torch.zeros(1, 2, 4096, 64)
+    k = k.to(q)
+    inputs, _ = Case().build()
+    how = forward_settings(
+        type(inputs)(q, k, k, inputs.comparison, None)  # one query, many keys
+    )
+    assert how.packed
+    assert how.splits > 1
+
+
+def test_trace_and_questions_by_name() -> None:
+    q, k, v = (torch.randn(1, 2, 20, 8, device=cases.DEVICE) for _ in range(3))
+    got = regard.trace(q, k, v, mask=masks.causal(), backend="triton")
+    want = regard.trace(q, k, v, mask=masks.causal(), backend="tiled")
+    assert got.backend == "triton"
+    for name in ("out", "lse", "entropy", "max_logit"):
+        torch.testing.assert_close(getattr(got, name), getattr(want, name))
+    torch.testing.assert_close(got.received(), want.received())
+    torch.testing.assert_close(got.map(5), want.map(5))
+    assert torch.equal(got.top(3).indices, want.top(3).indices)
+
+
+def test_refusals_say_why() -> None:
+    x = torch.zeros(1, 1, 4, 8, dtype=torch.float64, device=cases.DEVICE)
+    with pytest.raises(RegardError, match="its kernels compute in float32"):
+        regard.attention(x, x, x, backend="triton")
+    wide = torch.zeros(1, 1, 4, 300, device=cases.DEVICE)
+    with pytest.raises(RegardError, match="heads up to 256 wide"):
+        regard.attention(wide, wide, wide, backend="triton")
+    y = torch.zeros(1, 1, 4, 8, device=cases.DEVICE)
+    with pytest.raises(RegardError, match="dot products only"):
+        regard.attention(y, y, y, score=regard.scores.distance(), backend="triton")
+
+
+def test_a_table_of_tiles_is_made_once_for_a_mask() -> None:
+    from regard.backends.triton.layout import _LISTS
+
+    q, k, v = (torch.randn(1, 1, 20, 8, device=cases.DEVICE) for _ in range(3))
+    mask = masks.keep(torch.ones(20, 20, dtype=torch.bool, device=cases.DEVICE).tril())
+    _LISTS.held.clear()
+    first = regard.attention(q, k, v, mask=mask, backend="triton")
+    again = regard.attention(q, k, v, mask=mask, backend="triton")
+    assert len(_LISTS.held) == 1
+    assert torch.equal(first, again)
+    # A mask changed in place is another mask.
+    mask.tensors()[0][..., 0] = False
+    mask.tensors()[0][..., 0, 1] = True
+    changed = regard.attention(q, k, v, mask=mask, backend="triton")
+    want = regard.attention(q, k, v, mask=mask, backend="tiled")
+    torch.testing.assert_close(changed, want)
