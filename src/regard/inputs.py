@@ -44,7 +44,8 @@ class AttentionInputs:
 
     @property
     def shape(self) -> Shape:
-        return Shape(self.q.shape[0], self.q.shape[1], self.q.shape[2], self.k.shape[2])
+        B, H, Q, _ = self.q.shape
+        return Shape(B, H, Q, self.k.shape[2])
 
     @property
     def group(self) -> int:
@@ -107,7 +108,8 @@ def check(
     _check_dtypes(q, k, v)
     _check_kinds(mask, score, bias)
     _check_devices(q.device, score, bias, sink)
-    q, k, v = (_with_four_axes(t, rank) for t in (q, k, v))
+    if rank != 4:
+        q, k, v = (_with_four_axes(t, rank) for t in (q, k, v))
     _check_shapes(q, k, v)
     if softcap is not None and not 0 < softcap < math.inf:
         raise RegardError(
@@ -159,7 +161,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> Rank:
     if not (q.ndim == k.ndim == v.ndim) or q.ndim not in (2, 3, 4):
         raise RegardError(
             "q, k and v need the same axes",
-            got=f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}",
+            got=_shapes(q, k, v),
             accepted="[B, H, N, D]; or [B, N, D] or [N, D] for one head",
         )
     if not (q.device == k.device == v.device):
@@ -184,6 +186,8 @@ def _check_devices(
     device: torch.device, score: Score | None, bias: Bias | None, sink: Tensor | None
 ) -> None:
     """Learned tensors must live with q. Masks are moved; moving these would hide a copy a call."""
+    if score is None and bias is None and sink is None:
+        return
     if sink is not None and not isinstance(sink, Tensor):
         raise RegardError(
             "sink= must be a tensor",
@@ -230,23 +234,32 @@ def _with_four_axes(t: Tensor, rank: Rank) -> Tensor:
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    got = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
-    if not (q.shape[0] == k.shape[0] == v.shape[0]):
+    batch, heads, _, _ = q.shape
+    key_batch, groups, keys, _ = k.shape
+    value_batch, value_groups, values, _ = v.shape
+    if not (batch == key_batch == value_batch):
         raise RegardError(
-            "q, k and v have different batch sizes", got=got, accepted="one batch size"
+            "q, k and v have different batch sizes",
+            got=_shapes(q, k, v),
+            accepted="one batch size",
         )
-    if k.shape[1] != v.shape[1] or k.shape[2] != v.shape[2]:
+    if groups != value_groups or keys != values:
         raise RegardError(
-            "each key needs its value", got=got, accepted="k and v with the same heads and length"
+            "each key needs its value",
+            got=_shapes(q, k, v),
+            accepted="k and v with the same heads and length",
         )
-    heads, groups = q.shape[1], k.shape[1]
     if heads and (not groups or heads % groups):
         raise RegardError(
             f"{heads} query heads cannot share {groups} key heads evenly",
-            got=got,
+            got=_shapes(q, k, v),
             accepted="a number of key heads that divides the number of query heads "
             "(fewer key heads is grouped-query attention; nothing is expanded)",
         )
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
 
 
 def _check_sink(sink: Tensor | None, shape: Shape) -> None:

@@ -144,7 +144,10 @@ def _grouped(x: AttentionInputs) -> bool:
 def _causal(x: AttentionInputs) -> bool:
     """Whether the mask is the one PyTorch calls causal: k <= q, aligned to the start."""
     band = None if x.mask is None else x.mask.band()
-    if band is not None and band[1] == 0 and band[0] <= 1 - x.shape.Q and not _sees_all(x):
+    if band is None or band[1] != 0:
+        return False
+    # A single key at distance 0 is all there is to see.
+    if band[0] <= 1 - x.q.shape[2] and x.k.shape[2] > 1:
         return True
     return False
 
