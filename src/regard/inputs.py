@@ -143,7 +143,8 @@ def check(
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Under autocast, what PyTorch's own attention does: cast to the lower precision."""
     kind = q.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    known = kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)
+    if not known or not torch.is_autocast_enabled(kind):
         return q, k, v
     dtype = torch.get_autocast_dtype(kind)
     tensors = (q, k, v)

@@ -21,11 +21,12 @@ def finite(t: Tensor) -> Tensor:
 def all_finite(*tensors: Tensor) -> bool:
     """Whether no entry is NaN or infinite. A sum is not finite if a term is not; one that
     overflows on its own merely has care taken in vain."""
-    return math.isfinite(sum(t.detach().sum(dtype=_wide(t)).item() for t in tensors))
-
-
-def _wide(t: Tensor) -> torch.dtype:
-    return torch.float64 if t.dtype == torch.float64 else torch.float32
+    for t in tensors:
+        half = t.dtype in (torch.float16, torch.bfloat16)
+        total = t.sum(dtype=torch.float32) if half else t.sum()
+        if not math.isfinite(total.item()):
+            return False
+    return True
 
 
 def poison(v: Tensor, seen: Callable[[Tensor], Tensor]) -> Tensor:

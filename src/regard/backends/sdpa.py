@@ -51,7 +51,9 @@ class Sdpa:
 
     def attend(self, inputs: AttentionInputs) -> Float[Tensor, "b h q e"]:
         x = inputs
-        q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (x.q, x.k, x.v))
+        q, k, v = x.q, x.k, x.v
+        if not (q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
+            q, k, v = (t if t.stride(-1) == 1 else t.contiguous() for t in (q, k, v))
         causal = _causal(x)
         mask = None if causal else _written(x)
         if x.bias is not None or not (causal or mask is not None):
