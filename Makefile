@@ -16,6 +16,7 @@ demo: $(READY)  ## see attention over a sentence, in the terminal
 test: check  ## everything that decides whether a change lands
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" --ignore=tests/parity $(SHAPES)
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" tests/parity
+	$(BIN)/python -m pytest -n 2 -m "not compiled" --uncompiled tests/parity/test_hard_cases.py tests/laws
 	$(BIN)/python -m pytest -n 2 -m compiled tests
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist=worksteal -m interpreted tests/parity
 
