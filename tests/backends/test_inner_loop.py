@@ -217,7 +217,7 @@ def fuses(tensors: list[Tensor], **options: Any) -> bool:
     nothing = dict.fromkeys(("mask", "score", "bias", "softcap", "sink", "scale"))
     nothing |= {"dropout": 0.0, "training": False}
     inputs = check(*tensors, **(nothing | options))
-    return fusing(inputs, is_finite=True) is not None
+    return fusing(inputs) is not None
 
 
 def spoiled(t: Tensor, value: float, *place: int) -> Tensor:

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.backends.contract import Rows, Work
-from regard.backends.tiled.fused import fused_size, fusing, scratch_numbers
+from regard.backends.tiled.fused import fused_size, fusing, outruns_pytorch, scratch_numbers
 from regard.backends.tiled.inner_loop import described
 from regard.backends.tiled.operators import run
 from regard.backends.tiled.second_pass import TiledPass
@@ -14,7 +14,7 @@ from regard.backends.tiled.walk import KEY_TILE, tile_size
 from regard.cost.counting import visited_pairs
 from regard.inputs import AttentionInputs
 
-__all__ = ["Tiled", "TiledPass"]
+__all__ = ["Tiled", "TiledPass", "outruns_pytorch"]
 
 
 class Tiled:
@@ -31,7 +31,7 @@ class Tiled:
         return run(inputs, statistics=True)
 
     def work(self, inputs: AttentionInputs) -> Work:
-        fused = fusing(inputs, is_finite=True) is not None
+        fused = fusing(inputs) is not None
         size = fused_size(inputs) if fused else tile_size(inputs)
         if fused:
             numbers = scratch_numbers(inputs, size)

@@ -23,7 +23,7 @@ class Wave(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("multiply", "q", "k", "v")),
         *((name, _long * 3) for name in ("q_steps", "k_steps", "v_steps")),
-        *((name, _pointer) for name in ("largest", "total", "energy", "mixed")),
+        *((name, _pointer) for name in ("largest", "total", "energy", "means")),
         *((name, _long) for name in ("sums_step", "B", "G", "R", "Q", "D", "E")),
         *((name, _pointer) for name in ("tiles", "cuts", "parts")),
         ("n_tiles", _long),
@@ -31,6 +31,7 @@ class Wave(ctypes.Structure):
         ("scratch_step", _long),
         ("scale", ctypes.c_float),
         ("next", _long),
+        ("harmed", _long),
     )
 
 
@@ -46,9 +47,11 @@ class Loop:
         self.absorb_rows.restype = self.fill_rows.restype = self.attend_wave.restype = None
         self.multiply = _multiply()
 
-    def attend(self, wave: Wave, threads: int) -> None:
-        """Attend to all row tiles of a wave; its pointers must stay good until then."""
+    def attend(self, wave: Wave, threads: int) -> bool:
+        """Attend to all row tiles of a wave; its pointers must stay good until then. Whether no
+        hidden value can have done harm: everything is finite where something is hidden."""
         self.attend_wave(wave, threads)
+        return not wave.harmed
 
     def absorb(
         self,

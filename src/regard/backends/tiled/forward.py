@@ -43,17 +43,16 @@ def forward(x: AttentionInputs, *, statistics: bool) -> Passed:
     B, H, Q, _ = x.shape
     mixed = x.v.new_empty(B, H, Q, x.v.shape[-1], dtype=x.compute_dtype)
     sums = Sums(mixed, *(mixed.new_empty(B, H, Q) for _ in range(3)))
+    loop = fusing(x)
+    if loop is not None and fuse(x, loop, sums, statistics=statistics):
+        return _finished(x, sums, statistics=statistics, averaged=True)
+    _walk(x, sums, statistics=statistics)
+    return _finished(x, sums, statistics=statistics, averaged=False)
+
+
+def _walk(x: AttentionInputs, sums: Sums, *, statistics: bool) -> None:
     # Hidden logits are written over, whatever they are; only hidden values can do harm.
     is_finite = x.mask is None or all_finite(x.v)
-    loop = fusing(x, is_finite)
-    if loop is None:
-        _walk(x, sums, is_finite, statistics=statistics)
-    else:
-        fuse(x, loop, sums, statistics=statistics)
-    return _finished(x, sums, statistics=statistics)
-
-
-def _walk(x: AttentionInputs, sums: Sums, is_finite: bool, *, statistics: bool) -> None:
     memory = _Memory(x, statistics)
     for slab in slabs(x, is_finite=is_finite):
         for tile in slab.row_tiles():
@@ -167,8 +166,8 @@ class _Tally:
             put(sums.energy, self.energy[..., 0])
 
 
-def _finished(x: AttentionInputs, sums: Sums, *, statistics: bool) -> Passed:
-    """Output, lse and statistics from the sums, for all rows at once."""
+def _finished(x: AttentionInputs, sums: Sums, *, statistics: bool, averaged: bool) -> Passed:
+    """Output, lse and statistics from the sums, for all rows at once; o may be divided by l."""
     largest, keys = sums.largest, sums.total
     shift, total = largest, keys
     if x.sink is not None:
@@ -181,8 +180,11 @@ def _finished(x: AttentionInputs, sums: Sums, *, statistics: bool) -> Passed:
     log_total = total.log()
     lse = (shift + log_total).masked_fill_(nothing, -math.inf)
     rest = ((shift - lse) + log_total).masked_fill_(nothing, 0.0)
-    factor = (largest - shift).exp_().div_(total)
-    out = sums.mixed.mul_(factor[..., None]).to(x.v.dtype)
+    out = sums.mixed
+    if x.sink is not None or not averaged:
+        factor = (largest - shift).exp_().div_(total)
+        out = out.mul_((factor * keys if averaged else factor)[..., None])
+    out = out.to(x.v.dtype)
     if not statistics:
         none = lse.new_empty(0)
         return Passed(Rows(out, lse, none, none.clone()), rest)

@@ -24,6 +24,8 @@ from regard.scores.comparison import Dot
 
 SMALL = 1 << 10
 """Multiplications below which a product of two matrices is small; PyTorch's bound is 400."""
+SLAB = 1 << 22
+"""Numbers of q, or of k, in a slab, unless that leaves too few heads for all threads."""
 HELD = 1 << 22
 """Bytes of masks after which a wave ends, if it keeps all threads busy."""
 
@@ -37,23 +39,40 @@ class Sums(NamedTuple):
     energy: Float[Tensor, "b h q"]
 
 
-def fusing(x: AttentionInputs, is_finite: bool) -> Loop | None:
+def fusing(x: AttentionInputs) -> Loop | None:
     """The compiled loop, if it can run this call as a whole."""
     plain = isinstance(x.comparison, Dot) and x.softcap is None and x.bias is None
-    if not plain or x.dropout or not is_finite:
+    if not plain or x.dropout:
         return None
     # Small products PyTorch makes by other means, which round differently; then large logits would
     # not be the same when a trace is looked into or differentiated.
     Q, K, D = x.shape.Q, x.shape.K, x.q.shape[-1]
     if min(Q, K) < 2 or Q * K * D < SMALL or not x.v.shape[-1]:
         return None
+    # Few queries of heads that share keys make one product together, which the walk knows.
+    if x.group > 1 and Q < 32:
+        return None
     loop = loop_for(x.q.device, x.compute_dtype)
     return loop if loop is not None and loop.multiply else None
 
 
+def outruns_pytorch(x: AttentionInputs) -> bool:
+    """Whether this is known to be quicker than PyTorch's own kernel: for long float32 calls under a
+    causal mask, of which its kernel computes more hidden pairs. Not with gradients, nor under the
+    compiler, which must not look for a C compiler."""
+    if x.mask is None or x.mask.band() is None or min(x.shape.Q, x.shape.K) < 1024:
+        return False
+    if torch.compiler.is_compiling() or x.q.dtype != torch.float32 or x.needs_grad:
+        return False
+    return fusing(x) is not None
+
+
 def fused_size(x: AttentionInputs) -> TileSize:
     """Tiles of logits that fit the cache of one core, and heads enough for all of them."""
-    return TileSize(4 * torch.get_num_threads(), 256 if x.shape.Q >= 4096 else 128, 512)
+    # Half precision is copied to float32 slab by slab, so a slab is not everything at once.
+    heads = SLAB // max(1, max(x.shape.Q * x.group, x.shape.K) * x.q.shape[-1])
+    rows = 256 if x.shape.Q >= 4096 else 128
+    return TileSize(max(4 * torch.get_num_threads(), heads), rows, 512)
 
 
 def scratch_numbers(x: AttentionInputs, size: TileSize) -> int:
@@ -62,8 +81,9 @@ def scratch_numbers(x: AttentionInputs, size: TileSize) -> int:
     return torch.get_num_threads() * tile
 
 
-def fuse(x: AttentionInputs, loop: Loop, sums: Sums, *, statistics: bool) -> None:
-    """Fill the sums of all rows."""
+def fuse(x: AttentionInputs, loop: Loop, sums: Sums, *, statistics: bool) -> bool:
+    """Fill the sums of all rows, with o divided by l. False: a hidden value that is not finite may
+    have done harm, and none of it counts."""
     assert isinstance(x.comparison, Dot)
     size, threads = fused_size(x), torch.get_num_threads()
     scratch = sums.mixed.new_empty(scratch_numbers(x, size))
@@ -81,7 +101,7 @@ def fuse(x: AttentionInputs, loop: Loop, sums: Sums, *, statistics: bool) -> Non
             largest=largest.data_ptr(),
             total=total.data_ptr(),
             energy=energy.data_ptr() if statistics else None,
-            mixed=mixed.data_ptr(),
+            means=mixed.data_ptr(),
             sums_step=x.shape.H * x.shape.Q,
             B=k.shape[0],
             G=k.shape[1],
@@ -94,7 +114,9 @@ def fuse(x: AttentionInputs, loop: Loop, sums: Sums, *, statistics: bool) -> Non
             scale=x.comparison.scale,
         )
         for rows in _waves(slab, threads):
-            _ride(loop, wave, slab, rows, threads)
+            if not _ride(loop, wave, slab, rows, threads):
+                return False
+    return True
 
 
 Rows = list[tuple[slice, list[Cut]]]
@@ -115,7 +137,7 @@ def _waves(slab: Slab, threads: int) -> Iterator[Rows]:
         yield lot
 
 
-def _ride(loop: Loop, wave: Wave, slab: Slab, lot: Rows, threads: int) -> None:
+def _ride(loop: Loop, wave: Wave, slab: Slab, lot: Rows, threads: int) -> bool:
     tiles, cuts, parts = array("l"), array("l"), array("l")
     axes = slab.q.shape[:3]
     for rows, looked_at in lot:
@@ -129,7 +151,7 @@ def _ride(loop: Loop, wave: Wave, slab: Slab, lot: Rows, threads: int) -> None:
         tiles.extend((rows.start, rows.stop, first, len(cuts) // 4))
     wave.n_tiles = len(lot)
     wave.tiles, wave.cuts, wave.parts = (table.buffer_info()[0] for table in (tiles, cuts, parts))
-    loop.attend(wave, threads)
+    return loop.attend(wave, threads)
 
 
 def _in_rows(t: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:

@@ -229,7 +229,7 @@ typedef struct {
     product *multiply;
     const float *q, *k, *v;                  /* [B, G R, Q, D], [B, G, K, D], [B, G, K, E] */
     long q_steps[3], k_steps[3], v_steps[3]; /* strides, all but the last, which is 1 */
-    float *largest, *total, *energy, *mixed; /* [B, G R, Q] and [B, G R, Q, E] */
+    float *largest, *total, *energy, *means; /* [B, G R, Q] and [B, G R, Q, E] */
     long sums_step;                          /* rows from one batch entry to the next */
     long B, G, R, Q, D, E;
     const row_tile *tiles;
@@ -239,18 +239,41 @@ typedef struct {
     float *scratch; /* for each thread a tile of logits and one of queries */
     long scratch_step;
     float scale;
-    long next; /* the first piece of work that nobody has taken */
+    long next;   /* the first piece of work that nobody has taken */
+    long harmed; /* whether a row that may not see everything holds NaN or infinity */
 } wave;
 
+/* The sums of a row tile become means. A value that is not finite spoils the product also of rows
+that may not see it, so what is not finite is told. */
+static int averaged(const tile *t)
+{
+    float all = 0;
+    for (long j = 0; j < t->rows; j++) {
+        float share = t->total[j] == 0 ? 0 : 1 / t->total[j], *o = t->mixed + j * t->width;
+        floats sum = {0};
+        long i = 0;
+        for (; i + WIDE <= t->width; i += WIDE) {
+            *(floats *)(o + i) *= share;
+            sum += *(floats *)(o + i);
+        }
+        for (; i < t->width; i++) {
+            o[i] *= share;
+            all += o[i];
+        }
+        all += added(sum);
+    }
+    return all - all == 0;
+}
+
 /* One row tile of one head: what forward.py does, with products and sums in the core's cache. */
-static void attend(const wave *w, long b, long h, const row_tile *rows, float *s)
+static void attend(wave *w, long b, long h, const row_tile *rows, float *s)
 {
     const float one = 1, none = 0;
     const long n = rows->stop - rows->start, D = w->D, E = w->E;
     const long q_step = w->q_steps[2], k_step = w->k_steps[2], v_step = w->v_steps[2];
     const long g = h / w->R, r = h % w->R, row = b * w->sums_step + h * w->Q + rows->start;
     const float *from = w->q + b * w->q_steps[0] + h * w->q_steps[1] + rows->start * q_step;
-    float *mixed = w->mixed + row * E;
+    float *mixed = w->means + row * E;
     /* Scaled before the product, as in every other pass: large logits must round alike in all. */
     float *q = s + w->scratch_step - n * D;
     for (long j = 0; j < n; j++)
@@ -280,7 +303,11 @@ static void attend(const wave *w, long b, long h, const row_tile *rows, float *s
                     mixed, &E);
         t.mixed = mixed;
     }
-    if (rows->first_cut == rows->last_cut)
+    if (t.mixed) {
+        int hides = w->cuts[rows->first_cut].first_part < w->cuts[rows->last_cut - 1].last_part;
+        if (!averaged(&t) && hides)
+            __atomic_store_n(&w->harmed, 1, __ATOMIC_RELAXED);
+    } else
         for (long j = 0; j < n; j++) {
             t.largest[j] = LEAST;
             t.total[j] = 0;
@@ -306,6 +333,6 @@ static void attend_share(void *what)
 void regard_attend(wave *w, int threads)
 {
     long pieces = w->B * w->G * w->R * w->n_tiles;
-    w->next = 0;
+    w->next = w->harmed = 0;
     GOMP_parallel(attend_share, w, pieces < threads ? pieces : threads, 0);
 }

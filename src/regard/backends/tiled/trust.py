@@ -64,7 +64,7 @@ def _attends(loop: Loop) -> bool:
     cuts = array("l", (0, split, 0, 0, split, K, 0, 1))
     parts = array("l", (0, K - split, ctypes.addressof(table), 0, 0, 0, K - split))
     largest, total, energy = ((ctypes.c_float * (R * Q))() for _ in range(3))
-    mixed = _floats([9.0] * (R * Q * E))
+    means = _floats([9.0] * (R * Q * E))
     scratch = _floats([0.0] * (Q * (split + D)))
     wave = Wave(
         multiply=loop.multiply, B=1, G=1, R=R, Q=Q, D=D, E=E, scale=0.5, n_tiles=2,
@@ -72,18 +72,18 @@ def _attends(loop: Loop) -> bool:
         sums_step=R * Q, scratch_step=len(scratch),
     )  # fmt: skip
     arrays = {"q": q, "k": k, "v": v, "largest": largest, "total": total, "energy": energy}
-    for name, numbers in (arrays | {"mixed": mixed, "scratch": scratch}).items():
+    for name, numbers in (arrays | {"means": means, "scratch": scratch}).items():
         setattr(wave, name, ctypes.addressof(numbers))
     wave.tiles, wave.cuts, wave.parts = (t.buffer_info()[0] for t in (tiles, cuts, parts))
-    loop.attend(wave, 1)
-    good = True
+    good = loop.attend(wave, 1)
     for row in range(R * Q):
         covered = [*[False] * split, *hidden[row % Q]] if row % Q < Q - 1 else [True] * K
         s = [0.5 * sum(q[row * D + d] * k[j * D + d] for d in range(D)) for j in range(K)]
         s = [-math.inf if h else x for x, h in zip(s, covered, strict=True)]
         m, l, e = _sums(s)
-        mean = [sum(math.exp(x - m) * v[j * E + i] for j, x in enumerate(s)) for i in range(E)]
-        given = [largest[row], total[row], energy[row], *mixed[row * E :][:E]]
+        p = [math.exp(x - m) / (l or 1.0) for x in s]
+        mean = [sum(weight * v[j * E + i] for j, weight in enumerate(p)) for i in range(E)]
+        given = [largest[row], total[row], energy[row], *means[row * E :][:E]]
         good = good and _alike(given, [m, l, e, *mean])
     return good
 
