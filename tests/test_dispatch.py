@@ -38,7 +38,10 @@ PICKS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "bfloat16": ((X.bfloat16(),) * 3, {}, "sdpa"),
     "scale": ((X, X, X), {"scale": 2.0}, "sdpa"),
     "grouped": ((X, X[:, :2], X[:, :2]), {}, "sdpa"),
-    "causal": ((WIDE,) * 3, {"mask": masks.causal()}, "sdpa"),
+    "causal": ((X, X, X), {"mask": masks.causal()}, "sdpa"),
+    "long-causal": ((WIDE,) * 3, {"mask": masks.causal()}, "tiled"),
+    "long-causal-with-gradients": ((learned(WIDE), WIDE, WIDE), {"mask": masks.causal()}, "sdpa"),
+    "long-causal-bfloat16": ((WIDE.bfloat16(),) * 3, {"mask": masks.causal()}, "sdpa"),
     "decoding": ((WIDE[:, :, :1], WIDE, WIDE), {"mask": masks.causal()}, "sdpa"),
     "causal-from-the-start": (
         (WIDE[:, :, :1000], WIDE, WIDE), {"mask": masks.causal(offset=0)}, "sdpa",
@@ -92,6 +95,15 @@ def test_what_attention_picks(call: str, ran: list[str]) -> None:
     assert ran == []
     regard.attention(*tensors, **options)
     assert ran == [expected]
+
+
+def test_long_causal_calls_where_the_compiled_loop_wins(request: pytest.FixtureRequest) -> None:
+    plan = regard.plan(WIDE, WIDE, WIDE, mask=masks.causal())
+    assert plan.refusals["sdpa"] == [
+        "runs only when asked for: tiled, compiled for this CPU, is quicker"
+    ]
+    request.getfixturevalue("uncompiled")
+    assert regard.plan(WIDE, WIDE, WIDE, mask=masks.causal()).backend == "sdpa"
 
 
 @pytest.mark.parametrize("call", PICKS)

@@ -9,7 +9,7 @@ from regard.backends.contract import Backend, SecondPass
 from regard.backends.flex import Flex
 from regard.backends.reference import Reference, ReferencePass
 from regard.backends.sdpa import Sdpa
-from regard.backends.tiled import Tiled, TiledPass
+from regard.backends.tiled import Tiled, TiledPass, outruns_pytorch
 from regard.backends.triton import Triton
 from regard.biases.bias import Bias
 from regard.cost.counting import dense_pairs, forward_flops, least_bytes, needed_pairs
@@ -204,6 +204,8 @@ def _volunteers(backend: Backend, inputs: AttentionInputs) -> bool:
     if backend.name == "triton":
         # Interpreted kernels are for tests.
         return inputs.q.device.type == "cuda"
+    if backend.name == "sdpa":
+        return not outruns_pytorch(inputs)
     # On CPU FlexAttention compiles C++ for seconds and wins nothing over the others; on CUDA its
     # kernels with a bias can ask for more memory than a multiprocessor has.
     return backend.name != "flex" or (inputs.q.device.type == "cuda" and inputs.bias is None)
@@ -219,6 +221,8 @@ def _why_not(
         return ["runs only when asked for: it builds the n×n matrix"]
     if backend.name == "triton" and not _volunteers(backend, inputs):
         return ["runs only when asked for on CPU: it is interpreted"]
+    if backend.name == "sdpa" and not _volunteers(backend, inputs):
+        return ["runs only when asked for: tiled, compiled for this CPU, is quicker"]
     if not _volunteers(backend, inputs):
         return ["runs only when asked for on CPU or with a bias: it compiles for seconds"]
     return []
