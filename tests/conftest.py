@@ -1,30 +1,44 @@
 """Shared set-up: quick, repeatable property tests, and the device that parity is tested on."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
 from regard.backends.tiled import inner_loop
 from tests.parity import cases
 
-settings.register_profile(
-    "regard",
-    derandomize=True,
-    deadline=None,
-    max_examples=60,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("regard")
+# Only laws need it, and a machine with a GPU may be bare.
+if find_spec("hypothesis"):
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile(
+        "regard",
+        derandomize=True,
+        deadline=None,
+        max_examples=60,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("regard")
 torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="where tests/parity/test_conformance.py runs")
     parser.addoption("--uncompiled", action="store_true", help="without the compiled inner loop")
+    parser.addoption(
+        "--share", default="0/1", help="i/n: every n-th test from the i-th on, for n processes"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     cases.DEVICE = config.getoption("--device")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mine, n = map(int, config.getoption("--share").split("/"))
+    config.hook.pytest_deselected(items=[t for i, t in enumerate(items) if i % n != mine])
+    items[:] = items[mine::n]
 
 
 @pytest.fixture
