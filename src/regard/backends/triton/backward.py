@@ -118,7 +118,8 @@ def _weights_and_slopes(
     norm, inverse, shift, g_entropy, expected = numbers
     s, bend = logits_of(products, scoring, bias, b, h, q, k, n)
     if PARTIAL:
-        seen = allowed(rule, q, k, limit, table, BM, BN)
+        # A band goes on past the last query, where a NaN among the keys would meet weight 0.
+        seen = allowed(rule, q, k, limit, table, BM, BN) & (q < n.queries)
         s = tl.where(seen, s, float("-inf"))
     p = tl.exp2(s - norm) * inverse
     met = p

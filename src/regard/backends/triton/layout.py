@@ -43,7 +43,7 @@ def rule_of(
     simple = _simple(mask)
     if simple is not None:
         (low, high), limits = simple
-        low, high = int(max(low, -FAR)), int(min(high, FAR))
+        low, high = (int(max(-FAR, min(edge, FAR))) for edge in (low, high))
         everything = low <= 1 - shape.Q and high >= shape.K - 1
         kind = ALL if everything else BAND
         return Rule(kind, low, high, _whole(limits, shape), None)

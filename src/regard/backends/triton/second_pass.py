@@ -75,6 +75,7 @@ def _received(
         s = product(ks, qs.T, None, PRECISION)
         s, _ = logits_of(s, scoring, bias, b, heads, row[None, :], key[:, None], n)
         seen = allowed(rule, row[None, :], key[:, None], limit, table, BM, BN)
+        seen &= (row < n.queries)[None, :]
         p = tl.exp2(tl.where(seen, s, float("-inf")) - norm[None, :])
         total += tl.sum(tl.where(seen, p, 0.0), 1)
     at = tl.program_id(1).to(tl.int64) * n.keys + key
