@@ -29,12 +29,12 @@ DOTS = ("scaled_dot", "dot", "general", "cosine")
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that every case has several rows of them, full and partial."""
     from regard.backends.triton import backward, forward, second_pass
-    from regard.backends.triton.tuning import Backward, Forward, Looking
+    from regard.backends.triton.tuning import Backward, Forward, Looking, Tile
 
     how: dict[str, Any] = {"warps": 4, "stages": 1}
     monkeypatch.setattr(forward, "forward_settings", lambda x: Forward(16, 16, **how))
     monkeypatch.setattr(
-        backward, "backward_settings", lambda x: Backward((16, 16), (16, 16), **how)
+        backward, "backward_settings", lambda x: Backward(Tile(16, 16, **how), Tile(16, 16, **how))
     )
     monkeypatch.setattr(second_pass, "looking_settings", lambda x: Looking(16, 16, **how))
 

@@ -41,7 +41,8 @@ def wide(width: int) -> int:
 def score(x: AttentionInputs) -> Score:
     assert isinstance(x.comparison, Dot)
     capped = x.softcap is not None
-    return Score(float(x.comparison.scale), triton.language.constexpr(capped), x.softcap or 1.0)
+    scale, constant = float(x.comparison.scale), triton.language.constexpr
+    return Score(scale, constant(scale > 0), constant(capped), x.softcap or 1.0)
 
 
 def added(x: AttentionInputs) -> Added:
@@ -72,3 +73,10 @@ def dropping(x: AttentionInputs) -> Dropping:
     return Dropping(
         triton.language.constexpr(True), int(x.seed), int(x.dropout * 2**32), 1 / (1 - x.dropout)
     )
+
+
+def describable(t: Tensor) -> bool:
+    """Whether the copy engine can read a tensor: addresses and strides in steps of 16 bytes."""
+    if t.stride(-1) != 1 or t.data_ptr() % 16:
+        return False
+    return all(s * t.element_size() % 16 == 0 for s in t.stride()[:-1])

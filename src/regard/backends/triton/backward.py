@@ -21,6 +21,7 @@ from torch import Tensor
 
 from regard.backends.contract import Rows
 from regard.backends.operators import Given, Pull
+from regard.backends.triton import cudnn
 from regard.backends.triton.arguments import (
     added,
     broadcast_strides,
@@ -94,6 +95,16 @@ def _row_shift(out, g_out, g_lse, shift, n, E: tl.constexpr, BE: tl.constexpr, B
     if g_lse is not None:
         total -= tl.load(g_lse + at, mask=row < n.queries, other=0.0)
     tl.store(shift + at, total, mask=row < n.queries)
+
+
+@triton.jit
+def _flag(gradient, flags, count, heads, D: tl.constexpr, BD: tl.constexpr, N: tl.constexpr):
+    """Flag a tile of gradients that holds NaN."""
+    tile = tl.program_id(0)
+    b, h = tl.program_id(1) // heads, tl.program_id(1) % heads
+    t = load_rows(gradient, b, h, tile * N, count, D, BD, N, False)
+    found = tl.max(tl.max((t != t).to(tl.int32), 1), 0).to(tl.int8)
+    tl.store(flags + tl.program_id(1) * tl.num_programs(0) + tile, found)
 
 
 @triton.jit
@@ -345,24 +356,33 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: 
     tensors = (sheet(x.q), sheet(x.k), sheet(x.v), g)
     widths: dict[str, Any] = {"D": D, "E": E, "BD": wide(D), "BE": wide(E)}
     widths["PRECISION"] = how.precision
+    handed = cudnn.takes(x, pull)
+    if handed:
+        dq, dk, dv = cudnn.run(x, rows, g_out)
     for kernel, tile, grid, to in (
-        (_keys_and_values, how.keys, (triton.cdiv(x.shape.K, how.keys[1]), B * x.k.shape[1]),
+        (_keys_and_values, how.keys, (triton.cdiv(x.shape.K, how.keys.keys), B * x.k.shape[1]),
          (sheet(dk), sheet(dv))),
-        (_queries, how.queries, (triton.cdiv(Q, how.queries[0]), B * H),
+        (_queries, how.queries, (triton.cdiv(Q, how.queries.rows), B * H),
          (sheet(dq), _to_bias(x, given_bias))),
     ):  # fmt: skip
-        rule = rule_of(x.mask, x.shape, tile, x.q.device, by_keys=kernel is _keys_and_values)
-        may_leak = rule.kind != ALL or rule.limits is not None
+        by_keys = kernel is _keys_and_values
+        rule = rule_of(x.mask, x.shape, (tile.rows, tile.keys), x.q.device, by_keys=by_keys)
         flags = torch.empty(grid[0] * grid[1], dtype=torch.int8, device=x.q.device)
         rest = (*to, numbers, flags, rule, added(x), dropping(x), score(x), n)
-        kernel[grid](
-            *tensors, *rest, **widths, BM=tile[0], BN=tile[1], CAREFUL=False, STAGES=how.stages,
-            num_warps=how.warps, num_stages=how.stages,
-        )  # fmt: skip
+        size = {"BM": tile.rows, "BN": tile.keys}
+        may_leak = rule.kind != ALL or rule.limits is not None
+        if not handed:
+            kernel[grid](
+                *tensors, *rest, **widths, **size, CAREFUL=False, STAGES=tile.stages,
+                num_warps=tile.warps, num_stages=tile.stages,
+            )  # fmt: skip
+        elif may_leak:
+            length, step = (x.shape.K, tile.keys) if by_keys else (Q, tile.rows)
+            _flag[grid](to[0], flags, length, grid[1] // B, D=D, BD=wide(D), N=step)
         if may_leak:
             kernel[grid](
-                *tensors, *rest, **widths, BM=tile[0], BN=tile[1], CAREFUL=True, STAGES=1,
-                num_warps=how.warps, num_stages=1,
+                *tensors, *rest, **widths, **size, CAREFUL=True, STAGES=1, num_warps=tile.warps,
+                num_stages=1,
             )  # fmt: skip
     if given_bias is not None and isinstance(x.bias, Alibi):
         given_bias = given_bias.sum((0, 2))

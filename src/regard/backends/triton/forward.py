@@ -17,7 +17,16 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.backends.contract import Rows
-from regard.backends.triton.arguments import added, dropping, score, sheet, sizes, wide
+from regard.backends.triton.arguments import (
+    added,
+    describable,
+    dropping,
+    score,
+    sheet,
+    sizes,
+    wide,
+)
+from regard.backends.triton.hopper import fits_hopper, run_on_hopper
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import (
     ALL,
@@ -25,7 +34,7 @@ from regard.backends.triton.pairs import (
     LEAST,
     LN2,
     LOG2E,
-    TILES,
+    NO_BIAS,
     allowed,
     finite_only,
     full_at,
@@ -95,12 +104,12 @@ def _write_rows(to, at, inside, rows, lse, seen, entropy, shift, inverse, STATIS
 
 @triton.jit
 def _take_in(
-    s, v, mixed, largest, total, energy, drop, b, h, q, k,
+    s, factor, v, mixed, largest, total, energy, drop, b, h, q, k,
     STATISTICS: tl.constexpr, GUARD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add a tile of logits and values to the running sums."""
-    highest = tl.maximum(largest, tl.max(s, 1))
-    x = s - highest[:, None]
+    """Add a tile of logits (s times a factor above 0) and values to the running sums."""
+    highest = tl.maximum(largest, tl.max(s, 1) * factor)
+    x = s * factor - highest[:, None]
     p = tl.exp2(x)
     moved = largest - highest
     shrink = tl.exp2(moved)
@@ -134,13 +143,14 @@ def _forward(
     q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring, n,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STATISTICS: tl.constexpr, PACKED: tl.constexpr,
-    SPLITS: tl.constexpr, CAREFUL: tl.constexpr, ONE_LOOP: tl.constexpr,
-    DESCRIBED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    SPLITS: tl.constexpr, CAREFUL: tl.constexpr, DESCRIBED: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries against its keys.
 
     CAREFUL takes only tiles that an earlier run flagged for NaN in their output, and keeps hidden
-    NaN and infinities among the values out of the products.
+    NaN and infinities among the values out of the products. Split keys are walked with that care
+    at once: there memory is the limit, not arithmetic.
     """
     # Under a band later tiles have more keys: they start first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -179,57 +189,46 @@ def _forward(
 
     full, part, limit, path = keys_for(rule, n, b, first_head, tile, first, last, BN)
     places, heads = place[:, None], h[:, None]
-    if ONE_LOOP:
-        # Specialised warps want a single loop; every tile is masked unless none needs it.
-        for i in tl.range(0, full + part, num_stages=STAGES, warp_specialize=True):
-            key = path[0] + i * BN
+    # A scale above 0 keeps order, so it can be applied together with the shift.
+    plain: tl.constexpr = scoring.positive and not scoring.capped and bias.kind == NO_BIAS
+    factor = scoring.scale * LOG2E if plain else 1.0
+    for i in tl.range(full * split // SPLITS, full * (split + 1) // SPLITS, num_stages=STAGES):
+        key = full_at(rule, path, i, BN)
+        if DESCRIBED:
             ks = k.load([b, g, key, 0]).reshape(BN, BD)
             vs = v.load([b, g, key, 0]).reshape(BN, BE)
-            columns = (key + tl.arange(0, BN))[None, :]
-            s = product(qs, ks.T, None, PRECISION)
+        else:
+            ks = load_rows(k, b, g, key, n.keys, D, BD, BN, True)
+            vs = load_rows(v, b, g, key, n.keys, E, BE, BN, True)
+        columns = (key + tl.arange(0, BN))[None, :]
+        s = product(qs, ks.T, None, PRECISION)
+        if not plain:
             s, _ = logits_of(s, scoring, bias, b, heads, places, columns, n)
-            if rule.kind != ALL:
-                s = tl.where(allowed(rule, places, columns, limit, 0, BM, BN), s, float("-inf"))
-            mixed, largest, total, energy = _take_in(
-                s, vs, mixed, largest, total, energy, drop, b, heads, places, columns,
-                STATISTICS, rule.kind != ALL, PRECISION,
-            )  # fmt: skip
-    else:
-        for i in tl.range(full * split // SPLITS, full * (split + 1) // SPLITS, num_stages=STAGES):
-            key = full_at(rule, path, i, BN)
-            if DESCRIBED:
-                ks = k.load([b, g, key, 0]).reshape(BN, BD)
-                vs = v.load([b, g, key, 0]).reshape(BN, BE)
-            else:
-                ks = load_rows(k, b, g, key, n.keys, D, BD, BN, True)
-                vs = load_rows(v, b, g, key, n.keys, E, BE, BN, True)
-            columns = (key + tl.arange(0, BN))[None, :]
-            s = product(qs, ks.T, None, PRECISION)
+        mixed, largest, total, energy = _take_in(
+            s, factor, vs, mixed, largest, total, energy, drop, b, heads, places, columns,
+            STATISTICS, bias.kind == DENSE, PRECISION,
+        )  # fmt: skip
+    for i in tl.range(part * split // SPLITS, part * (split + 1) // SPLITS, num_stages=STAGES):
+        key, table = part_at(rule, path, i, BN)
+        if DESCRIBED:
+            ks = k.load([b, g, key, 0]).reshape(BN, BD)
+            vs = v.load([b, g, key, 0]).reshape(BN, BE)
+        else:
+            ks = load_rows(k, b, g, key, n.keys, D, BD, BN, False)
+            vs = load_rows(v, b, g, key, n.keys, E, BE, BN, False)
+        columns = (key + tl.arange(0, BN))[None, :]
+        seen = allowed(rule, places, columns, limit, table, BM, BN)
+        s = product(qs, ks.T, None, PRECISION)
+        if not plain:
             s, _ = logits_of(s, scoring, bias, b, heads, places, columns, n)
-            mixed, largest, total, energy = _take_in(
-                s, vs, mixed, largest, total, energy, drop, b, heads, places, columns,
-                STATISTICS, bias.kind == DENSE, PRECISION,
-            )  # fmt: skip
-        for i in tl.range(part * split // SPLITS, part * (split + 1) // SPLITS, num_stages=STAGES):
-            key, table = part_at(rule, path, i, BN)
-            if DESCRIBED:
-                ks = k.load([b, g, key, 0]).reshape(BN, BD)
-                vs = v.load([b, g, key, 0]).reshape(BN, BE)
-            else:
-                ks = load_rows(k, b, g, key, n.keys, D, BD, BN, False)
-                vs = load_rows(v, b, g, key, n.keys, E, BE, BN, False)
-            columns = (key + tl.arange(0, BN))[None, :]
-            seen = allowed(rule, places, columns, limit, table, BM, BN)
-            s = product(qs, ks.T, None, PRECISION)
-            s, _ = logits_of(s, scoring, bias, b, heads, places, columns, n)
-            s = tl.where(seen, s, float("-inf"))
-            if CAREFUL:
-                bad += _spoiled(seen, vs, PRECISION)
-                vs = finite_only(vs)
-            mixed, largest, total, energy = _take_in(
-                s, vs, mixed, largest, total, energy, drop, b, heads, places, columns,
-                STATISTICS, True, PRECISION,
-            )  # fmt: skip
+        s = tl.where(seen, s, float("-inf"))
+        if CAREFUL or SPLITS > 1:
+            bad += _spoiled(seen, vs, PRECISION)
+            vs = finite_only(vs)
+        mixed, largest, total, energy = _take_in(
+            s, factor, vs, mixed, largest, total, energy, drop, b, heads, places, columns,
+            STATISTICS, True, PRECISION,
+        )  # fmt: skip
 
     at = (b * n.heads + h).to(tl.int64) * n.queries + place
     rows = (tl.num_programs(1) // (n.heads // n.group if PACKED else n.heads)).to(tl.int64)
@@ -312,7 +311,7 @@ def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Te
     norm = lse.new_empty(2, B, H, Q)
     largest, entropy = (torch.empty_like(lse) if statistics else lse.new_empty(0) for _ in range(2))
     q, k, v = sheet(x.q), sheet(x.k), sheet(x.v)
-    described = how.described and _describable(x.k) and _describable(x.v)
+    described = how.described and describable(x.k) and describable(x.v)
     ks: Any = _described(x.k, how.keys, wide(D)) if described else k
     vs: Any = _described(x.v, how.keys, wide(E)) if described else v
     to = Written(lse, largest, entropy, norm)
@@ -326,20 +325,24 @@ def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Te
     flags = torch.empty(programs * tiles if may_leak else 1, dtype=torch.int8, device=x.q.device)
     to_out = sheet(out)
     rest = (to_out, to, parts, flags, rule, added(x), x.sink, dropping(x), score(x))
-    one_loop = how.one_loop and described and rule.kind != TILES and _one_loop_fits(x, how, rule)
     constants: dict[str, Any] = {
         "D": D, "E": E, "BD": wide(D), "BE": wide(E), "BM": how.rows, "BN": how.keys,
         "STATISTICS": statistics, "PACKED": how.packed, "SPLITS": how.splits,
         "PRECISION": how.precision,
     }  # fmt: skip
-    _forward[(tiles, programs, how.splits)](
-        q, ks, vs, *rest, sizes(x), **constants, CAREFUL=False, ONE_LOOP=one_loop,
-        DESCRIBED=described, STAGES=how.stages, num_warps=how.warps, num_stages=how.stages,
-    )  # fmt: skip
+    if how.hopper and fits_hopper(x, rule):
+        if may_leak:
+            flags.zero_()
+        run_on_hopper(x, to_out, to, flags, rule, (tiles, programs), how, statistics=statistics)
+    else:
+        _forward[(tiles, programs, how.splits)](
+            q, ks, vs, *rest, sizes(x), **constants, CAREFUL=False, DESCRIBED=described,
+            STAGES=how.stages, num_warps=how.warps, num_stages=how.stages,
+        )  # fmt: skip
     if may_leak:
         _forward[(tiles, programs, 1)](
-            q, k, v, *rest, sizes(x), **constants, CAREFUL=True, ONE_LOOP=False, DESCRIBED=False,
-            STAGES=1, num_warps=8,
+            q, k, v, *rest, sizes(x), **constants, CAREFUL=True, DESCRIBED=False, STAGES=1,
+            num_warps=8,
         )  # fmt: skip
     if how.splits > 1:
         _merge[(B * H * Q,)](
@@ -347,18 +350,6 @@ def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Te
             STATISTICS=statistics,
         )  # fmt: skip
     return Rows(out, lse, largest, entropy), norm
-
-
-def _one_loop_fits(x: AttentionInputs, how: Forward, rule: Any) -> bool:
-    """Without a mask the one loop does not mask, so the keys must fill the tiles."""
-    return rule.kind != ALL or (rule.limits is None and x.shape.K % how.keys == 0)
-
-
-def _describable(t: Tensor) -> bool:
-    """Whether the copy engine can read a tensor: addresses and strides in steps of 16 bytes."""
-    if t.stride(-1) != 1 or t.data_ptr() % 16:
-        return False
-    return all(s * t.element_size() % 16 == 0 for s in t.stride()[:-1])
 
 
 def _described(t: Tensor, rows: int, wide: int) -> Any:

@@ -94,6 +94,7 @@ class Score(NamedTuple):
     """What is done with q·k: scale, then soft-cap if there is one."""
 
     scale: Any
+    positive: Any
     capped: Any
     cap: Any
 

@@ -26,7 +26,10 @@ class Forward:
     packed: bool = False
     splits: int = 1
     described: bool = False
-    one_loop: bool = False
+    hopper: bool = False
+    """Whether the kernel for Hopper is used where it fits."""
+    in_turn: bool = False
+    """On Hopper: whether the two groups of warps start their products in turn."""
     precision: Precision = "ieee"
 
 
@@ -45,9 +48,11 @@ def forward_settings(x: AttentionInputs) -> Forward:
     if not narrow:
         return Forward(64 if width <= 128 else 32, 32, warps=4, stages=1)
     if width <= 64:
-        return Forward(128, 64, warps=8 if x.mask is None else 4, stages=3, described=True)
+        warps = 8 if x.mask is None else 4
+        return Forward(128, 64, warps=warps, stages=3, described=True)
     if width <= 128:
-        return Forward(128, 128, warps=8, stages=3, described=True)
+        # On Hopper its own kernel takes what it can, with a ring of two tiles.
+        return Forward(128, 128, warps=8, stages=2, described=True, hopper=True)
     return Forward(128, 64, warps=8, stages=2, described=True)
 
 
@@ -65,23 +70,34 @@ def _processors(device: torch.device) -> int:
 
 
 @dataclass(frozen=True)
-class Backward:
-    """How the two backward kernels run: tiles of (queries, keys) for each."""
+class Tile:
+    """How one backward kernel runs."""
 
-    keys: tuple[int, int]
-    queries: tuple[int, int]
+    rows: int
+    keys: int
     warps: int = 8
     stages: int = 2
+
+
+@dataclass(frozen=True)
+class Backward:
+    """How the backward kernels run: the one that owns keys, and the one that owns queries."""
+
+    keys: Tile
+    queries: Tile
     precision: Precision = "ieee"
 
 
 def backward_settings(x: AttentionInputs) -> Backward:
     width = max(wide(x.q.shape[-1]), wide(x.v.shape[-1]))
     if x.q.dtype == torch.float32:
-        return Backward((32, 32), (32, 32), warps=4, stages=1)
-    if width > 128:
-        return Backward((32, 64), (64, 32), warps=8, stages=1)
-    return Backward((64, 128), (128, 64), warps=8, stages=2)
+        side = 32 if width <= 128 else 16
+        return Backward(Tile(side, side, 4, 1), Tile(side, side, 4, 1))
+    if width <= 64:
+        return Backward(Tile(64, 64, 4, 3), Tile(128, 64, 4, 3))
+    if width <= 128:
+        return Backward(Tile(64, 128, 8, 1), Tile(128, 64, 8, 3))
+    return Backward(Tile(32, 64, 8, 1), Tile(64, 32, 8, 1))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,74 @@
+"""cuDNN's backward pass, given our output and log-sum-exp.
+
+It needs nothing else from a forward pass, so where it computes the same gradients (no mask or
+plain causal, nothing added or capped, a loss of the output alone) it takes over from ours.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from regard.backends.contract import Rows
+from regard.backends.operators import Pull
+from regard.inputs import AttentionInputs
+from regard.scores.comparison import Dot
+
+_ARGUMENTS = (
+    "grad_out", "query", "key", "value", "out", "logsumexp", "philox_seed", "philox_offset",
+    "attn_bias", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal", "scale",
+)  # fmt: skip
+
+
+def takes(x: AttentionInputs, pull: Pull) -> bool:
+    """Whether cuDNN's backward pass computes the gradients of a call."""
+    width = x.q.shape[-1]
+    return (
+        x.q.device.type == "cuda"
+        and x.q.dtype in (torch.bfloat16, torch.float16)
+        and pull.out is not None
+        and pull.lse is None
+        and pull.entropy is None
+        and x.bias is None
+        and x.softcap is None
+        and x.sink is None
+        and not x.dropout
+        and x.group == 1
+        and width in (64, 128)
+        and x.v.shape[-1] == width
+        and (x.mask is None or _plainly_causal(x))
+        and min(x.shape.Q, x.shape.K) >= 128
+        # Its sums have no fixed order.
+        and not torch.are_deterministic_algorithms_enabled()
+        and _known()
+        and torch.backends.cudnn.is_available()
+        and torch.cuda.get_device_capability(x.q.device)[0] >= 9
+    )
+
+
+def run(x: AttentionInputs, rows: Rows, g_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys and values."""
+    assert isinstance(x.comparison, Dot)
+    nothing = torch.zeros((), dtype=torch.int64, device=x.q.device)
+    dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+        g_out, x.q, x.k, x.v, rows.out, rows.lse[..., None], nothing, nothing, None, None, None,
+        x.shape.Q, x.shape.K, 0.0, x.mask is not None, scale=float(x.comparison.scale),
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+def _plainly_causal(x: AttentionInputs) -> bool:
+    band = None if x.mask is None else x.mask.band()
+    square = x.shape.Q == x.shape.K
+    return square and band is not None and band[1] == 0 and band[0] <= 1 - x.shape.Q
+
+
+@cache
+def _known() -> bool:
+    """Whether this PyTorch has the operator as it is called here."""
+    operator = getattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention_backward", None)
+    if operator is None:
+        return False
+    return tuple(a.name for a in operator.default._schema.arguments) == _ARGUMENTS

@@ -1,0 +1,353 @@
+"""The forward pass on Hopper: one warp copies, two groups of warps multiply.
+
+The copying warp fills a ring of key and value tiles in shared memory. Each multiplying group owns
+half of the queries; while its products with the values of one tile run, it already has the products
+with the next keys under way and takes their softmax, so the matrix units rarely wait.
+
+This is the plain forward pass (no mask or a band, no bias, soft-cap, sink or dropout) with the same
+statistics as the general kernel; README.md derives the sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from regard.backends.triton.arguments import describable, sizes
+from regard.backends.triton.pairs import (
+    BAND,
+    LEAST,
+    LN2,
+    LOG2E,
+    TILES,
+    Rule,
+    limit_of,
+    span_of_keys,
+)
+from regard.backends.triton.tuning import Forward
+from regard.inputs import AttentionInputs
+from regard.scores.comparison import Dot
+
+# Renamed after Triton 3.6.
+_fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+_limit_of = gluon.jit(limit_of.fn)
+_span_of_keys = gluon.jit(span_of_keys.fn)
+
+
+@gluon.jit
+def _steps(rule, n, b, tile, BM: gl.constexpr, BN: gl.constexpr):
+    """The walk of a row tile over its keys, from the last tile to the first: the first key of the
+    last tile, and how many tiles come before the full ones, with them, and in all."""
+    limit = _limit_of(rule, n, b)
+    first = tile * BM
+    last = gl.minimum(first + BM, n.queries) - 1
+    start, full_start, full_stop, stop = _span_of_keys(rule, first, last, limit, BN)
+    right = (stop - full_stop + BN - 1) // BN
+    full = right + (full_stop - full_start) // BN
+    every = gl.maximum(full + (full_start - start) // BN, 1)
+    return limit, start + (every - 1) * BN, right, full, every
+
+
+@gluon.jit
+def _copy(
+    q, k, v, rule, n, b, h, tile, q_tiles, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free,
+    BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Copy the queries, then the keys and values of each step, as room becomes free."""
+    HALF: gl.constexpr = BM // 2
+    g = h // n.group
+    _, last, _, _, every = _steps(rule, n, b, tile, BM, BN)
+    mbarrier.expect(q_full, 2 * q.block_type.nbytes)
+    _fetch(q, [b, h, tile * BM, 0], q_full, q_tiles.index(0))
+    _fetch(q, [b, h, tile * BM + HALF, 0], q_full, q_tiles.index(1))
+    for i in range(every):
+        slot = i % STAGES
+        turn = (i // STAGES) & 1
+        key = last - i * BN
+        mbarrier.wait(k_free.index(slot), turn ^ 1)
+        mbarrier.expect(k_full.index(slot), k.block_type.nbytes)
+        _fetch(k, [b, g, key, 0], k_full.index(slot), k_ring.index(slot))
+        mbarrier.wait(v_free.index(slot), turn ^ 1)
+        mbarrier.expect(v_full.index(slot), v.block_type.nbytes)
+        _fetch(v, [b, g, key, 0], v_full.index(slot), v_ring.index(slot))
+
+
+@gluon.jit
+def _seen(rule, s, row, key, limit, BN: gl.constexpr):
+    """Products of a partial tile, minus infinity where hidden."""
+    layout: gl.constexpr = s.type.layout
+    place = gl.expand_dims(row, 1)
+    column = gl.expand_dims(key + gl.arange(0, BN, gl.SliceLayout(0, layout)), 0)
+    distance = column - place
+    hidden = (column >= limit) | (distance != distance)
+    if rule.kind == BAND:
+        hidden = hidden | (distance < rule.low) | (distance > rule.high)
+    return gl.where(hidden, float("-inf"), s)
+
+
+@gluon.jit
+def _softmax(s, scale, largest, total, energy, STATISTICS: gl.constexpr, PARTIAL: gl.constexpr):
+    """Weights of a tile of products, and the sums with it. The scale is above 0, so the largest
+    product makes the largest logit, and scale and shift are one instruction."""
+    highest = gl.maximum(largest, gl.max(s, 1) * scale)
+    x = s * scale - gl.expand_dims(highest, 1)
+    p = gl.exp2(x)
+    moved = largest - highest
+    shrink = gl.exp2(moved)
+    if STATISTICS:
+        part = p * x
+        if PARTIAL:
+            part = gl.where(p == 0, 0.0, part)
+        energy = shrink * (energy + total * moved) + gl.sum(part, 1)
+    total = total * shrink + gl.sum(p, 1)
+    return p, shrink, highest, total, energy
+
+
+@gluon.jit
+def _step(
+    i, half, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, rule, row, last,
+    limit, scale, weights, mixed, largest, total, energy,
+    D: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
+    STATISTICS: gl.constexpr,
+    PARTIAL: gl.constexpr, LOGITS: gl.constexpr, WEIGHTS: gl.constexpr, IN_TURN: gl.constexpr,
+):  # fmt: skip
+    """Products with keys i and with values i - 1 under way together, softmax under the latter."""
+    slot = i % STAGES
+    before = (i - 1) % STAGES
+    mbarrier.wait(k_full.index(slot), (i // STAGES) & 1)
+    mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
+    s = gl.zeros((HALF, BN), gl.float32, LOGITS)
+    if IN_TURN:
+        mbarrier.wait(turns.index(half), (i & 1) ^ (1 - half))
+    keys = k_ring.index(slot).reshape((BN, D)).permute((1, 0))
+    s = warpgroup_mma(q_tile, keys, s, use_acc=False, is_async=True)
+    values = v_ring.index(before).reshape((BN, D))
+    mixed = warpgroup_mma(weights, values, mixed, is_async=True)
+    if IN_TURN:
+        mbarrier.arrive(turns.index(1 - half))
+    s = warpgroup_mma_wait(1, deps=(s,))
+    mbarrier.arrive(k_free.index(slot))
+    if PARTIAL:
+        s = _seen(rule, s, row, last - i * BN, limit, BN)
+    p, shrink, largest, total, energy = _softmax(
+        s, scale, largest, total, energy, STATISTICS, PARTIAL
+    )
+    mixed = warpgroup_mma_wait(0, deps=(mixed,))
+    mbarrier.arrive(v_free.index(before))
+    by_column = gl.convert_layout(shrink, gl.SliceLayout(1, mixed.type.layout))
+    mixed = mixed * gl.expand_dims(by_column, 1)
+    weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
+    return weights, mixed, largest, total, energy
+
+
+@gluon.jit
+def _multiply(
+    half, out, to, flags, rule, n, scale, b, h, tile, q_tiles, k_ring, v_ring, q_full, k_full,
+    k_free, v_full, v_free, turns,
+    D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
+    STATISTICS: gl.constexpr, IN_TURN: gl.constexpr,
+):  # fmt: skip
+    """Half of the queries of a tile against all its keys."""
+    HALF: gl.constexpr = BM // 2
+    LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUT, 2)
+    limit, last, right, full, every = _steps(rule, n, b, tile, BM, BN)
+    row = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LOGITS))
+    scale = scale * LOG2E
+    mbarrier.wait(q_full, 0)
+    q_tile = q_tiles.index(half).reshape((HALF, D))
+
+    largest = gl.full((HALF,), LEAST, gl.float32, gl.SliceLayout(1, LOGITS))
+    total = gl.zeros((HALF,), gl.float32, gl.SliceLayout(1, LOGITS))
+    energy = gl.zeros((HALF,), gl.float32, gl.SliceLayout(1, LOGITS))
+    mixed = gl.zeros((HALF, D), gl.float32, OUTPUT)
+
+    mbarrier.wait(k_full.index(0), 0)
+    s = gl.zeros((HALF, BN), gl.float32, LOGITS)
+    if IN_TURN:
+        mbarrier.wait(turns.index(half), 1 - half)
+    s = warpgroup_mma(
+        q_tile, k_ring.index(0).reshape((BN, D)).permute((1, 0)), s, use_acc=False, is_async=True
+    )
+    if IN_TURN:
+        mbarrier.arrive(turns.index(1 - half))
+    s = warpgroup_mma_wait(0, deps=(s,))
+    mbarrier.arrive(k_free.index(0))
+    s = _seen(rule, s, row, last, limit, BN)
+    p, _, largest, total, energy = _softmax(s, scale, largest, total, energy, STATISTICS, True)
+    weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
+
+    for i in range(1, right):
+        weights, mixed, largest, total, energy = _step(
+            i, half, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, rule, row,
+            last, limit, scale, weights, mixed, largest, total, energy,
+            D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS, IN_TURN,
+        )  # fmt: skip
+    for i in range(gl.maximum(right, 1), full):
+        weights, mixed, largest, total, energy = _step(
+            i, half, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, rule, row,
+            last, limit, scale, weights, mixed, largest, total, energy,
+            D, HALF, BN, STAGES, STATISTICS, False, LOGITS, WEIGHTS, IN_TURN,
+        )  # fmt: skip
+    for i in range(gl.maximum(full, 1), every):
+        weights, mixed, largest, total, energy = _step(
+            i, half, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, rule, row,
+            last, limit, scale, weights, mixed, largest, total, energy,
+            D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS, IN_TURN,
+        )  # fmt: skip
+
+    final = every - 1
+    mbarrier.wait(v_full.index(final % STAGES), (final // STAGES) & 1)
+    values = v_ring.index(final % STAGES).reshape((BN, D))
+    mixed = warpgroup_mma(weights, values, mixed, is_async=True)
+    mixed = warpgroup_mma_wait(0, deps=(mixed,))
+
+    unseen = total == 0
+    whole = gl.where(unseen, 1.0, total)
+    lse = gl.where(unseen, float("-inf"), (largest + gl.log2(whole)) * LN2)
+    at = (b * n.heads + h).to(gl.int64) * n.queries + row
+    inside = row < n.queries
+    gl.store(to.lse + at, lse, mask=inside)
+    gl.store(to.norm + at, largest, mask=inside)
+    rows = gl.num_programs(1).to(gl.int64) * n.queries
+    gl.store(to.norm + rows + at, 1.0 / whole, mask=inside)
+    if STATISTICS:
+        seen = gl.where(unseen, float("-inf"), largest * LN2)
+        seen = gl.where(total == total, seen, total)
+        gl.store(to.largest + at, seen, mask=inside)
+        entropy = gl.where(unseen, 0.0, gl.log2(whole) - energy / whole) * LN2
+        gl.store(to.entropy + at, entropy, mask=inside)
+    inverse = gl.convert_layout(1.0 / whole, gl.SliceLayout(1, OUTPUT))
+    mixed = mixed * gl.expand_dims(inverse, 1)
+    if rule.kind == BAND or rule.limits is not None:
+        spoiled = gl.max(gl.max((mixed != mixed).to(gl.int32), 1), 0)
+        if spoiled != 0:
+            gl.store(flags + (b * n.heads + h) * gl.num_programs(0) + tile, 1)
+    place = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, OUTPUT))
+    column = gl.arange(0, D, gl.SliceLayout(0, OUTPUT))
+    to_row = b.to(gl.int64) * out.batch + h.to(gl.int64) * out.head + place.to(gl.int64) * out.row
+    gl.store(
+        out.ptr + gl.expand_dims(to_row, 1) + gl.expand_dims(column, 0),
+        mixed.to(q_tile.dtype),
+        mask=gl.expand_dims(place < n.queries, 1),
+    )
+
+
+@gluon.jit
+def forward_on_hopper(
+    q, k, v, out, to, flags, rule, n, scale,
+    D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
+    STATISTICS: gl.constexpr, IN_TURN: gl.constexpr,
+):  # fmt: skip
+    """A tile of queries against its keys; `flags` start at 0."""
+    HALF: gl.constexpr = BM // 2
+    # Under a band later tiles have more keys: they start first.
+    tile = gl.num_programs(0) - 1 - gl.program_id(0)
+    b = gl.program_id(1) // n.heads
+    h = gl.program_id(1) % n.heads
+    q_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, HALF, D], q.layout)
+    k_ring = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BN, D], k.layout)
+    v_ring = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BN, D], v.layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    # Whose turn it is to start products, so that one group's softmax runs under the other's.
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(turns.index(0), count=1)
+    mbarrier.init(turns.index(1), count=1)
+    mbarrier.init(q_full, count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(i), count=1)
+        mbarrier.init(k_free.index(i), count=2)
+        mbarrier.init(v_full.index(i), count=1)
+        mbarrier.init(v_free.index(i), count=2)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (
+                _multiply,
+                (
+                    0, out, to, flags, rule, n, scale, b, h, tile, q_tiles, k_ring, v_ring,
+                    q_full, k_full, k_free, v_full, v_free, turns, D, BM, BN, STAGES, STATISTICS,
+                    IN_TURN,
+                ),
+            ),
+            (
+                _multiply,
+                (
+                    1, out, to, flags, rule, n, scale, b, h, tile, q_tiles, k_ring, v_ring,
+                    q_full, k_full, k_free, v_full, v_free, turns, D, BM, BN, STAGES, STATISTICS,
+                    IN_TURN,
+                ),
+            ),
+            (
+                _copy,
+                (
+                    q, k, v, rule, n, b, h, tile, q_tiles, k_ring, v_ring, q_full, k_full, k_free,
+                    v_full, v_free, BM, BN, STAGES,
+                ),
+            ),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
+
+
+def fits_hopper(x: AttentionInputs, rule: Rule) -> bool:
+    """Whether a call is one that this kernel takes, on a card that has what it needs."""
+    assert isinstance(x.comparison, Dot)
+    width = x.q.shape[-1]
+    return (
+        x.q.device.type == "cuda"
+        and torch.cuda.get_device_capability(x.q.device)[0] == 9
+        and x.q.dtype != torch.float32
+        and width in (64, 128)
+        and x.comparison.scale > 0
+        and x.v.shape[-1] == width
+        and rule.kind != TILES
+        and x.bias is None
+        and x.softcap is None
+        and x.sink is None
+        and not x.dropout
+        and all(describable(t) for t in (x.q, x.k, x.v))
+    )
+
+
+def run_on_hopper(
+    x: AttentionInputs,
+    out: Any,
+    to: Any,
+    flags: Tensor,
+    rule: Rule,
+    grid: tuple[int, int],
+    how: Forward,
+    *,
+    statistics: bool,
+) -> None:
+    """The forward pass of a call that `fits_hopper`, written to `out` and `to`."""
+    assert isinstance(x.comparison, Dot)
+    forward_on_hopper[grid](
+        _described(x.q, how.rows // 2), _described(x.k, how.keys), _described(x.v, how.keys),
+        out, to, flags, rule, sizes(x), float(x.comparison.scale), D=x.q.shape[-1], BM=how.rows,
+        BN=how.keys, STAGES=how.stages, STATISTICS=statistics, IN_TURN=how.in_turn, num_warps=4,
+    )  # fmt: skip
+
+
+def _described(t: Tensor, rows: int) -> Any:
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+    return TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, rows, t.shape[-1]], layout)
