@@ -8,7 +8,7 @@ SHAPES := --jaxtyping-packages=regard,tests.shapes.check
 
 PLAIN := not compiled and not interpreted
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench gpu clean
 
 demo: $(READY)  ## see attention over a sentence, in the terminal
 	@$(BIN)/regard view
@@ -28,6 +28,9 @@ check: $(READY)  ## style, types and layers
 
 bench: $(READY)  ## measure on this machine; results go to benchmarks/results
 	$(BIN)/python benchmarks/cpu.py
+
+gpu:  ## check and measure on a CUDA GPU, with the Python that has PyTorch and Triton for it
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

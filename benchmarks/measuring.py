@@ -51,12 +51,16 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(name: str, tables: Mapping[str, list[dict[str, Any]]]) -> None:
-    """Print tables and keep them as JSON and Markdown under results/."""
-    RESULTS.mkdir(exist_ok=True)
-    about = machine()
-    record = {"machine": about, "tables": tables}
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+def write(
+    name: str,
+    tables: Mapping[str, list[dict[str, Any]]],
+    more: Mapping[str, Any] | None = None,
+    folder: Path | None = RESULTS,
+) -> None:
+    """Print tables, and keep them as JSON and Markdown in a folder if there is one.
+
+    `more` is said beside the machine."""
+    about = machine() | dict(more or {})
     lines = [f"# {name}", ""]
     lines += [f"- {key}: {value}" for key, value in about.items()]
     for title, rows in tables.items():
@@ -65,9 +69,15 @@ def write(name: str, tables: Mapping[str, list[dict[str, Any]]]) -> None:
         lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
         lines += ["| " + " | ".join(_cell(row[h]) for h in heads) + " |" for row in rows]
     text = "\n".join(lines) + "\n"
-    (RESULTS / f"{name}.md").write_text(text)
     print(text)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        record = json.dumps({"machine": about, "tables": tables}, indent=2, ensure_ascii=False)
+        (folder / f"{name}.json").write_text(record + "\n")
+        (folder / f"{name}.md").write_text(text)
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return "–"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
