@@ -52,7 +52,8 @@ def main() -> int:
     else:
         print("checking", flush=True)
         # What takes long to run compiles little: nothing is won by running it ahead.
-        outcomes = gpu_checks.check_all(options.processes, [g for g in groups if g != "eager"])
+        ahead = [group for group in groups if group != "eager"]
+        outcomes = gpu_checks.check_all(options.processes, ahead, options.patience)
         for outcome in outcomes:
             print(f"{outcome.name}: {outcome.said}", flush=True)
             about[outcome.name] = outcome.said
@@ -74,6 +75,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--skip-checks", action="store_true", help="results are not kept")
     parser.add_argument(
         "--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: all cores"
+    )
+    parser.add_argument(
+        "--patience", type=float, default=gpu_checks.PATIENCE, help="seconds that a check may take"
     )
     parser.add_argument("--commit", help="what is measured, where there is no git to ask")
     parser.add_argument(

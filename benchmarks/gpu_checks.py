@@ -58,7 +58,7 @@ class Outcome:
     red: bool = False
 
 
-def check_all(processes: int, warm: Iterable[str]) -> list[Outcome]:
+def check_all(processes: int, warm: Iterable[str], patience: float) -> list[Outcome]:
     """Run every check at once, the tests in so many processes, and meanwhile compile what will be
     measured: `warm` names benchmark groups."""
     tool = shutil.which("compute-sanitizer")
@@ -73,7 +73,7 @@ def check_all(processes: int, warm: Iterable[str]) -> list[Outcome]:
         for i in range(processes)
     ]
     commands += [Command("warm", [*THIS, "--warm", group]) for group in warm]
-    ended = run_all(commands, len(commands))
+    ended = run_all(commands, len(commands), patience)
     outcomes = [conformance([e for e in ended if e.name == "pytest"])]
     outcomes += [sanitized(e) for e in ended if e.name in SANITIZERS]
     if not tool:
@@ -84,12 +84,12 @@ def check_all(processes: int, warm: Iterable[str]) -> list[Outcome]:
     return outcomes
 
 
-def run_all(commands: list[Command], at_once: int) -> list[Ended]:
+def run_all(commands: list[Command], at_once: int, patience: float = PATIENCE) -> list[Ended]:
     with ThreadPoolExecutor(at_once) as pool:
-        return list(pool.map(_run, commands))
+        return list(pool.map(lambda command: _run(command, patience), commands))
 
 
-def _run(command: Command) -> Ended:
+def _run(command: Command, patience: float) -> Ended:
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     environment.pop("TRITON_INTERPRET", None)
     environment.pop("PYTORCH_NO_CUDA_MEMORY_CACHING", None)
@@ -98,14 +98,14 @@ def _run(command: Command) -> Ended:
     start = time.perf_counter()
     try:
         done = subprocess.run(
-            command.words, cwd=ROOT, env=environment, timeout=PATIENCE, text=True,
+            command.words, cwd=ROOT, env=environment, timeout=patience, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
         )  # fmt: skip
         code, output = done.returncode, done.stdout
     except subprocess.TimeoutExpired as late:
         written = late.stdout or b""
         output = written if isinstance(written, str) else written.decode(errors="replace")
-        code, output = 124, f"{output}\nstopped after {PATIENCE} s"
+        code, output = 124, f"{output}\nstopped after {patience:g} s"
     took = time.perf_counter() - start
     print(f"  {command.name} ended with {code} after {took:.0f} s", flush=True)
     return Ended(command.name, code, output, took)
