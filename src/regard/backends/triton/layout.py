@@ -27,11 +27,11 @@ FAR = 1 << 30
 
 @dataclass(frozen=True)
 class Lists:
-    """The walks of a mask in tiles of one size: over keys for each row tile, and over rows for
-    each key tile."""
+    """The rules of a mask in tiles of one size: walks over keys for each row tile, and over rows
+    for each key tile."""
 
-    by_rows: Walk
-    by_keys: Walk
+    by_rows: Rule
+    by_keys: Rule
 
 
 def rule_of(
@@ -39,16 +39,16 @@ def rule_of(
 ) -> Rule:
     """The rule of a bound mask for tiles of so many queries and keys."""
     if mask is None:
-        return Rule(ALL, 0, 0, None, None)
+        return Rule(ALL, 0, 0, None)
     simple = _simple(mask)
     if simple is not None:
         (low, high), limits = simple
         low, high = (int(max(-FAR, min(edge, FAR))) for edge in (low, high))
         everything = low <= 1 - shape.Q and high >= shape.K - 1
         kind = ALL if everything else BAND
-        return Rule(kind, low, high, _whole(limits, shape), None)
+        return Rule(kind, low, high, _whole(limits, shape))
     lists = _LISTS.find(mask, shape, tile, device)
-    return Rule(TILES, 0, 0, None, lists.by_keys if by_keys else lists.by_rows)
+    return lists.by_keys if by_keys else lists.by_rows
 
 
 def is_simple(mask: Mask | None) -> bool:
@@ -124,15 +124,14 @@ def _lists(mask: Mask, shape: Shape, tile: tuple[int, int], device: torch.device
 
 def _walk(
     grid: torch.Size, full: Tensor, partial: Tensor, table: Tensor, bits: Tensor, *, rows: bool
-) -> Walk:
+) -> Rule:
     batch, heads, by_rows, by_keys = grid
     lists = by_rows if rows else by_keys
     full_start, full_tiles, _ = _compressed(grid, full, rows=rows)
     part_start, part_tiles, order = _compressed(grid, partial, rows=rows)
-    return Walk(
-        full_start, full_tiles, part_start, part_tiles, table[order].to(torch.int32), bits,
-        0 if batch == 1 else heads * lists, 0 if heads == 1 else lists,
-    )  # fmt: skip
+    walk = Walk(full_start, full_tiles, part_start, part_tiles, table[order].to(torch.int32), bits)
+    apart = (0 if batch == 1 else heads * lists, 0 if heads == 1 else lists)
+    return Rule(TILES, 0, 0, None, walk, *apart)
 
 
 def _compressed(grid: torch.Size, found: Tensor, *, rows: bool) -> tuple[Tensor, Tensor, Tensor]:

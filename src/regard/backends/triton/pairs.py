@@ -61,9 +61,6 @@ class Walk(NamedTuple):
     """For each partial tile, its place in `bits`."""
     bits: Any
     """One bit per pair: [tables, queries, keys / 8]."""
-    batch: Any
-    """How far the lists of neighbouring batch entries are apart; 0 when they share one."""
-    head: Any
 
 
 class Rule(NamedTuple):
@@ -74,7 +71,11 @@ class Rule(NamedTuple):
     low: Any
     high: Any
     limits: Any
-    walk: Any
+    walk: Any = None
+    batch: Any = 0
+    """How far the lists of neighbouring batch entries are apart; 0 when they share one. Not in the
+    walk, since Triton 3.6 loses a 1 that is two tuples deep."""
+    head: Any = 0
 
 
 class Added(NamedTuple):
@@ -205,7 +206,7 @@ def _walk(rule, b, h, tile, start, full_start, full_stop, stop, limit, STEP: tl.
     part = left + (stop - full_stop + STEP - 1) // STEP
     full_list, part_list = 0, 0
     if rule.kind == TILES:
-        mine = b * rule.walk.batch + h * rule.walk.head + tile
+        mine = b * rule.batch + h * rule.head + tile
         full_list = tl.load(rule.walk.full_start + mine)
         part_list = tl.load(rule.walk.part_start + mine)
         full = tl.load(rule.walk.full_start + mine + 1) - full_list
