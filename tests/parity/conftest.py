@@ -7,6 +7,11 @@ import pytest
 from tests.parity import cases
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # The thread of a first backward pass finds no CUDA context, makes one and says so.
+    config.addinivalue_line("filterwarnings", "ignore:Attempting to run cuBLAS:UserWarning")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """TRITON_INTERPRET must be set before triton is imported, so on a CPU it parts processes."""
     if cases.DEVICE != "cpu":
