@@ -1,4 +1,7 @@
-"""torch.compile without graph breaks, torch.export, and the operators behind them."""
+"""torch.compile without graph breaks, torch.export, and the operators behind them.
+
+Most calls leave the choice of a backend open, as users do; Triton's kernels are asked for by name.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard import Trace, biases, masks, scores
 from regard.inputs import check
 from regard.values import encode
+from tests.parity import cases
 
+TRITON = pytest.param("triton", marks=pytest.mark.interpreted)
+either = pytest.mark.parametrize("backend", [None, TRITON])
 pytestmark = [
     pytest.mark.compiled,
     # The compiler deprecates parts of itself while it works.
@@ -31,7 +38,8 @@ def fresh() -> None:
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+    source = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(*shape, generator=source).to(cases.DEVICE)
 
 
 def qkv(B: int = 2, H: int = 4, G: int = 2, Q: int = 9, K: int = 9) -> list[Tensor]:
@@ -71,13 +79,17 @@ def whole(call: Call, **options: Any) -> Call:
     return torch.compile(call, fullgraph=True, backend="aot_eager", **options)
 
 
-FULL = [(kind, case) for kind in ("attention", "trace") for case in CASES]
+FULL = [(kind, case, None) for kind in ("attention", "trace") for case in CASES]
+FULL += [
+    pytest.param(kind, case, "triton", marks=pytest.mark.interpreted)
+    for kind, case in (("attention", "decoding"), ("trace", "causal-padding"))
+]
 
 
-@pytest.mark.parametrize(("kind", "case"), FULL)
-def test_full_graphs(kind: str, case: str) -> None:
+@pytest.mark.parametrize(("kind", "case", "backend"), FULL)
+def test_full_graphs(kind: str, case: str, backend: str | None) -> None:
     sizes, options = CASES[case]
-    call = MAKE[kind](**options())
+    call = MAKE[kind](**options(), backend=backend)
     plain = [t.requires_grad_() for t in qkv(**sizes)]
     compiled = [t.requires_grad_() for t in qkv(**sizes)]
     wanted, got = call(*plain), whole(call)(*compiled)
@@ -90,7 +102,8 @@ def test_full_graphs(kind: str, case: str) -> None:
         assert_close(one.grad, other.grad)
 
 
-def test_gradients_of_everything_learned() -> None:
+@either
+def test_gradients_of_everything_learned(backend: str | None) -> None:
     def learned() -> list[Tensor]:
         shapes = [(2, 4, 9, 8), (2, 2, 9, 8), (2, 2, 9, 8), (4, 8, 8), (4, 5), (4,)]
         return [numbers(*s, seed=i).requires_grad_() for i, s in enumerate(shapes)]
@@ -98,7 +111,7 @@ def test_gradients_of_everything_learned() -> None:
     def loss(q: Tensor, k: Tensor, v: Tensor, W: Tensor, table: Tensor, sink: Tensor) -> Tensor:
         t = regard.trace(
             q, k, v, mask=masks.window(4, 1), bias=biases.relative(table), score=scores.general(W),
-            softcap=2.0, sink=sink,
+            softcap=2.0, sink=sink, backend=backend,
         )  # fmt: skip
         return t.out.square().sum() + t.lse.sum() + (t.entropy**2).sum()
 
@@ -111,9 +124,10 @@ def test_gradients_of_everything_learned() -> None:
         assert_close(one.grad, other.grad)
 
 
+@either
 @pytest.mark.parametrize("training", [True, False])
-def test_dropout(training: bool) -> None:
-    call = attend(dropout=0.4, training=training)
+def test_dropout(training: bool, backend: str | None) -> None:
+    call = attend(dropout=0.4, training=training, backend=backend)
     compiled = whole(call)
     calm = regard.attention(*qkv())
     torch.manual_seed(3)
@@ -127,9 +141,10 @@ def test_dropout(training: bool) -> None:
     assert torch.allclose(compiled(*qkv()), one) != training
 
 
-def test_a_whole_trace_comes_out_of_a_graph() -> None:
+@either
+def test_a_whole_trace_comes_out_of_a_graph(backend: str | None) -> None:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Trace:
-        return regard.trace(q, k, v, mask=masks.causal())
+        return regard.trace(q, k, v, mask=masks.causal(), backend=backend)
 
     got, wanted = whole(call)(*qkv()), call(*qkv())
     assert isinstance(got, Trace)
@@ -140,18 +155,22 @@ def test_a_whole_trace_comes_out_of_a_graph() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "mask"),
+    ("kind", "mask", "backend"),
     [
-        ("attention", None),
-        ("trace", None),
-        ("attention", masks.causal()),
-        ("trace", masks.causal()),
-        ("attention", masks.causal() & masks.window(3)),
+        ("attention", None, None),
+        ("trace", None, None),
+        ("attention", masks.causal(), None),
+        ("trace", masks.causal(), None),
+        ("attention", masks.causal() & masks.window(3), None),
+        pytest.param("attention", None, "triton", marks=pytest.mark.interpreted),
+        pytest.param("trace", masks.causal(), "triton", marks=pytest.mark.interpreted),
     ],
     ids=str,
 )
-def test_lengths_and_batches_are_symbols(kind: str, mask: masks.Mask | None) -> None:
-    call = MAKE[kind](mask=mask)
+def test_lengths_and_batches_are_symbols(
+    kind: str, mask: masks.Mask | None, backend: str | None
+) -> None:
+    call = MAKE[kind](mask=mask, backend=backend)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(call, fullgraph=True, backend=counter, dynamic=True)
     # No two sizes alike at first: equal ones would be taken for one.
@@ -161,8 +180,9 @@ def test_lengths_and_batches_are_symbols(kind: str, mask: masks.Mask | None) -> 
     assert 1 <= counter.frame_count <= 2
 
 
-def test_decoding_with_a_growing_cache_compiles_once_or_twice() -> None:
-    call = attend(mask=masks.causal())
+@either
+def test_decoding_with_a_growing_cache_compiles_once_or_twice(backend: str | None) -> None:
+    call = attend(mask=masks.causal(), backend=backend)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(call, fullgraph=True, backend=counter, dynamic=True)
     for n in (7, 8, 9, 20, 33):
@@ -189,9 +209,30 @@ def test_inductor() -> None:
         assert_close(one.grad, other.grad)
 
 
+@either
+def test_checkpointing_and_autocast_inside_a_graph(backend: str | None) -> None:
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def part(q: Tensor) -> Tensor:
+            return regard.trace(2 * q, k, v, mask=masks.causal(), backend=backend).out
+
+        with torch.autocast(cases.DEVICE, dtype=torch.bfloat16):
+            return checkpoint(part, q, use_reentrant=False)
+
+    plain = [t.requires_grad_() for t in qkv()]
+    compiled = [t.requires_grad_() for t in qkv()]
+    wanted, got = call(*plain), whole(call)(*compiled)
+    assert got.dtype == torch.bfloat16
+    assert_close(got, wanted)
+    wanted.float().square().sum().backward()
+    got.float().square().sum().backward()
+    for one, other in zip(compiled, plain, strict=True):
+        assert_close(one.grad, other.grad)
+
+
 class Attends(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, backend: str | None) -> None:
         super().__init__()
+        self.backend = backend
         self.project = nn.Linear(8, 24)
 
     def parts(self, x: Tensor) -> list[Tensor]:
@@ -199,21 +240,22 @@ class Attends(nn.Module):
         return [t.unflatten(-1, (2, 4)).transpose(1, 2) for t in split]
 
     def forward(self, x: Tensor) -> Tensor:
-        return regard.attention(*self.parts(x), mask=masks.causal())
+        return regard.attention(*self.parts(x), mask=masks.causal(), backend=self.backend)
 
 
 class Traces(Attends):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        t = regard.trace(*self.parts(x), mask=masks.causal() & masks.window(3), softcap=5.0)
+        mask = masks.causal() & masks.window(3)
+        t = regard.trace(*self.parts(x), mask=mask, softcap=5.0, backend=self.backend)
         return t.out, t.lse
 
 
-@pytest.mark.parametrize(
-    ("kind", "dynamic"), [(Attends, False), (Attends, True), (Traces, False), (Traces, True)]
-)
-def test_export(kind: type[nn.Module], dynamic: bool) -> None:
+@either
+@pytest.mark.parametrize("kind", [Attends, Traces])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_export(kind: type[Attends], dynamic: bool, backend: str | None) -> None:
     torch.manual_seed(0)
-    module = kind()
+    module = kind(backend).to(cases.DEVICE)
     x = numbers(3, 9, 8)
     shapes = {"x": {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", min=2)}}
     program = torch.export.export(module, (x,), dynamic_shapes=shapes if dynamic else None)
@@ -241,8 +283,11 @@ OPERATOR_CALLS: dict[str, tuple[bool, Callable[[], dict[str, Any]]]] = {
 }
 
 
+@pytest.mark.parametrize("operator", ["tiled", TRITON])
 @pytest.mark.parametrize("call", OPERATOR_CALLS)
-def test_the_operator_keeps_its_promises(call: str) -> None:
+def test_the_operator_keeps_its_promises(call: str, operator: str) -> None:
+    if operator == "triton":
+        import regard.backends.triton.operators  # noqa: F401 - registers it
     statistics, make = OPERATOR_CALLS[call]
     defaults = {
         "mask": None, "score": None, "bias": None, "softcap": None, "sink": None, "scale": None,
@@ -255,4 +300,4 @@ def test_the_operator_keeps_its_promises(call: str) -> None:
         x.q, x.k, x.v, x.sink, x.seed, own, text, integers, floats, x.softcap, x.dropout,
         statistics, x.bias is not None,
     )  # fmt: skip
-    torch.library.opcheck(torch.ops.regard.tiled.default, args)
+    torch.library.opcheck(getattr(torch.ops.regard, operator).default, args)
