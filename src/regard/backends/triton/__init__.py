@@ -10,10 +10,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.backends.contract import Rows, Work
+from regard.biases.dense import Dense
+from regard.biases.relative import Relative
 from regard.cost.counting import visited_pairs
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
+from regard.values import Shape
 
 __all__ = ["Triton", "why_not"]
 
@@ -65,7 +68,27 @@ def why_not(x: AttentionInputs) -> list[str]:
         reasons.append(f"its tiles hold heads up to {WIDEST} wide")
     if 0 in (*x.shape, x.q.shape[-1], x.v.shape[-1]):
         reasons.append("it has no kernel for empty tensors")
+    if torch.are_deterministic_algorithms_enabled() and (learned := _added_by_many(x)):
+        reasons.append(f"its gradient of {learned} is added up by atomics, in no fixed order")
     return reasons
+
+
+def is_shared(bias: Dense, shape: Shape) -> bool:
+    """Whether several pairs have one number of a dense bias."""
+    return any(have < need for have, need in zip(bias.tensor.shape, shape, strict=True))
+
+
+def _added_by_many(x: AttentionInputs) -> str | None:
+    """What the call learns that many programs add to."""
+    if x.bias is None or not torch.is_grad_enabled():
+        return None
+    if not any(t.requires_grad for t in x.bias.tensors()):
+        return None
+    if isinstance(x.bias, Relative):
+        return "a relative table"
+    if isinstance(x.bias, Dense) and is_shared(x.bias, x.shape):
+        return "a shared dense bias"
+    return None
 
 
 def _interpreted() -> bool:

@@ -3,7 +3,8 @@
 One owns a tile of keys and walks over the queries that see it (gradients of keys and values), the
 other owns a tile of queries and walks over its keys (gradients of queries and of the bias). No
 program adds to what another writes, so gradients are the same in every run; only a relative table,
-and a dense bias that several heads or batch entries share, are added up by atomics.
+and a dense bias that several rows, heads or batch entries share, are added up by atomics. Those are
+refused where PyTorch is asked for deterministic algorithms.
 
 With p the weights, D = g_out·out - g_lse and E = lse - entropy,
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from regard.backends.contract import Rows
 from regard.backends.operators import Given, Pull
-from regard.backends.triton import cudnn
+from regard.backends.triton import cudnn, is_shared
 from regard.backends.triton.arguments import (
     added,
     broadcast_strides,
@@ -405,8 +406,8 @@ def _to_bias(x: AttentionInputs, t: Tensor | None) -> BiasGradient:
     if isinstance(x.bias, Relative):
         return BiasGradient(t, 0, 0 if t.shape[0] == 1 else t.stride(0), 0, 0, no)
     if isinstance(x.bias, Dense):
-        shared = any(have < need for have, need in zip(t.shape, x.shape, strict=True))
-        return BiasGradient(t, *broadcast_strides(t), tl.constexpr(shared))
+        shared = tl.constexpr(is_shared(x.bias, x.shape))
+        return BiasGradient(t, *broadcast_strides(t), shared)
     return BiasGradient(t, 0, 0, 0, 0, no)
 
 

@@ -26,7 +26,7 @@ from regard.backends.triton.arguments import (
     sizes,
     wide,
 )
-from regard.backends.triton.hopper import fits_hopper, run_on_hopper
+from regard.backends.triton.hopper import run_on_hopper
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import (
     ALL,
@@ -330,7 +330,7 @@ def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Te
         "STATISTICS": statistics, "PACKED": how.packed, "SPLITS": how.splits,
         "PRECISION": how.precision,
     }  # fmt: skip
-    if how.hopper and fits_hopper(x, rule):
+    if how.hopper:
         if may_leak:
             flags.zero_()
         run_on_hopper(x, to_out, to, flags, rule, (tiles, programs), how, statistics=statistics)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -25,13 +24,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from regard.backends.triton.arguments import describable, sizes
+from regard.backends.triton.arguments import sizes
 from regard.backends.triton.pairs import (
     BAND,
     LEAST,
     LN2,
     LOG2E,
-    TILES,
     Rule,
     limit_of,
     span_of_keys,
@@ -41,8 +39,8 @@ from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 
 # Renamed after Triton 3.6.
-_fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-_limit_of = gluon.jit(limit_of.fn)
+fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+limit_on_hopper = gluon.jit(limit_of.fn)
 _span_of_keys = gluon.jit(span_of_keys.fn)
 
 
@@ -50,7 +48,7 @@ _span_of_keys = gluon.jit(span_of_keys.fn)
 def _steps(rule, n, b, tile, BM: gl.constexpr, BN: gl.constexpr):
     """The walk of a row tile over its keys, from the last tile to the first: the first key of the
     last tile, and how many tiles come before the full ones, with them, and in all."""
-    limit = _limit_of(rule, n, b)
+    limit = limit_on_hopper(rule, n, b)
     first = tile * BM
     last = gl.minimum(first + BM, n.queries) - 1
     start, full_start, full_stop, stop = _span_of_keys(rule, first, last, limit, BN)
@@ -70,31 +68,29 @@ def _copy(
     g = h // n.group
     _, last, _, _, every = _steps(rule, n, b, tile, BM, BN)
     mbarrier.expect(q_full, 2 * q.block_type.nbytes)
-    _fetch(q, [b, h, tile * BM, 0], q_full, q_tiles.index(0))
-    _fetch(q, [b, h, tile * BM + HALF, 0], q_full, q_tiles.index(1))
+    fetch(q, [b, h, tile * BM, 0], q_full, q_tiles.index(0))
+    fetch(q, [b, h, tile * BM + HALF, 0], q_full, q_tiles.index(1))
     for i in range(every):
         slot = i % STAGES
         turn = (i // STAGES) & 1
         key = last - i * BN
         mbarrier.wait(k_free.index(slot), turn ^ 1)
         mbarrier.expect(k_full.index(slot), k.block_type.nbytes)
-        _fetch(k, [b, g, key, 0], k_full.index(slot), k_ring.index(slot))
+        fetch(k, [b, g, key, 0], k_full.index(slot), k_ring.index(slot))
         mbarrier.wait(v_free.index(slot), turn ^ 1)
         mbarrier.expect(v_full.index(slot), v.block_type.nbytes)
-        _fetch(v, [b, g, key, 0], v_full.index(slot), v_ring.index(slot))
+        fetch(v, [b, g, key, 0], v_full.index(slot), v_ring.index(slot))
 
 
 @gluon.jit
-def _seen(rule, s, row, key, limit, BN: gl.constexpr):
-    """Products of a partial tile, minus infinity where hidden."""
-    layout: gl.constexpr = s.type.layout
-    place = gl.expand_dims(row, 1)
-    column = gl.expand_dims(key + gl.arange(0, BN, gl.SliceLayout(0, layout)), 0)
-    distance = column - place
-    hidden = (column >= limit) | (distance != distance)
+def hidden(rule, row, key, limit, BN: gl.constexpr, LAYOUT: gl.constexpr):
+    """Which pairs of a partial tile, of some rows and the keys from `key` on, are hidden."""
+    column = gl.expand_dims(key + gl.arange(0, BN, gl.SliceLayout(0, LAYOUT)), 0)
+    distance = column - gl.expand_dims(row, 1)
+    beyond = (column >= limit) | (distance != distance)
     if rule.kind == BAND:
-        hidden = hidden | (distance < rule.low) | (distance > rule.high)
-    return gl.where(hidden, float("-inf"), s)
+        beyond = beyond | (distance < rule.low) | (distance > rule.high)
+    return beyond
 
 
 @gluon.jit
@@ -117,11 +113,11 @@ def _softmax(s, scale, largest, total, energy, STATISTICS: gl.constexpr, PARTIAL
 
 @gluon.jit
 def _step(
-    i, half, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, rule, row, last,
+    i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, rule, row, last,
     limit, scale, weights, mixed, largest, total, energy,
     D: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     STATISTICS: gl.constexpr,
-    PARTIAL: gl.constexpr, LOGITS: gl.constexpr, WEIGHTS: gl.constexpr, IN_TURN: gl.constexpr,
+    PARTIAL: gl.constexpr, LOGITS: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     """Products with keys i and with values i - 1 under way together, softmax under the latter."""
     slot = i % STAGES
@@ -129,18 +125,14 @@ def _step(
     mbarrier.wait(k_full.index(slot), (i // STAGES) & 1)
     mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
     s = gl.zeros((HALF, BN), gl.float32, LOGITS)
-    if IN_TURN:
-        mbarrier.wait(turns.index(half), (i & 1) ^ (1 - half))
     keys = k_ring.index(slot).reshape((BN, D)).permute((1, 0))
     s = warpgroup_mma(q_tile, keys, s, use_acc=False, is_async=True)
     values = v_ring.index(before).reshape((BN, D))
     mixed = warpgroup_mma(weights, values, mixed, is_async=True)
-    if IN_TURN:
-        mbarrier.arrive(turns.index(1 - half))
     s = warpgroup_mma_wait(1, deps=(s,))
     mbarrier.arrive(k_free.index(slot))
     if PARTIAL:
-        s = _seen(rule, s, row, last - i * BN, limit, BN)
+        s = gl.where(hidden(rule, row, last - i * BN, limit, BN, LOGITS), float("-inf"), s)
     p, shrink, largest, total, energy = _softmax(
         s, scale, largest, total, energy, STATISTICS, PARTIAL
     )
@@ -155,9 +147,9 @@ def _step(
 @gluon.jit
 def _multiply(
     half, out, to, flags, rule, n, scale, b, h, tile, q_tiles, k_ring, v_ring, q_full, k_full,
-    k_free, v_full, v_free, turns,
+    k_free, v_full, v_free,
     D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    STATISTICS: gl.constexpr, IN_TURN: gl.constexpr,
+    STATISTICS: gl.constexpr,
 ):  # fmt: skip
     """Half of the queries of a tile against all its keys."""
     HALF: gl.constexpr = BM // 2
@@ -177,36 +169,32 @@ def _multiply(
 
     mbarrier.wait(k_full.index(0), 0)
     s = gl.zeros((HALF, BN), gl.float32, LOGITS)
-    if IN_TURN:
-        mbarrier.wait(turns.index(half), 1 - half)
     s = warpgroup_mma(
         q_tile, k_ring.index(0).reshape((BN, D)).permute((1, 0)), s, use_acc=False, is_async=True
     )
-    if IN_TURN:
-        mbarrier.arrive(turns.index(1 - half))
     s = warpgroup_mma_wait(0, deps=(s,))
     mbarrier.arrive(k_free.index(0))
-    s = _seen(rule, s, row, last, limit, BN)
+    s = gl.where(hidden(rule, row, last, limit, BN, LOGITS), float("-inf"), s)
     p, _, largest, total, energy = _softmax(s, scale, largest, total, energy, STATISTICS, True)
     weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
 
     for i in range(1, right):
         weights, mixed, largest, total, energy = _step(
-            i, half, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, rule, row,
+            i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, rule, row,
             last, limit, scale, weights, mixed, largest, total, energy,
-            D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS, IN_TURN,
+            D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
         )  # fmt: skip
     for i in range(gl.maximum(right, 1), full):
         weights, mixed, largest, total, energy = _step(
-            i, half, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, rule, row,
+            i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, rule, row,
             last, limit, scale, weights, mixed, largest, total, energy,
-            D, HALF, BN, STAGES, STATISTICS, False, LOGITS, WEIGHTS, IN_TURN,
+            D, HALF, BN, STAGES, STATISTICS, False, LOGITS, WEIGHTS,
         )  # fmt: skip
     for i in range(gl.maximum(full, 1), every):
         weights, mixed, largest, total, energy = _step(
-            i, half, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, rule, row,
+            i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, rule, row,
             last, limit, scale, weights, mixed, largest, total, energy,
-            D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS, IN_TURN,
+            D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
         )  # fmt: skip
 
     final = every - 1
@@ -250,7 +238,7 @@ def _multiply(
 def forward_on_hopper(
     q, k, v, out, to, flags, rule, n, scale,
     D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    STATISTICS: gl.constexpr, IN_TURN: gl.constexpr,
+    STATISTICS: gl.constexpr,
 ):  # fmt: skip
     """A tile of queries against its keys; `flags` start at 0."""
     HALF: gl.constexpr = BM // 2
@@ -266,10 +254,6 @@ def forward_on_hopper(
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    # Whose turn it is to start products, so that one group's softmax runs under the other's.
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(turns.index(0), count=1)
-    mbarrier.init(turns.index(1), count=1)
     mbarrier.init(q_full, count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
@@ -283,16 +267,14 @@ def forward_on_hopper(
                 _multiply,
                 (
                     0, out, to, flags, rule, n, scale, b, h, tile, q_tiles, k_ring, v_ring,
-                    q_full, k_full, k_free, v_full, v_free, turns, D, BM, BN, STAGES, STATISTICS,
-                    IN_TURN,
+                    q_full, k_full, k_free, v_full, v_free, D, BM, BN, STAGES, STATISTICS,
                 ),
             ),
             (
                 _multiply,
                 (
                     1, out, to, flags, rule, n, scale, b, h, tile, q_tiles, k_ring, v_ring,
-                    q_full, k_full, k_free, v_full, v_free, turns, D, BM, BN, STAGES, STATISTICS,
-                    IN_TURN,
+                    q_full, k_full, k_free, v_full, v_free, D, BM, BN, STAGES, STATISTICS,
                 ),
             ),
             (
@@ -306,26 +288,6 @@ def forward_on_hopper(
         [4, 1],
         [240, 24],
     )  # fmt: skip
-
-
-def fits_hopper(x: AttentionInputs, rule: Rule) -> bool:
-    """Whether a call is one that this kernel takes, on a card that has what it needs."""
-    assert isinstance(x.comparison, Dot)
-    width = x.q.shape[-1]
-    return (
-        x.q.device.type == "cuda"
-        and torch.cuda.get_device_capability(x.q.device)[0] == 9
-        and x.q.dtype != torch.float32
-        and width in (64, 128)
-        and x.comparison.scale > 0
-        and x.v.shape[-1] == width
-        and rule.kind != TILES
-        and x.bias is None
-        and x.softcap is None
-        and x.sink is None
-        and not x.dropout
-        and all(describable(t) for t in (x.q, x.k, x.v))
-    )
 
 
 def run_on_hopper(
@@ -342,12 +304,12 @@ def run_on_hopper(
     """The forward pass of a call that `fits_hopper`, written to `out` and `to`."""
     assert isinstance(x.comparison, Dot)
     forward_on_hopper[grid](
-        _described(x.q, how.rows // 2), _described(x.k, how.keys), _described(x.v, how.keys),
+        described(x.q, how.rows // 2), described(x.k, how.keys), described(x.v, how.keys),
         out, to, flags, rule, sizes(x), float(x.comparison.scale), D=x.q.shape[-1], BM=how.rows,
-        BN=how.keys, STAGES=how.stages, STATISTICS=statistics, IN_TURN=how.in_turn, num_warps=4,
+        BN=how.keys, STAGES=how.stages, STATISTICS=statistics, num_warps=4,
     )  # fmt: skip
 
 
-def _described(t: Tensor, rows: int) -> Any:
+def described(t: Tensor, rows: int) -> Any:
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
     return TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, rows, t.shape[-1]], layout)

@@ -17,6 +17,7 @@ from torch import Tensor
 from regard.backends.contract import Pool, Top
 from regard.backends.tiled.second_pass import TiledPass
 from regard.backends.triton.arguments import added, score, sheet, sizes, wide
+from regard.backends.triton.hopper_received import received_on_hopper
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import (
     LN2,
@@ -30,7 +31,7 @@ from regard.backends.triton.pairs import (
     product,
     rows_for,
 )
-from regard.backends.triton.tuning import Looking, looking_settings
+from regard.backends.triton.tuning import Looking, fits_hopper, looking_settings
 from regard.inputs import AttentionInputs
 
 
@@ -110,20 +111,28 @@ def _pool_tile(
     bottom = tl.max(tl.where(row_here, row, -1), 0)
     for c in range(left, right + 1):
         mine = tl.where((column == c)[None, :], p, 0.0)
-        if LARGEST:
-            found = tl.max(mine, 1)
-            tl.atomic_max(out + row * region.columns + c, found, mask=row_here)
-        elif top == bottom:
-            tl.atomic_add(out + top * region.columns + c, tl.sum(tl.sum(mine, 1), 0))
+        found = tl.max(mine, 1) if LARGEST else tl.sum(mine, 1)
+        if bottom - top < 4:
+            # Few rows of cells: one number for each, so that programs do not queue for them.
+            for r in range(top, bottom + 1):
+                at = out + r * region.columns + c
+                if LARGEST:
+                    tl.atomic_max(at, tl.max(tl.where(row == r, found, 0.0), 0))
+                else:
+                    tl.atomic_add(at, tl.sum(tl.where(row == r, found, 0.0), 0))
         else:
-            tl.atomic_add(out + row * region.columns + c, tl.sum(mine, 1), mask=row_here)
+            at = out + row * region.columns + c
+            if LARGEST:
+                tl.atomic_max(at, found, mask=row_here)
+            else:
+                tl.atomic_add(at, found, mask=row_here)
 
 
 @triton.jit
 def _pooled(
     q, k, lse, out, region, rule, bias, scoring, n,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LARGEST: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    WHOLE: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The weights of a tile of queries, added into the cells of the map."""
     tile = region.first_query // BM + tl.num_programs(0) - 1 - tl.program_id(0)
@@ -141,7 +150,8 @@ def _pooled(
     for i in tl.range(full, num_stages=STAGES):
         start = full_at(rule, path, i, BN)
         key = start + tl.arange(0, BN)
-        if (start + BN > region.first_key) & (start < region.first_key + region.keys):
+        # Where all keys are looked at there is no question to ask, and loads can run ahead.
+        if WHOLE or ((start + BN > region.first_key) & (start < region.first_key + region.keys)):
             ks = load_rows(k, b, g, start, n.keys, D, BD, BN, True)
             s = product(qs, ks.T, None, PRECISION)
             s, _ = logits_of(s, scoring, bias, b, heads, place, key[None, :], n)
@@ -238,6 +248,8 @@ class TritonPass(TiledPass):
         if not _takes(inputs):
             return super().received(inputs, lse)
         x, how = inputs, looking_settings(inputs)
+        if fits_hopper(x):
+            return received_on_hopper(x, lse.contiguous())
         B, H, _, K = x.shape
         out = lse.new_empty(B, H, K)
         rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=True)
@@ -268,8 +280,9 @@ class TritonPass(TiledPass):
         tiles = triton.cdiv(queries[1], how.rows) - queries[0] // how.rows
         _pooled[(tiles, B * H)](
             sheet(x.q), sheet(x.k), lse.contiguous(), out, region, rule, added(x), score(x),
-            sizes(x), **_constants(x, how), LARGEST=pool == "max", STAGES=how.stages,
-            num_warps=how.warps, num_stages=how.stages,
+            sizes(x), **_constants(x, how), LARGEST=pool == "max",
+            WHOLE=many_keys == x.shape.K, STAGES=how.stages, num_warps=how.warps,
+            num_stages=how.stages,
         )  # fmt: skip
         if pool == "mean":
             out /= _lengths(many_queries, cells[0], lse)[:, None]

@@ -8,9 +8,10 @@ from typing import Literal
 
 import torch
 
-from regard.backends.triton.arguments import wide
+from regard.backends.triton.arguments import describable, wide
 from regard.backends.triton.layout import is_simple
 from regard.inputs import AttentionInputs
+from regard.scores.comparison import Dot
 
 Precision = Literal["tf32", "tf32x3", "ieee"]
 
@@ -27,10 +28,28 @@ class Forward:
     splits: int = 1
     described: bool = False
     hopper: bool = False
-    """Whether the kernel for Hopper is used where it fits."""
-    in_turn: bool = False
-    """On Hopper: whether the two groups of warps start their products in turn."""
+    """Whether the kernel for Hopper runs, which must fit; `warps` is not its affair."""
     precision: Precision = "ieee"
+
+
+def fits_hopper(x: AttentionInputs) -> bool:
+    """Whether a call is one that the kernels for Hopper take, on such a card."""
+    assert isinstance(x.comparison, Dot)
+    width = x.q.shape[-1]
+    return (
+        x.q.device.type == "cuda"
+        and torch.cuda.get_device_capability(x.q.device)[0] == 9
+        and x.q.dtype != torch.float32
+        and width in (64, 128)
+        and x.comparison.scale > 0
+        and x.v.shape[-1] == width
+        and is_simple(x.mask)
+        and x.bias is None
+        and x.softcap is None
+        and x.sink is None
+        and not x.dropout
+        and all(describable(t) for t in (x.q, x.k, x.v))
+    )
 
 
 def forward_settings(x: AttentionInputs) -> Forward:
@@ -44,15 +63,17 @@ def forward_settings(x: AttentionInputs) -> Forward:
         keys = 64 if narrow and width <= 128 else 32
         programs = x.shape.B * (x.k.shape[1] if packed else x.shape.H)
         splits = _splits(programs, x.shape.K // (4 * keys), x.q.device)
-        return Forward(tile, keys, warps=4, stages=2, packed=packed, splits=splits)
+        return Forward(tile, keys, warps=4, stages=3, packed=packed, splits=splits)
     if not narrow:
         return Forward(64 if width <= 128 else 32, 32, warps=4, stages=1)
+    if fits_hopper(x) and (width == 128 or x.mask is not None):
+        return Forward(128, 128, stages=2, hopper=True)
     if width <= 64:
-        warps = 8 if x.mask is None else 4
-        return Forward(128, 64, warps=warps, stages=3, described=True)
+        if x.mask is None:
+            return Forward(64, 128, warps=4, stages=2, described=True)
+        return Forward(128, 64, warps=4, stages=3, described=True)
     if width <= 128:
-        # On Hopper its own kernel takes what it can, with a ring of two tiles.
-        return Forward(128, 128, warps=8, stages=2, described=True, hopper=True)
+        return Forward(128, 128, warps=8, stages=3, described=True)
     return Forward(128, 64, warps=8, stages=2, described=True)
 
 
@@ -114,4 +135,4 @@ class Looking:
 def looking_settings(x: AttentionInputs) -> Looking:
     if x.q.dtype == torch.float32:
         return Looking(32, 32, warps=4, stages=1)
-    return Looking(128, 64, warps=8, stages=3) if wide(x.q.shape[-1]) <= 128 else Looking(64, 64)
+    return Looking(128, 64, warps=4) if wide(x.q.shape[-1]) <= 128 else Looking(64, 64)

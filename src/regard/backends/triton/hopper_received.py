@@ -1,0 +1,207 @@
+"""What each key received, on Hopper: one warp copies, two groups of warps multiply.
+
+A program owns a tile of keys. The copying warp streams tiles of queries past it; the groups take
+them in turn, each with its next products under way while it exponentiates the last ones. Weights
+are added up in place, pair by pair, and over the queries only once at the end.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from jaxtyping import Float
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from regard.backends.triton.arguments import sizes
+from regard.backends.triton.hopper import described, fetch, hidden, limit_on_hopper
+from regard.backends.triton.layout import FAR, rule_of
+from regard.backends.triton.pairs import ALL, BAND, LOG2E, span_of_rows
+from regard.inputs import AttentionInputs
+from regard.scores.comparison import Dot
+
+QUERIES, KEYS, STAGES = 64, 128, 6
+
+_span_of_rows = gluon.jit(span_of_rows.fn)
+
+
+@gluon.jit
+def _walk(rule, n, b, tile, BM: gl.constexpr, BN: gl.constexpr):
+    """The walk of a key tile over its queries: the first query, and how many tiles come before
+    the full ones, with them, and in all."""
+    limit = limit_on_hopper(rule, n, b)
+    first = tile * BN
+    last = gl.minimum(first + BN, n.keys) - 1
+    start, full_start, full_stop, stop = _span_of_rows(rule, first, last, limit, n.queries, BM)
+    left = (full_start - start) // BM
+    full = left + (full_stop - full_start) // BM
+    return limit, start, left, full, full + (stop - full_stop + BM - 1) // BM
+
+
+@gluon.jit
+def _copy(
+    q, k, rule, n, b, h, tile, k_tile, q_ring, k_full, q_full, q_free,
+    BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Copy the keys, then tiles of queries as room becomes free."""
+    _, start, _, _, every = _walk(rule, n, b, tile, BM, BN)
+    mbarrier.expect(k_full, k.block_type.nbytes)
+    fetch(k, [b, h // n.group, tile * BN, 0], k_full, k_tile)
+    # Each group starts one product more than it uses; past the last query there are zeros.
+    for i in range((every + 1) // 2 * 2 + 2):
+        slot = i % STAGES
+        mbarrier.wait(q_free.index(slot), ((i // STAGES) & 1) ^ 1)
+        mbarrier.expect(q_full.index(slot), q.block_type.nbytes)
+        fetch(q, [b, h, start + i * BM, 0], q_full.index(slot), q_ring.index(slot))
+
+
+@gluon.jit
+def _norms(lse, row, n):
+    """lse in units of log 2; rows that see nothing, and those past the last, get +∞."""
+    norm = gl.load(lse + row, mask=row < n.queries, other=float("-inf"))
+    return gl.where(norm == float("-inf"), float("inf"), norm * LOG2E)
+
+
+@gluon.jit
+def _start(i, k_tile, q_ring, q_full, D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
+           STAGES: gl.constexpr, LOGITS: gl.constexpr):  # fmt: skip
+    """Products of query tile i with the keys, under way."""
+    slot = i % STAGES
+    mbarrier.wait(q_full.index(slot), (i // STAGES) & 1)
+    s = gl.zeros((BM, BN), gl.float32, LOGITS)
+    queries = q_ring.index(slot).reshape((BM, D))
+    keys = k_tile.reshape((BN, D)).permute((1, 0))
+    return warpgroup_mma(queries, keys, s, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _take(
+    j, half, s, norm, total, lse, rule, n, scale, start, tile, limit, k_tile, q_ring, q_full,
+    q_free,
+    D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
+    PARTIAL: gl.constexpr, LOGITS: gl.constexpr,
+):  # fmt: skip
+    """Add the weights of this group's tile j, with the products of its next one under way."""
+    i = half + 2 * j
+    local = gl.arange(0, BM, gl.SliceLayout(1, LOGITS))
+    following = _start(i + 2, k_tile, q_ring, q_full, D, BM, BN, STAGES, LOGITS)
+    next_norm = _norms(lse, start + (i + 2) * BM + local, n)
+    p = gl.exp2(s * scale - gl.expand_dims(norm, 1))
+    if PARTIAL:
+        p = gl.where(hidden(rule, start + i * BM + local, tile * BN, limit, BN, LOGITS), 0.0, p)
+        p = gl.where(gl.expand_dims(norm == float("inf"), 1), 0.0, p)
+    total += p
+    s = warpgroup_mma_wait(0, deps=(following,))
+    mbarrier.arrive(q_free.index((i + 2) % STAGES))
+    return s, next_norm, total
+
+
+@gluon.jit
+def _sum(
+    half, lse, out, rule, n, scale, b, h, tile, k_tile, q_ring, k_full, q_full, q_free,
+    D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Every other tile of queries against the keys of a tile."""
+    LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    limit, start, left, full, every = _walk(rule, n, b, tile, BM, BN)
+    local = gl.arange(0, BM, gl.SliceLayout(1, LOGITS))
+    lse += (b * n.heads + h).to(gl.int64) * n.queries
+    scale = scale * LOG2E
+    mbarrier.wait(k_full, 0)
+    total = gl.zeros((BM, BN), gl.float32, LOGITS)
+    s = _start(half, k_tile, q_ring, q_full, D, BM, BN, STAGES, LOGITS)
+    norm = _norms(lse, start + half * BM + local, n)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    mbarrier.arrive(q_free.index(half))
+    first_full = (left - half + 1) // 2
+    past_full = gl.maximum((full - half + 1) // 2, first_full)
+    for j in range(0, first_full):
+        s, norm, total = _take(
+            j, half, s, norm, total, lse, rule, n, scale, start, tile, limit, k_tile, q_ring,
+            q_full, q_free, D, BM, BN, STAGES, True, LOGITS,
+        )  # fmt: skip
+    for j in range(first_full, past_full):
+        s, norm, total = _take(
+            j, half, s, norm, total, lse, rule, n, scale, start, tile, limit, k_tile, q_ring,
+            q_full, q_free, D, BM, BN, STAGES, False, LOGITS,
+        )  # fmt: skip
+    for j in range(past_full, (every + 1) // 2):
+        s, norm, total = _take(
+            j, half, s, norm, total, lse, rule, n, scale, start, tile, limit, k_tile, q_ring,
+            q_full, q_free, D, BM, BN, STAGES, True, LOGITS,
+        )  # fmt: skip
+    key = tile * BN + gl.arange(0, BN, gl.SliceLayout(0, LOGITS))
+    at = (b * n.heads + h).to(gl.int64) * n.keys + key
+    # Two numbers are added to 0, which gives the same in either order.
+    gl.atomic_add(out + at, gl.sum(total, 0), mask=key < n.keys)
+
+
+@gluon.jit
+def _received_on_hopper(
+    q, k, lse, out, rule, n, scale,
+    D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    tile = gl.program_id(0)
+    b = gl.program_id(1) // n.heads
+    h = gl.program_id(1) % n.heads
+    k_tile = gl.allocate_shared_memory(k.dtype, [1, 1, BN, D], k.layout)
+    q_ring = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, BM, D], q.layout)
+    k_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(k_full, count=1)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_free.index(i), count=1)
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (
+                _sum,
+                (
+                    0, lse, out, rule, n, scale, b, h, tile, k_tile, q_ring, k_full, q_full,
+                    q_free, D, BM, BN, STAGES,
+                ),
+            ),
+            (
+                _sum,
+                (
+                    1, lse, out, rule, n, scale, b, h, tile, k_tile, q_ring, k_full, q_full,
+                    q_free, D, BM, BN, STAGES,
+                ),
+            ),
+            (
+                _copy,
+                (
+                    q, k, rule, n, b, h, tile, k_tile, q_ring, k_full, q_full, q_free, BM, BN,
+                    STAGES,
+                ),
+            ),
+        ],
+        [4, 1],
+        [240, 24],
+    )  # fmt: skip
+
+
+def received_on_hopper(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> Float[Tensor, "b h k"]:
+    """What each key received, for a call that `fits_hopper`."""
+    assert isinstance(x.comparison, Dot)
+    B, H, _, K = x.shape
+    out = torch.zeros(B, H, K, dtype=torch.float32, device=x.q.device)
+    rule = rule_of(x.mask, x.shape, (QUERIES, KEYS), x.q.device, by_keys=True)
+    if rule.kind == ALL:
+        # The widest band. (Triton 3.6 fails to compile the kernel without one.)
+        rule = rule._replace(kind=BAND, low=-FAR, high=FAR)
+    _received_on_hopper[(triton.cdiv(K, KEYS), B * H)](
+        described(x.q, QUERIES), described(x.k, KEYS), lse, out, rule, sizes(x),
+        float(x.comparison.scale), D=x.q.shape[-1], BM=QUERIES, BN=KEYS, STAGES=STAGES,
+        num_warps=4,
+    )  # fmt: skip
+    return out
