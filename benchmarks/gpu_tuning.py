@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 from unittest.mock import patch
@@ -27,6 +27,7 @@ from regard.backends.triton.tuning import (
     Forward,
     Looking,
     backward_settings,
+    fits_hopper,
     forward_settings,
     looking_settings,
 )
@@ -83,12 +84,9 @@ def grid(sort: Sort, x: AttentionInputs) -> list[Any]:
         for rows, keys, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3)):
             if keys <= widest:
                 tried.append(Forward(rows, keys, warps, stages, described=True))
-        # Kernels that only some cards have; tuning.py says which switches there are.
-        switches = {f.name for f in fields(Forward)}
-        for in_turn, keys, stages in product((False, True), (64, 128), (2, 3)):
-            special = {"hopper": True, "in_turn": in_turn}
-            if switches >= special.keys():
-                tried.append(Forward(128, keys, 4, stages, described=True, **special))
+        if fits_hopper(x):
+            for keys, stages in product((64, 128), (2, 3)):
+                tried.append(Forward(128, keys, stages=stages, hopper=True))
     elif sort.kernel in ("keys", "queries"):
         now = backward_settings(x)
         side, tried = getattr(now, sort.kernel), [now]
@@ -103,6 +101,8 @@ def grid(sort: Sort, x: AttentionInputs) -> list[Any]:
         tried = [looking_settings(x)]
         for rows, keys, warps, stages in product((64, 128), (64, 128), (4, 8), (2, 3, 4)):
             tried.append(Looking(rows, keys, warps, stages))
+        if fits_hopper(x):
+            tried.append(Looking(128, 64, hopper=True))
     return list(dict.fromkeys(tried))
 
 

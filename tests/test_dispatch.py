@@ -137,7 +137,7 @@ def test_a_named_backend_never_falls_back(ran: list[str]) -> None:
         regard.trace(X, X, X, backend="sdpa")
     with pytest.raises(RegardError, match="unknown backend") as error:
         regard.attention(X, X, X, backend="flash")
-    assert "'sdpa', 'flex', 'triton', 'tiled', 'reference' or None" in str(error.value)
+    assert "'sdpa', 'triton', 'flex', 'tiled', 'reference' or None" in str(error.value)
     assert ran == []
 
 
@@ -248,8 +248,9 @@ def test_a_plan_prints_as_a_table() -> None:
         "  backend         tiled",
         "  inner loop      compiled for this CPU, between PyTorch products",
         "  not sdpa        it has no soft-cap",
+        "  not triton      its kernels run on CUDA; elsewhere only interpreted, with "
+        "TRITON_INTERPRET=1",
         "  not flex        runs only when asked for on CPU or with a bias: it compiles for seconds",
-        "  not triton      its kernels run on CUDA; elsewhere only interpreted, with TRITON_INTERPRET=1",
         "  not reference   runs only when asked for: it builds the n×n matrix",
         "  needed FLOPs    269 M (50.0% of dense)",
         "  executed FLOPs  302 M (56.2% of dense)",

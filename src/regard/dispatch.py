@@ -10,7 +10,7 @@ from regard.backends.flex import Flex
 from regard.backends.reference import Reference, ReferencePass
 from regard.backends.sdpa import Sdpa
 from regard.backends.tiled import Tiled, TiledPass, outruns_pytorch
-from regard.backends.triton import Triton
+from regard.backends.triton import Triton, outruns_cudnn
 from regard.biases.bias import Bias
 from regard.cost.counting import dense_pairs, forward_flops, least_bytes, needed_pairs
 from regard.errors import RegardError
@@ -22,7 +22,7 @@ from regard.traces import Trace
 
 # In order of preference. The reference runs only when asked for by name.
 BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (Sdpa(), Flex(), Triton(), Tiled(), Reference())
+    backend.name: backend for backend in (Sdpa(), Triton(), Flex(), Tiled(), Reference())
 }
 
 
@@ -118,8 +118,8 @@ def plan(
       backend         tiled
       inner loop      ...
       not sdpa        it keeps no row statistics
-      not flex        it reports no entropy
       not triton      its kernels run on CUDA; elsewhere only interpreted, with TRITON_INTERPRET=1
+      not flex        it reports no entropy
       not reference   runs only when asked for: it builds the n×n matrix
       needed FLOPs    269 M (50.0% of dense)
       executed FLOPs  302 M (56.2% of dense)
@@ -205,7 +205,7 @@ def _volunteers(backend: Backend, inputs: AttentionInputs) -> bool:
         # Interpreted kernels are for tests.
         return inputs.q.device.type == "cuda"
     if backend.name == "sdpa":
-        return not outruns_pytorch(inputs)
+        return not (outruns_pytorch(inputs) or outruns_cudnn(inputs))
     # On CPU FlexAttention compiles C++ for seconds and wins nothing over the others; on CUDA its
     # kernels with a bias can ask for more memory than a multiprocessor has.
     return backend.name != "flex" or (inputs.q.device.type == "cuda" and inputs.bias is None)
@@ -222,7 +222,8 @@ def _why_not(
     if backend.name == "triton" and not _volunteers(backend, inputs):
         return ["runs only when asked for on CPU: it is interpreted"]
     if backend.name == "sdpa" and not _volunteers(backend, inputs):
-        return ["runs only when asked for: tiled, compiled for this CPU, is quicker"]
+        quicker = "triton" if inputs.q.device.type == "cuda" else "tiled, compiled for this CPU,"
+        return [f"runs only when asked for: {quicker} is quicker"]
     if not _volunteers(backend, inputs):
         return ["runs only when asked for on CPU or with a bias: it compiles for seconds"]
     return []

@@ -130,6 +130,8 @@ class Looking:
     warps: int = 8
     stages: int = 3
     precision: Precision = "ieee"
+    hopper: bool = False
+    """Whether what keys received is summed by the kernel for Hopper, where that fits."""
 
 
 def looking_settings(x: AttentionInputs) -> Looking:
