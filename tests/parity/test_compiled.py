@@ -175,7 +175,7 @@ def test_lengths_and_batches_are_symbols(
     compiled = torch.compile(call, fullgraph=True, backend=counter, dynamic=True)
     # No two sizes alike at first: equal ones would be taken for one.
     for B, n in ((3, 9), (5, 17), (6, 30), (3, 65), (7, 12)):
-        tensors = qkv(B=B, Q=n, K=n)
+        tensors = qkv(B=B, H=2, G=1, Q=n, K=n)
         assert_close(compiled(*tensors), call(*tensors))
     assert 1 <= counter.frame_count <= 2
 
