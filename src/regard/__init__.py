@@ -5,6 +5,7 @@ from regard.dispatch import attention, plan, trace
 from regard.errors import RegardError
 from regard.plans import Plan
 from regard.traces import Trace
+from regard.watching import watch
 
 __version__ = "0.1.0.dev0"
 
@@ -19,4 +20,5 @@ __all__ = [
     "plan",
     "scores",
     "trace",
+    "watch",
 ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -24,6 +27,9 @@ from regard.traces import Trace
 BACKENDS: dict[str, Backend] = {
     backend.name: backend for backend in (Sdpa(), Triton(), Flex(), Tiled(), Reference())
 }
+
+WATCHERS: list[Callable[[Trace], None]] = []
+"""Who is shown every trace while a model is watched; then `attention` makes one too."""
 
 
 def attention(
@@ -56,6 +62,8 @@ def attention(
         dropout=dropout, training=training,
     )  # fmt: skip
     chosen = choose(inputs, backend, statistics=False)
+    if WATCHERS:
+        return inputs.in_kind(_attend_and_show(inputs, chosen, backend, mask))
     return inputs.in_kind(chosen.attend(inputs))
 
 
@@ -87,7 +95,10 @@ def trace(
         dropout=dropout, training=training,
     )  # fmt: skip
     chosen = choose(inputs, backend, statistics=True)
-    return Trace(inputs, chosen.observe(inputs), chosen.name, _second_pass(chosen), mask)
+    seen = Trace(inputs, chosen.observe(inputs), chosen.name, _second_pass(chosen), mask)
+    if WATCHERS:
+        _show(seen)
+    return seen
 
 
 def plan(
@@ -184,6 +195,37 @@ def choose(inputs: AttentionInputs, name: str | None, *, statistics: bool) -> Ba
             do="name one of them, or leave backend= out",
         )
     return BACKENDS[name]
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """What regard does on its own account is not shown to who watches."""
+    watchers = WATCHERS[:]
+    WATCHERS.clear()
+    try:
+        yield
+    finally:
+        WATCHERS.extend(watchers)
+
+
+def _show(trace: Trace) -> None:
+    watchers = WATCHERS[:]
+    with unwatched():
+        for see in watchers:
+            see(trace)
+
+
+def _attend_and_show(
+    inputs: AttentionInputs, chosen: Backend, name: str | None, mask: Mask | None
+) -> Float[Tensor, "b h q e"]:
+    """The output, shown with its trace. A backend asked for by name still gives the output."""
+    seer = choose(inputs, name if chosen.observes else None, statistics=True)
+    seen = Trace(inputs, seer.observe(inputs), seer.name, _second_pass(seer), mask)
+    _show(seen)
+    if name is None or seer is chosen:
+        return seen.rows.out
+    with unwatched():
+        return chosen.attend(inputs)
 
 
 def _second_pass(backend: Backend) -> SecondPass:

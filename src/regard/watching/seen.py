@@ -1,0 +1,197 @@
+"""What was seen while a model ran: for each attention layer, its calls and what its heads did."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.traces import Trace
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What the rows of each head saw, added up over batch, queries and calls: all [H], on the
+    device they were made on."""
+
+    rows: Float[Tensor, "h"]
+    empty: Float[Tensor, "h"]
+    """Rows that may see nothing."""
+    broken: Float[Tensor, "h"]
+    """Rows whose logits hold NaN or infinity."""
+    max_logit: Float[Tensor, "h"]
+    entropy: Float[Tensor, "h"]
+    """Summed over rows that see something."""
+    first: Float[Tensor, "h"]
+    """What falls on the first key, summed over rows that see something."""
+
+    @staticmethod
+    @torch.no_grad()
+    def of(trace: Trace) -> Statistics:
+        """From one call, without waiting for the device."""
+        lse, max_logit, entropy = trace.rows.lse, trace.rows.max_logit, trace.rows.entropy
+        x = trace.inputs
+        first = torch.zeros(1, dtype=torch.int64, device=lse.device)
+        mass = trace.second_pass.mass(x, lse, first)
+        empty = max_logit == -math.inf
+        broken = ~(max_logit.isfinite() | empty)
+        ill = empty | broken
+
+        def summed(t: Tensor) -> Tensor:
+            return t.masked_fill(ill, 0.0).sum((0, 2))
+
+        return Statistics(
+            torch.full_like(lse[0, :, 0], lse.shape[0] * lse.shape[2]),
+            empty.to(lse.dtype).sum((0, 2)),
+            broken.to(lse.dtype).sum((0, 2)),
+            max_logit.masked_fill(ill, -math.inf).amax((0, 2)),
+            summed(entropy),
+            summed(mass),
+        )
+
+    def __add__(self, other: Statistics) -> Statistics:
+        return Statistics(
+            self.rows + other.rows,
+            self.empty + other.empty,
+            self.broken + other.broken,
+            torch.maximum(self.max_logit, other.max_logit),
+            self.entropy + other.entropy,
+            self.first + other.first,
+        )
+
+    @property
+    def sound(self) -> Float[Tensor, "h"]:
+        """Rows that see something, and nothing broken; at least 1, to divide by."""
+        return (self.rows - self.empty - self.broken).clamp_min(1)
+
+
+@dataclass
+class Layer:
+    """One attention layer: how often it was called, and what its heads did, over all calls."""
+
+    path: str
+    calls: int = 0
+    statistics: Statistics | None = None
+    traces: list[Trace] = field(default_factory=list)
+    """One per call, when traces are kept."""
+
+    def take(self, trace: Trace, *, keep: bool) -> None:
+        found = Statistics.of(trace)
+        self.calls += 1
+        self.statistics = found if self.statistics is None else self.statistics + found
+        if keep:
+            self.traces.append(trace)
+
+    @property
+    def heads(self) -> int:
+        return len(self._sums.rows)
+
+    @property
+    def entropy(self) -> Float[Tensor, "h"]:
+        """Mean entropy of each head's rows, in nats."""
+        return self._sums.entropy / self._sums.sound
+
+    @property
+    def max_logit(self) -> Float[Tensor, "h"]:
+        """The largest logit of each head."""
+        return self._sums.max_logit
+
+    @property
+    def first(self) -> Float[Tensor, "h"]:
+        """The mean share of each head's rows that falls on the first key."""
+        return self._sums.first / self._sums.sound
+
+    @property
+    def trace(self) -> Trace:
+        """The trace of the only call."""
+        if len(self.traces) == 1:
+            return self.traces[0]
+        kept = f"{len(self.traces)} traces of {self.calls} calls"
+        raise RegardError(
+            f"{self.path!r} has not one trace",
+            got=kept,
+            do='keep them with watch(model, keep="traces"), and choose one of .traces',
+        )
+
+    @property
+    def _sums(self) -> Statistics:
+        assert self.statistics is not None
+        return self.statistics
+
+    def __repr__(self) -> str:
+        kept = f", {len(self.traces)} traces" if self.traces else ""
+        return f"Layer({self.path!r}, {self.calls} calls, {self.heads} heads{kept})"
+
+
+class Seen(Mapping[str, Layer]):
+    """The layers that were seen, by the path of their module; prints as a table."""
+
+    def __init__(self) -> None:
+        self._layers: dict[str, Layer] = {}
+
+    def layer(self, path: str) -> Layer:
+        """The layer of a path, new if it was never seen."""
+        return self._layers.setdefault(path, Layer(path))
+
+    def __getitem__(self, path: str) -> Layer:
+        if path not in self._layers:
+            known = ", ".join(self._layers) or "none yet: run the model"
+            raise RegardError(f"no attention was seen at {path!r}", accepted=known)
+        return self._layers[path]
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._layers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def clear(self) -> None:
+        """Forget everything seen so far."""
+        self._layers.clear()
+
+    def __repr__(self) -> str:
+        if not self._layers:
+            return "Seen(nothing yet)"
+        head = (
+            "layer",
+            "calls",
+            "heads",
+            "max logit",
+            "entropy",
+            "on first key",
+            "empty",
+            "broken",
+        )
+        rows = [head, *(_line(layer) for layer in self._layers.values())]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(w) if i == 0 else cell.rjust(w)
+                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        )
+
+
+def _line(layer: Layer) -> tuple[str, ...]:
+    sums = layer._sums
+    entropy, first = layer.entropy, layer.first
+    share = float((sums.empty / sums.rows).mean())
+    return (
+        layer.path or "(model)",
+        str(layer.calls),
+        str(layer.heads),
+        f"{float(layer.max_logit.max()):.3g}",
+        f"{float(entropy.mean()):.2f} ({float(entropy.min()):.2f}–{float(entropy.max()):.2f})",
+        f"{float(first.mean()):.0%} ({float(first.min()):.0%}–{float(first.max()):.0%})",
+        f"{share:.0%}",
+        f"{int(sums.broken.sum())}",
+    )
