@@ -75,7 +75,7 @@ class AttentionMode(TorchFunctionMode):
     @contextmanager
     def _found_by_name(self) -> Iterator[None]:
         own = F.scaled_dot_product_attention
-        F.scaled_dot_product_attention = self.attend  # type: ignore[assignment]
+        F.scaled_dot_product_attention = self.attend
         try:
             yield
         finally:
