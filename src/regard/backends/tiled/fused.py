@@ -60,9 +60,9 @@ def outruns_pytorch(x: AttentionInputs) -> bool:
     """Whether this is known to be quicker than PyTorch's own kernel: for long float32 calls under a
     causal mask, of which its kernel computes more hidden pairs. Not with gradients, nor under the
     compiler, which must not look for a C compiler."""
-    if x.mask is None or x.mask.band() is None or min(x.shape.Q, x.shape.K) < 1024:
+    if torch.compiler.is_compiling() or x.mask is None or x.mask.band() is None:
         return False
-    if torch.compiler.is_compiling() or x.q.dtype != torch.float32 or x.needs_grad:
+    if min(x.shape.Q, x.shape.K) < 1024 or x.q.dtype != torch.float32 or x.needs_grad:
         return False
     return fusing(x) is not None
 
