@@ -3,7 +3,7 @@ torch.export see one opaque node with known shapes, whatever the lengths and how
 
 # No deferred annotations here: torch.library reads the types to make the operators' schemas.
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -33,12 +33,14 @@ class Pull(NamedTuple):
     entropy: Tensor | None
 
 
+@runtime_checkable
 class Forward(Protocol):
     """Output and row statistics, and a tensor that the backward pass wants back."""
 
     def __call__(self, x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]: ...
 
 
+@runtime_checkable
 class Backward(Protocol):
     """Gradients, from what the forward pass gave (without the largest logit) and kept."""
 
@@ -47,6 +49,7 @@ class Backward(Protocol):
     ) -> Given: ...
 
 
+@runtime_checkable
 class Run(Protocol):
     """The forward pass, differentiable in q, k, v, sink, and the tensors of score and bias."""
 
