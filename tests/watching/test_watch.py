@@ -294,7 +294,9 @@ def test_watching_inside_watching() -> None:
     assert list(inner) == [""]
 
 
-def test_errors_say_what_to_do() -> None:
+def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Wrong types reach regard's own checks even when the shape-checking hook is on.
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     with pytest.raises(RegardError, match=r"a torch\.nn\.Module"):
         regard.watch("gpt2")  # type: ignore[arg-type]
     with pytest.raises(RegardError, match="what to keep"):
