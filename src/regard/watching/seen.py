@@ -79,13 +79,16 @@ class Layer:
     statistics: Statistics | None = None
     traces: list[Trace] = field(default_factory=list)
     """One per call, when traces are kept."""
+    runs: list[int] = field(default_factory=list)
+    """The run of the model, from 0, that each trace is from: while generating, the step."""
 
-    def take(self, trace: Trace, *, keep: bool) -> None:
+    def take(self, trace: Trace, run: int, *, keep: bool) -> None:
         found = Statistics.of(trace)
         self.calls += 1
         self.statistics = found if self.statistics is None else self.statistics + found
         if keep:
             self.traces.append(trace)
+            self.runs.append(run)
 
     @property
     def heads(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from types import TracebackType
@@ -35,6 +36,10 @@ class Watch:
         self.seen = Seen()
         self._running: list[str] = []
         self._runs = 0
+        self._looking = False
+        self._ran: set[str] = set()
+        self._attended: set[str] = set()
+        self._switch: Any = None
         self._active: AttentionMode | None = None
         self._hooks: list[Any] = []
 
@@ -42,10 +47,17 @@ class Watch:
         """Start watching. What is seen grows in the returned value."""
         if self._hooks:
             raise RegardError("this watch is attached already", do="detach() it first")
+        self._ran.clear()
+        self._attended.clear()
+        huggingface = _huggingface()
+        if huggingface is not None:
+            huggingface.refuse_by_hand(self.model, self.layers)
+            self._switch = huggingface.Switch(self.model)
+            self._switch.on()
         for path, module in self.model.named_modules():
             self._hooks += [
                 module.register_forward_pre_hook(_Enter(self, path)),
-                module.register_forward_hook(_Leave(self), always_call=True),
+                module.register_forward_hook(_Leave(self, path), always_call=True),
             ]
         return self.seen
 
@@ -55,6 +67,9 @@ class Watch:
             hook.remove()
         self._hooks.clear()
         self._stop()
+        if self._switch is not None:
+            self._switch.off()
+            self._switch = None
 
     def __enter__(self) -> Seen:
         return self.attach()
@@ -66,41 +81,74 @@ class Watch:
         where: TracebackType | None,
     ) -> None:
         self.detach()
-        if error is None and self._runs and not self.seen:
+        if error is None and self._runs:
+            self._refuse_gaps()
+
+    def _refuse_gaps(self) -> None:
+        """Nothing that ran and attended may be missing from what was seen."""
+        huggingface = _huggingface()
+        name = type(self.model).__name__
+        if not self.seen:
+            known = "" if huggingface is None else f" ({huggingface.family(self.model)})"
             raise RegardError(
                 "the model ran, but no attention was seen",
-                got=f"{type(self.model).__name__}, run {self._runs} times",
-                accepted="models that call F.scaled_dot_product_attention, nn.MultiheadAttention "
-                "or regard" + ("" if self.layers is None else f", at layers {list(self.layers)}"),
+                got=f"{name}{known}, run {self._runs} times",
+                accepted="models that call F.scaled_dot_product_attention, nn.MultiheadAttention, "
+                "regard or Hugging Face's attention interface"
+                + ("" if self.layers is None else f", at layers {list(self.layers)}"),
                 do="see whether the model computes attention by hand, or outside its forward",
             )
+        attenders = [] if huggingface is None else huggingface.attenders(self.model)
+        missed = [
+            path
+            for path in attenders
+            if path in self._ran and self._wanted(path) and not self._attended_in(path)
+        ]
+        if missed:
+            raise RegardError(
+                "attention layers ran, but their attention was not seen",
+                got=f"{name}: {', '.join(missed)}",
+                do="see whether they compute it by hand; name the other layers in layers=",
+            )
+
+    def _wanted(self, path: str) -> bool:
+        return self.layers is None or any(fnmatch(path, name) for name in self.layers)
+
+    def _attended_in(self, path: str) -> bool:
+        return any(seen == path or seen.startswith(f"{path}.") for seen in self._attended)
 
     def enter(self, path: str) -> None:
         """A module begins to run."""
+        again = _runs_again()
         if not self._running:
-            if self._runs % self.every == 0:
+            if not again:
+                self._looking = self._runs % self.every == 0
+                self._runs += 1
+            if self._looking:
                 self._start()
-            self._runs += 1
         self._running.append(path)
+        if self._looking and not again:
+            self._ran.add(path)
 
-    def leave(self) -> None:
-        """The module that began last has run."""
-        self._running.pop()
+    def leave(self, path: str) -> None:
+        """A module has run, or failed: perhaps in another's hook, before it began."""
+        if self._running and self._running[-1] == path:
+            self._running.pop()
         if not self._running:
             self._stop()
 
     def see(self, trace: Trace) -> None:
         """Note a call of the module that is running."""
-        # What runs during the backward pass runs again: gradient checkpointing.
-        if torch._C._current_graph_task_id() != -1:
+        if _runs_again():
             return
         path = self._running[-1]
-        if self.layers is not None and not any(fnmatch(path, name) for name in self.layers):
+        self._attended.add(path)
+        if not self._wanted(path):
             return
         trace = trace.detach()
         if self.heads is not None:
             trace = trace[:, list(self.heads)]
-        self.seen.layer(path).take(trace, keep=self.keep == "traces")
+        self.seen.layer(path).take(trace, self._runs - 1, keep=self.keep == "traces")
 
     def _start(self) -> None:
         self._active = AttentionMode()
@@ -115,6 +163,21 @@ class Watch:
         self._running.clear()
 
 
+def _runs_again() -> bool:
+    """What runs during the backward pass runs again: gradient checkpointing."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _huggingface() -> Any:
+    """What is known of Hugging Face models, if one may exist: regard does not import their
+    library by itself."""
+    if "transformers.modeling_utils" not in sys.modules:
+        return None
+    from regard.watching import huggingface
+
+    return huggingface
+
+
 class _Enter:
     def __init__(self, watch: Watch, path: str) -> None:
         self.watch, self.path = watch, path
@@ -124,11 +187,11 @@ class _Enter:
 
 
 class _Leave:
-    def __init__(self, watch: Watch) -> None:
-        self.watch = watch
+    def __init__(self, watch: Watch, path: str) -> None:
+        self.watch, self.path = watch, path
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.watch.leave()
+        self.watch.leave(self.path)
 
 
 def watch(

@@ -1,0 +1,416 @@
+"""Hugging Face models: their attention as calls of regard's, their masks without n×n.
+
+While a model is watched its attention implementation is `regard`: a function that transformers
+calls with queries, keys and values, and one that it calls to make masks. transformers describes a
+mask by a function of indices, put together from a few known parts; the parts are recognised by
+their code, and become masks of regard. What is not recognised is built dense, as transformers does.
+
+This is the only file that imports transformers, and it is imported only when a model of theirs may
+exist.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cache, reduce
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel, masking_utils
+from transformers.masking_utils import AttentionMaskInterface
+
+from regard import biases, dispatch, masks
+from regard.biases.bias import Bias
+from regard.errors import RegardError
+from regard.masks.algebra import Mask
+from regard.values import Shape
+from regard.watching.symbolic import SymbolicMask
+
+NAME = "regard"
+"""What the implementation is called. "sdpa", "flash" or "/" in it would mean something to
+transformers."""
+
+# Known to say nothing about who may see whom, or how much.
+_HARMLESS = frozenset({
+    "deterministic", "num_items_in_batch", "output_attentions", "output_hidden_states",
+    "output_router_logits", "position_ids", "return_dict", "use_cache",
+})  # fmt: skip
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The attention of a transformers module: the output [B, Q, H, E], and weights if asked for."""
+    unknown = [name for name, given in others.items() if _means_something(name, given)]
+    if unknown:
+        raise RegardError(
+            f"{type(module).__name__} asks its attention for something that is not known here",
+            got=", ".join(f"{name}=" for name in unknown),
+            accepted="dropout, scaling, is_causal, sliding_window, softcap, s_aux, position_bias",
+            do="run the model unwatched, or without these arguments",
+        )
+    Q, K = query.shape[2], key.shape[2]
+    mask, bias = _mask_and_bias(module, attention_mask, position_bias, is_causal, Q, K)
+    if attention_mask is None and sliding_window is not None and sliding_window < K:
+        raise RegardError(
+            f"{type(module).__name__} asks for a window and gives no mask to place it by",
+            got=f"sliding_window={sliding_window}, {Q} queries, {K} keys, attention_mask=None",
+            do="give the model an attention_mask",
+        )
+    how: dict[str, Any] = {
+        "mask": mask,
+        "bias": bias,
+        "scale": scaling,
+        "softcap": softcap,
+        "sink": None if s_aux is None else s_aux.flatten(),
+        "dropout": dropout,
+        "training": dropout > 0,
+    }
+    weights = None
+    if _weights_wanted(others):
+        trace = dispatch.trace(query, key, value, **how)
+        out, weights = trace.out, trace.weights().to(query.dtype)
+    else:
+        out = dispatch.attention(query, key, value, **how)
+    return out.transpose(1, 2).contiguous(), weights
+
+
+def _means_something(name: str, given: Any) -> bool:
+    return given is not None and given is not False and name not in _HARMLESS
+
+
+def _mask_and_bias(
+    module: nn.Module,
+    attention_mask: Tensor | None,
+    position_bias: Tensor | None,
+    is_causal: bool | None,
+    Q: int,
+    K: int,
+) -> tuple[Mask | None, Bias | None]:
+    bias, mask = position_bias, None
+    if attention_mask is None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        mask = masks.causal(None if Q == K else 0) if causal and Q > 1 else None
+    elif isinstance(attention_mask, SymbolicMask):
+        if tuple(attention_mask.shape[2:]) != (Q, K):
+            raise RegardError(
+                f"{type(module).__name__} uses a mask made for other lengths",
+                got=f"a mask of {list(attention_mask.shape[2:])} for {Q} queries and {K} keys",
+            )
+        mask = attention_mask.mask
+    elif attention_mask.ndim != 4:
+        raise RegardError(
+            f"{type(module).__name__} uses a mask that could mean several things",
+            got=f"{attention_mask.dtype} {list(attention_mask.shape)}",
+            accepted="[B or 1, H or 1, Q, K]",
+        )
+    elif attention_mask.dtype == torch.bool:
+        mask = masks.keep(attention_mask)
+    else:
+        bias = attention_mask if bias is None else bias + attention_mask
+    return mask, None if bias is None else biases.dense(bias)
+
+
+def _weights_wanted(others: dict[str, Any]) -> bool:
+    """Whether the caller of the model asked for n×n weights in its output."""
+    if others.get("output_attentions"):
+        return True
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    collected = None if capturing is None else capturing._active_collector.get()
+    return any("attentions" in key for key in collected or ())
+
+
+def make_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
+    attention_mask: Tensor | None = None,
+    device: torch.device | str = "cpu",
+    **others: Any,
+) -> Tensor:
+    """The mask of a call as transformers describes it: symbolic where its parts are known."""
+    where = torch.device(device)
+    at = _Places(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), where)
+    mask = _recovered(mask_function, at)
+    if mask is not None and attention_mask is not None:
+        mask = _both(mask, _padding(attention_mask, at))
+    if mask is None:
+        others |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        dense: Tensor = masking_utils.sdpa_mask(
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
+            device=device, **others,
+        )  # fmt: skip
+        return dense
+    shape = Shape(batch_size, 1, q_length, kv_length)
+    return SymbolicMask.of(None if mask == EVERYTHING else mask, shape, where)
+
+
+EVERYTHING = masks.window(None, None)
+
+
+class _Places(NamedTuple):
+    """How many queries and keys there are, and where the first of each stands."""
+
+    batch: int
+    queries: int
+    keys: int
+    query: int
+    key: int
+    device: torch.device
+
+    @property
+    def offset(self) -> int | None:
+        """Where query 0 stands among the keys; None when the last stands at the last key."""
+        offset = self.query - self.key
+        return None if offset == self.keys - self.queries else offset
+
+    def of_keys(self, table: Tensor) -> Tensor | None:
+        """The columns of [B, positions] that belong to the keys."""
+        part = table.to(self.device)[:, self.key : self.key + self.keys]
+        return part if part.shape[1] == self.keys else None
+
+    def documents(self, ids: Tensor | None) -> Mask | None:
+        among = 0 <= self.query - self.key <= self.keys - self.queries
+        return masks.documents(ids, offset=self.offset) if among and ids is not None else None
+
+
+def _recovered(function: Callable[..., Any], at: _Places) -> Mask | None:
+    """The mask that a function of indices stands for, if its code is known."""
+    if function is masking_utils.causal_mask_function:
+        return masks.causal(at.offset)
+    if function is masking_utils.bidirectional_mask_function:
+        return EVERYTHING
+    code = getattr(function, "__code__", None)
+    kind = None if code is None else _kinds().get(code)
+    if code is None or kind is None:
+        return None
+    cells = (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())
+    held = dict(zip(code.co_freevars, cells, strict=True))
+    match kind:
+        case "and_masks" | "or_masks":
+            parts = [_recovered(part, at) for part in held["mask_functions"]]
+            known = [part for part in parts if part is not None]
+            if len(known) < len(parts):
+                return None
+            return reduce(_both if kind == "and_masks" else _either, known)
+        case "sliding_window_overlay":
+            return masks.window(held["sliding_window"] - 1, None, offset=at.offset)
+        case "sliding_window_bidirectional_overlay":
+            return masks.window(held["sliding_window"], held["sliding_window"], offset=at.offset)
+        case "chunked_overlay":
+            places = torch.arange(at.keys, device=at.device) + at.key
+            padded = held["left_padding"].to(at.device)[:, None]
+            return at.documents((places - padded).div(held["chunk_size"], rounding_mode="floor"))
+        case "packed_sequence_mask_function":
+            return at.documents(at.of_keys(held["packed_sequence_mask"]))
+        case "blockwise_overlay":
+            ids = at.of_keys(held["block_sequence_ids"])
+            inside = at.documents(ids)
+            return None if ids is None or inside is None else inside & _keys(ids >= 0)
+        case _:
+            return _padding(held["padding_mask"], at)
+
+
+@cache
+def _kinds() -> dict[CodeType, str]:
+    """The parts transformers builds masks from, by their code."""
+    causal, table = masking_utils.causal_mask_function, torch.zeros(1, 1, dtype=torch.int64)
+    made_with: dict[str, tuple[Any, ...]] = {
+        "and_masks": (causal,),
+        "or_masks": (causal,),
+        "sliding_window_overlay": (1,),
+        "sliding_window_bidirectional_overlay": (1,),
+        "chunked_overlay": (1, table[0]),
+        "packed_sequence_mask_function": (table,),
+        "blockwise_overlay": (table,),
+        "padding_mask_function": (table,),
+    }
+    makers = {name: getattr(masking_utils, name, None) for name in made_with}
+    return {
+        make(*made_with[name]).__code__: name for name, make in makers.items() if make is not None
+    }
+
+
+def _both(a: Mask, b: Mask) -> Mask:
+    return b if a == EVERYTHING else a if b == EVERYTHING else a & b
+
+
+def _either(a: Mask, b: Mask) -> Mask:
+    return EVERYTHING if EVERYTHING in (a, b) else a | b
+
+
+def _padding(mask: Tensor, at: _Places) -> Mask:
+    """A 2-D mask, 1 where a key is real; keys past its end are not."""
+    missing = max(at.key + at.keys - mask.shape[1], 0)
+    real = at.of_keys(F.pad(mask.bool(), (0, missing)))
+    assert real is not None
+    if bool(real.all()):
+        return EVERYTHING
+    lengths = real.sum(1)
+    if torch.equal(torch.arange(at.keys, device=real.device) < lengths[:, None], real):
+        return masks.padding(lengths)
+    return _keys(real)
+
+
+def _keys(real: Tensor) -> Mask:
+    return masks.keep(real[:, None, None, :])
+
+
+@dataclass
+class _Switched:
+    config: Any
+    own: str | None
+    """The implementation it had."""
+    holders: int = 0
+
+
+_switched: dict[int, _Switched] = {}
+"""Configs that are switched to regard, by identity: several watches may hold one."""
+
+
+class Switch:
+    """Turns a model's attention implementation to regard's, and back."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.configs = {id(config): config for config in _configs(model)}
+
+    def on(self) -> None:
+        if self.configs:
+            AttentionInterface.register(NAME, attend)
+            AttentionMaskInterface.register(NAME, make_mask)
+        for key, config in self.configs.items():
+            held = _switched.setdefault(key, _Switched(config, config._attn_implementation))
+            held.holders += 1
+            # The attribute behind the property: setting that would set every config below as well.
+            config._attn_implementation_internal = NAME
+
+    def off(self) -> None:
+        for key in self.configs:
+            held = _switched[key]
+            held.holders -= 1
+            if not held.holders:
+                held.config._attn_implementation_internal = held.own
+                del _switched[key]
+        self.configs = {}
+        if not _switched:
+            AttentionInterface._global_mapping.pop(NAME, None)
+            AttentionMaskInterface._global_mapping.pop(NAME, None)
+
+
+def _configs(model: nn.Module) -> Iterator[Any]:
+    """The configs that decide which attention the modules of a model call."""
+    by_hand = {
+        id(part.config)
+        for part in model.modules()
+        if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation()
+    }
+    waiting = [
+        part.config
+        for model_ in model.modules()
+        if isinstance(model_, PreTrainedModel)
+        for part in model_.modules()
+        if isinstance(getattr(part, "config", None), PreTrainedConfig)
+    ]
+    while waiting:
+        config = waiting.pop()
+        if id(config) not in by_hand:
+            yield config
+            below = (getattr(config, name, None) for name in config.sub_configs)
+            waiting += [sub for sub in below if sub is not None]
+
+
+def attenders(model: nn.Module) -> list[str]:
+    """Paths of the modules that attend when they run: by transformers' interface, or by hand."""
+    by_hand = {path for part in _by_hand(model) for path in part.attention}
+    return [
+        path
+        for path, module in model.named_modules()
+        if path in by_hand or _mentions(module, "ALL_ATTENTION_FUNCTIONS")
+    ]
+
+
+def refuse_by_hand(model: nn.Module, layers: Sequence[str] | None) -> None:
+    """Say so if a model computes attention by hand, where nothing can be seen."""
+    for part in _by_hand(model):
+        wanted = [path for path in part.attention if layers is None or _matches(path, layers)]
+        if wanted and not any(_can_be_seen(module) for module in part.model.modules()):
+            raise RegardError(
+                f"{family(part.model)} models compute attention by hand, where nothing can be seen",
+                got=f"{type(part.model).__name__}, for example {wanted[0]!r}",
+                accepted="families that use transformers' AttentionInterface, and models that call "
+                "F.scaled_dot_product_attention, nn.MultiheadAttention or regard",
+                do="write its attention with regard.attention; or, if other parts of the model can "
+                "be watched, name them in layers=",
+            )
+
+
+class _ByHand(NamedTuple):
+    """A model of transformers that does not use its attention interface."""
+
+    model: Any
+    attention: list[str]
+
+
+def _by_hand(model: nn.Module) -> Iterator[_ByHand]:
+    for path, part in model.named_modules():
+        if not isinstance(part, PreTrainedModel) or part._can_set_attn_implementation():
+            continue
+        if type(part).__module__.startswith("transformers."):
+            inside = part.named_modules(prefix=path)
+            yield _ByHand(part, [at for at, m in inside if type(m).__name__.endswith("Attention")])
+
+
+def family(model: nn.Module) -> str:
+    """The kind of model, as transformers calls it."""
+    return str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
+
+
+def _can_be_seen(module: nn.Module) -> bool:
+    known = ("ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention")
+    return isinstance(module, nn.MultiheadAttention) or any(
+        _mentions(module, name) for name in known
+    )
+
+
+def _matches(path: str, layers: Sequence[str]) -> bool:
+    return any(fnmatch(path, name) for name in layers)
+
+
+def _mentions(module: nn.Module, name: str) -> bool:
+    """Whether a method of a module's class speaks of something by name."""
+    kind: Any = type(module)
+    return _class_mentions(kind, name)
+
+
+@cache
+def _class_mentions(kind: type, name: str) -> bool:
+    methods = (
+        inspect.unwrap(method)
+        for base in kind.__mro__
+        if base not in PreTrainedModel.__mro__
+        for method in vars(base).values()
+        if inspect.isfunction(method)
+    )
+    return any(name in method.__code__.co_names for method in methods)
