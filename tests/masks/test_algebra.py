@@ -281,6 +281,7 @@ def test_a_tensor_is_not_a_mask(sign):
         (lambda: masks.documents(torch.zeros(1, 1, 2, dtype=torch.long)), ["[K] or [B, K]"]),
         (lambda: masks.global_tokens(torch.tensor([0.5])), ["takes positions", "float32"]),
         (lambda: masks.global_tokens(torch.tensor([True])), ["positions", "bool [True]"]),
+        (lambda: masks.global_tokens(torch.ones(1, 2, device="meta")), ["positions", "[1, 2]"]),
         (lambda: masks.blocks(torch.ones(2, 2), 4), ["layout of booleans", "torch.float32"]),
         (lambda: masks.blocks(torch.ones(2, 2, 2).bool(), 4), ["[2, 2, 2]", "[B, H, query blocks"]),
         (lambda: masks.blocks(torch.ones(2, 2).bool(), 0), ["size counts tokens", "1 or more"]),

@@ -74,7 +74,8 @@ def test_scale_stands_in_for_the_scores_own(q, k, score):
     hold(q, k, score, lambda h, g, a, b: 0.3 * (a * b).sum(), scale=0.3)
 
 
-def test_scale_may_be_negative_or_zero(q, k):
+def test_scale_may_be_whole_negative_or_zero(q, k):
+    hold(q, k, None, lambda h, g, a, b: 2 * (a * b).sum(), scale=2)
     hold(q, k, None, lambda h, g, a, b: -2 * (a * b).sum(), scale=-2.0)
     hold(q, k, None, lambda h, g, a, b: 0 * (a * b).sum(), scale=0.0)
 

@@ -79,9 +79,10 @@ def global_tokens(indices: Int[Tensor, "n"] | Sequence[int], *, offset: int | No
     fractional = tensor.is_floating_point() or tensor.dtype == torch.bool
     negative = tensor.device.type == "cpu" and bool((tensor < 0).any())
     if tensor.ndim != 1 or fractional or negative:
+        few = tensor.numel() < 9 and tensor.device.type == "cpu"
         raise RegardError(
             "global_tokens takes positions",
-            got=f"{tensor.dtype} {tensor.tolist() if tensor.numel() < 9 else list(tensor.shape)}",
+            got=f"{tensor.dtype} {tensor.tolist() if few else list(tensor.shape)}",
             accepted="a list of whole numbers from 0, or an integer tensor [n]",
         )
     return GlobalTokens(tensor, offset)

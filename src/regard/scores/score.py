@@ -47,8 +47,7 @@ def same_width(name: str, q: Tensor, k: Tensor) -> None:
 
 def finite_scale(scale: float) -> float:
     """Refuse a scale that is not a finite number."""
-    if not isinstance(scale, (float, int, torch.SymFloat, torch.SymInt)):
-        scale = float(scale)
+    scale = torch.sym_float(scale)
     if not math.isfinite(scale):
         raise RegardError("scale must be finite", got=str(scale), accepted="a finite number")
     return scale
