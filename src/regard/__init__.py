@@ -5,7 +5,7 @@ from regard.dispatch import attention, plan, trace
 from regard.errors import RegardError
 from regard.plans import Plan
 from regard.traces import Trace
-from regard.watching import watch
+from regard.watching import load, watch
 
 __version__ = "0.1.0.dev0"
 
@@ -15,6 +15,7 @@ __all__ = [
     "Trace",
     "attention",
     "biases",
+    "load",
     "masks",
     "nn",
     "plan",

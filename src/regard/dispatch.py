@@ -95,7 +95,7 @@ def trace(
         dropout=dropout, training=training,
     )  # fmt: skip
     chosen = choose(inputs, backend, statistics=True)
-    seen = Trace(inputs, chosen.observe(inputs), chosen.name, _second_pass(chosen), mask)
+    seen = Trace(inputs, chosen.observe(inputs), chosen.name, second_pass(chosen), mask)
     if WATCHERS:
         _show(seen)
     return seen
@@ -220,7 +220,7 @@ def _attend_and_show(
 ) -> Float[Tensor, "b h q e"]:
     """The output, shown with its trace. A backend asked for by name still gives the output."""
     seer = choose(inputs, name if chosen.observes else None, statistics=True)
-    seen = Trace(inputs, seer.observe(inputs), seer.name, _second_pass(seer), mask)
+    seen = Trace(inputs, seer.observe(inputs), seer.name, second_pass(seer), mask)
     _show(seen)
     if name is None or seer is chosen:
         return seen.rows.out
@@ -228,7 +228,7 @@ def _attend_and_show(
         return chosen.attend(inputs)
 
 
-def _second_pass(backend: Backend) -> SecondPass:
+def second_pass(backend: Backend) -> SecondPass:
     """Who answers questions about a trace of this backend."""
     if backend.name == "reference":
         return ReferencePass()

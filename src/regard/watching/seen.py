@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, overload, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -12,6 +14,8 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.traces import Trace
+
+Tokens = Sequence[str] | Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,18 @@ class Statistics:
         return (self.rows - self.empty - self.broken).clamp_min(1)
 
 
+@runtime_checkable
+class Traces(Protocol):
+    """A list of traces, or what passes for one: a file reads them when they are asked for."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Trace]: ...
+    @overload
+    def __getitem__(self, call: int, /) -> Trace: ...
+    @overload
+    def __getitem__(self, call: slice, /) -> list[Trace]: ...
+
+
 @dataclass
 class Layer:
     """One attention layer: how often it was called, and what its heads did, over all calls."""
@@ -77,7 +93,7 @@ class Layer:
     path: str
     calls: int = 0
     statistics: Statistics | None = None
-    traces: list[Trace] = field(default_factory=list)
+    traces: Traces = field(default_factory=list)
     """One per call, when traces are kept."""
     runs: list[int] = field(default_factory=list)
     """The run of the model, from 0, that each trace is from: while generating, the step."""
@@ -87,6 +103,7 @@ class Layer:
         self.calls += 1
         self.statistics = found if self.statistics is None else self.statistics + found
         if keep:
+            assert isinstance(self.traces, list), "the layer of a file takes no more calls"
             self.traces.append(trace)
             self.runs.append(run)
 
@@ -134,7 +151,11 @@ class Layer:
 class Seen(Mapping[str, Layer]):
     """The layers that were seen, by the path of their module; prints as a table."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "") -> None:
+        self.model = model
+        """The class of the model."""
+        self.tokens: Tokens | None = None
+        """What the sequences said, if it was told when they were saved."""
         self._layers: dict[str, Layer] = {}
 
     def layer(self, path: str) -> Layer:
@@ -159,6 +180,33 @@ class Seen(Mapping[str, Layer]):
     def clear(self) -> None:
         """Forget everything seen so far."""
         self._layers.clear()
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        tokens: Tokens | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Write everything to a file, which `regard.load` opens.
+
+        `tokens` are the texts of the sequence, or a list of them for each sequence. `progress` is
+        told how many bytes are written, of how many. A file of that name is replaced once the new
+        one is whole.
+
+        >>> import regard, tempfile, torch
+        >>> model = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
+        >>> with regard.watch(model, keep="traces") as seen:
+        ...     y = model(torch.randn(1, 3, 16))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     seen.save(f"{folder}/run.safetensors", tokens=["a", "b", "c"])
+        ...     with regard.load(f"{folder}/run.safetensors") as again:
+        ...         again.tokens, again["self_attn"].trace.weights().shape
+        (['a', 'b', 'c'], torch.Size([1, 4, 3, 3]))
+        """
+        from regard.watching.store import save
+
+        save(self, path, tokens, progress)
 
     def __repr__(self) -> str:
         if not self._layers:

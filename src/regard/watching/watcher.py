@@ -33,7 +33,7 @@ class Watch:
     ) -> None:
         self.model, self.layers, self.heads = model, layers, heads
         self.keep, self.every = keep, every
-        self.seen = Seen()
+        self.seen = Seen(type(model).__name__)
         self._running: list[str] = []
         self._runs = 0
         self._looking = False

@@ -1,0 +1,339 @@
+"""Trace files: what was seen, kept on disk and read again layer by layer.
+
+One safetensors file. Its metadata holds a JSON text under "regard", and under "check" the CRC-32 of
+that text:
+
+    version   of this format; a file of a later one is refused
+    regard    the version that wrote it
+    model     the class of the model
+    tokens    what the sequences said, or null
+    tensors   of each tensor its type, its shape and the CRC-32 of its bytes
+    layers    of each layer its path, calls, runs, statistics and traces
+
+Nothing in a file is executed or believed. When it is opened, every record in it (see records.py)
+goes through the checks of a call, on shapes alone; when a tensor is read, its bytes are checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.inputs import DTYPES
+from regard.traces import Trace
+from regard.watching.records import (
+    LARGEST,
+    Read,
+    Tensors,
+    check_lengths,
+    check_parts,
+    check_place,
+    check_trace,
+    expect,
+    recorded,
+    restored,
+    shown,
+)
+from regard.watching.seen import Layer, Seen, Statistics, Tokens
+from regard.watching.tensor_file import (
+    KINDS,
+    NAMES,
+    Draft,
+    Place,
+    Progress,
+    Source,
+    broken,
+    put_back,
+)
+
+VERSION = 1
+
+
+def save(
+    seen: Seen,
+    path: str | os.PathLike[str],
+    tokens: Tokens | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write what was seen to a file, whole or not at all."""
+    draft = Draft()
+    about = {
+        "version": VERSION,
+        "regard": _version(),
+        "model": seen.model,
+        "tokens": _tokens(seen.tokens if tokens is None else tokens),
+        "layers": [_layer_record(layer, draft) for layer in seen.values()],
+    }
+
+    def describe(checks: Mapping[str, str]) -> dict[str, str]:
+        tensors = {
+            name: [NAMES[t.dtype], list(t.shape), checks[name]] for name, t in draft.tensors.items()
+        }
+        text = json.dumps(about | {"tensors": tensors}, separators=(",", ":"))
+        return {"regard": text, "check": _checksum(text)}
+
+    with _replacing(Path(path)) as unfinished:
+        with unfinished.open("xb") as file:
+            draft.write(file, describe, progress)
+        try:
+            load(unfinished).close()
+        except RegardError as error:
+            raise RegardError(
+                "what was seen could not be read again, so nothing was written",
+                got="; ".join(line.strip() for line in str(error).splitlines()[1:2]),
+                accepted="traces of regard's own backends, masks, biases and scores",
+            ) from None
+
+
+def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Stored:
+    """Open a trace file that `Seen.save` wrote.
+
+    The file is mapped into memory: tensors are read when a layer's traces are asked for, so that a
+    file larger than memory can be looked through. Close it, or use it in a `with`.
+    """
+    source = Source(Path(path), torch.device(device))
+    try:
+        about = _description(source)
+        _check(about, source)
+        return Stored(source, about)
+    except RegardError:
+        source.close()
+        raise
+
+
+class Stored(Seen):
+    """What was seen, in a file. Layers are read one at a time."""
+
+    def __init__(self, source: Source, about: dict[str, Any]) -> None:
+        checks = {name: tensor[2] for name, tensor in about["tensors"].items()}
+        super().__init__(about["model"])
+        self.tokens = about["tokens"]
+        self.version: str = about["regard"]
+        """The version of regard that wrote the file."""
+        self._source = source
+        self._reading: tuple[str, dict[int, Trace]] = "", {}
+
+        def read(place: Place) -> Tensor:
+            return source.read(place, checks[place.name])
+
+        for record in about["layers"]:
+            path = record["path"]
+            found = record["statistics"]
+            # Copied: a view would keep the whole file mapped after it is closed.
+            sums = None if found is None else Statistics(*read(Place(*found)).clone())
+            traces = StoredTraces(self, path, record["traces"], read)
+            self._layers[path] = Layer(path, record["calls"], sums, traces, record["runs"])
+
+    def _trace(self, path: str, call: int, record: dict[str, Any], read: Read) -> Trace:
+        """One trace. Those of the layer that was asked last are kept."""
+        if self._reading[0] != path:
+            self._reading = path, {}
+        kept = self._reading[1]
+        if call not in kept:
+            kept[call] = restored(record, read)
+        return kept[call]
+
+    def close(self) -> None:
+        """Let go of the file. Traces that were taken out of it stay whole."""
+        self._reading = "", {}
+        self._source.close()
+
+    def __enter__(self) -> Stored:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class StoredTraces(Sequence[Trace]):
+    """The traces of a layer, each read when it is asked for."""
+
+    def __init__(self, seen: Stored, path: str, records: list[dict[str, Any]], read: Read) -> None:
+        self._seen, self._path, self._records, self._read = seen, path, records, read
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, call: int) -> Trace: ...
+    @overload
+    def __getitem__(self, call: slice) -> list[Trace]: ...
+    def __getitem__(self, call: int | slice) -> Trace | list[Trace]:
+        places = range(len(self))[call]
+        if isinstance(places, range):
+            return [self[i] for i in places]
+        return self._seen._trace(self._path, places, self._records[places], self._read)
+
+
+def _layer_record(layer: Layer, draft: Draft) -> dict[str, Any]:
+    sums = layer.statistics
+    name = f"{layer.path}/statistics"
+    return {
+        "path": layer.path,
+        "calls": layer.calls,
+        "runs": layer.runs,
+        "statistics": None
+        if sums is None
+        else draft.put(name, torch.stack([getattr(sums, f.name) for f in fields(sums)])),
+        "traces": [
+            recorded(trace, f"{layer.path}/{call}", draft)
+            for call, trace in enumerate(layer.traces)
+        ],
+    }
+
+
+def _description(source: Source) -> Any:
+    """What a file says of itself, if this regard can understand it."""
+    text = source.metadata.get("regard")
+    if text is None:
+        raise broken(source.path, "a safetensors file without traces")
+    if source.metadata.get("check") != _checksum(text):
+        raise broken(source.path, "its description is not what was written")
+    try:
+        about = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise broken(source.path, f"its description is no JSON: {error}") from None
+    version = about.get("version") if isinstance(about, dict) else None
+    if type(version) is int and version > VERSION:
+        raise RegardError(
+            f"{source.path} has a later format than this regard reads",
+            got=f"version {shown(version)}, written by regard {shown(about.get('regard'))}",
+            accepted=f"version {VERSION}",
+            do="install a newer regard: pip install --upgrade regard",
+        )
+    return about
+
+
+def _check(about: Any, source: Source) -> None:
+    """Refuse what cannot be true of the tensors in the file. Reads none of them."""
+    try:
+        check_parts(
+            about, "the file", version=int, regard=str, model=str, tokens=object, tensors=dict,
+            layers=list,
+        )  # fmt: skip
+        expect(about["version"] == VERSION, "version", about["version"])
+        _tokens(about["tokens"])
+        stored = _check_tensors(about["tensors"], source)
+
+        def imagined(place: Place) -> Tensor:
+            kind, shape = stored[place.name]
+            return put_back(torch.empty(shape, dtype=KINDS[kind], device="meta"), place)
+
+        paths = [_check_layer(record, stored, imagined) for record in about["layers"]]
+        expect(len(set(paths)) == len(paths), "a layer is there twice", paths)
+    except RegardError as error:
+        raise broken(source.path, str(error)) from None
+
+
+def _check_tensors(described: dict[str, Any], source: Source) -> Tensors:
+    stored = {}
+    for name, entry in described.items():
+        match entry:
+            case [str(kind), list(shape), str()] if kind in KINDS:
+                stored[name] = kind, check_lengths(shape, name)
+            case _:
+                expect(False, f"tensor {shown(name)}", entry)
+    odd = [
+        name
+        for name in stored.keys() | source.stored.keys()
+        if stored.get(name) != source.stored.get(name)
+    ]
+    expect(not odd, "tensors that are not as described", sorted(odd)[:4])
+    return stored
+
+
+def _check_layer(record: Any, stored: Tensors, imagined: Read) -> str:
+    check_parts(
+        record, "a layer", path=str, calls=int, runs=list, statistics=list | None, traces=list
+    )
+    path: str = record["path"]
+    if record["statistics"] is not None:
+        sums = imagined(check_place(record["statistics"], stored))
+        fits = sums.ndim == 2 and len(sums) == len(fields(Statistics)) and sums.dtype in DTYPES
+        expect(fits, f"the statistics of {path!r}", record["statistics"])
+    expect(len(record["traces"]) <= record["calls"] < LARGEST, "calls", record["calls"])
+    runs = record["runs"]
+    whole = all(type(run) is int and 0 <= run < LARGEST for run in runs)
+    expect(whole and len(runs) in (0, len(record["traces"])), "runs", runs)
+    for call, trace in enumerate(record["traces"]):
+        try:
+            check_trace(trace, stored)
+            restored(trace, imagined)
+        except RegardError as error:
+            raise RegardError(f"call {call} of {path!r}: {error}") from None
+    return path
+
+
+def _tokens(tokens: Any) -> Tokens | None:
+    """One list of texts, or one per sequence."""
+    if tokens is None:
+        return None
+    if _are(tokens, str):
+        return list(tokens)
+    if isinstance(tokens, Sequence) and all(_are(row, str) for row in tokens):
+        return [list(row) for row in tokens]
+    raise RegardError(
+        "tokens= are the texts of a sequence",
+        got=shown(tokens),
+        accepted='a list of texts, ["The", " cat"], or one such list per sequence',
+        do="tokenizer.convert_ids_to_tokens(ids), or [tokenizer.decode(i) for i in ids]",
+    )
+
+
+def _are(items: Any, kind: type) -> bool:
+    if not isinstance(items, Sequence) or isinstance(items, str):
+        return False
+    return all(isinstance(item, kind) for item in items)
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def _checksum(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def _version() -> str:
+    import regard
+
+    return regard.__version__
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A new file beside another, which it replaces when all went well."""
+    path = path.resolve()
+    unfinished = path.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder")
+        yield unfinished
+        unfinished.replace(path)
+    except OSError as error:
+        raise RegardError(
+            "the trace file cannot be written",
+            got=str(error),
+            accepted="a path in a folder that exists, can be written to and has room",
+            do="choose another path; nothing was written or replaced",
+        ) from None
+    finally:
+        with suppress(OSError):
+            unfinished.unlink()

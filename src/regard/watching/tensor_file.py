@@ -1,0 +1,211 @@
+"""Tensors in one safetensors file: each once, written as a stream, read when asked for.
+
+A tensor is written without what its memory does not hold: axes of length one, and axes along which
+one number is repeated, are left out, and the others are in the order of the memory. Its `Place`
+says how to put them back. So a mask that was expanded over heads costs one head, `t` and `t[None]`
+are one tensor, and a transposed tensor comes back transposed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import os
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.errors import RegardError
+
+KINDS = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES = {dtype: kind for kind, dtype in KINDS.items()}
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes are written, of how many."""
+
+PIECE = 1 << 24
+"""Bytes written between two reports of progress."""
+ALIGNMENT = 64
+
+
+class Place(NamedTuple):
+    """Where a tensor is: the name of what is stored, the tensor's shape, and which of its axes the
+    stored one has, outermost first. Along the others the stored one is repeated."""
+
+    name: str
+    shape: list[int]
+    axes: list[int]
+
+
+class Draft:
+    """Tensors on their way into a file. What shares memory is written once."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._names: dict[tuple[Any, ...], str] = {}
+
+    def put(self, name: str, tensor: Tensor, *, repeated: bool = False) -> Place:
+        """Take a tensor in. Unless `repeated`, axes that repeat one number are written in full."""
+        t = tensor.detach()
+        if t.device.type == "meta" or t.layout != torch.strided or t.dtype not in NAMES:
+            raise RegardError(
+                f"{name} cannot be written to a file",
+                got=f"{t.dtype} on {t.device}, {t.layout}",
+                accepted="strided tensors with data: "
+                + ", ".join(str(dtype).removeprefix("torch.") for dtype in NAMES),
+            )
+        t = t.resolve_neg()
+        if not repeated and 0 in t.stride():
+            t = t.contiguous()
+        sizes = zip(t.shape, t.stride(), strict=True)
+        axes = [a for a, (n, step) in enumerate(sizes) if n != 1 and (step or not n)]
+        steps = t.stride()
+        order = sorted(axes, key=lambda a: -steps[a])
+        held = t[tuple(slice(None) if a in axes else 0 for a in range(t.ndim))]
+        held = held.permute([axes.index(a) for a in order])
+        key = (held.device, held.data_ptr(), held.dtype, held.shape, held.stride())
+        if key not in self._names:
+            self._names[key] = name
+            # Holding it keeps its memory from being taken by another.
+            self.tensors[name] = held
+        return Place(self._names[key], list(t.shape), order)
+
+    def write(
+        self,
+        file: BinaryIO,
+        describe: Callable[[Mapping[str, str]], dict[str, str]],
+        progress: Progress | None,
+    ) -> None:
+        """Write everything. `describe` gives the metadata from the checksum of each tensor; its
+        length may not depend on them, since the header goes in last, where room was left."""
+        # Largest alignment first: then every tensor starts at its own.
+        order = sorted(self.tensors, key=lambda name: -_alignment(self.tensors[name]))
+        total, done = sum(t.nbytes for t in self.tensors.values()), 0
+        room = len(self._header(order, describe(dict.fromkeys(order, _checked(0)))))
+        file.write(bytes(room))
+        checks = {}
+        if progress is not None:
+            progress(0, total)
+        for name in order:
+            # One at a time, so that a copy in order, or from another device, is soon gone.
+            tensor, check = self.tensors[name].cpu().contiguous(), 0
+            data = _bytes(tensor)
+            for start in range(0, len(data), PIECE):
+                piece = data[start : start + PIECE]
+                file.write(piece)
+                check = zlib.crc32(piece, check)
+                done += len(piece)
+                if progress is not None:
+                    progress(done, total)
+            checks[name] = _checked(check)
+        header = self._header(order, describe(checks))
+        assert len(header) == room
+        file.seek(0)
+        file.write(header)
+        file.flush()
+        os.fsync(file.fileno())
+
+    def _header(self, order: list[str], metadata: dict[str, str]) -> bytes:
+        head: dict[str, Any] = {"__metadata__": metadata}
+        start = 0
+        for name in order:
+            t = self.tensors[name]
+            stop = start + t.nbytes
+            kind, shape = NAMES[t.dtype], list(t.shape)
+            head[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, stop]}
+            start = stop
+        text = json.dumps(head, separators=(",", ":")).encode()
+        text += b" " * (-(len(text) + 8) % ALIGNMENT)
+        return len(text).to_bytes(8, "little") + text
+
+
+class Source:
+    """A file of tensors, mapped into memory: nothing is read before it is asked for."""
+
+    def __init__(self, path: Path, device: torch.device) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self.path, self.device = path, device
+        self._sound: set[str] = set()
+        if not path.is_file():
+            raise RegardError(
+                "there is no such file", got=str(path), accepted="a file that Seen.save wrote"
+            )
+        try:
+            opened: Any = safe_open(path, framework="pt", device="cpu")
+            self._file = opened
+            self.metadata: dict[str, str] = opened.metadata() or {}
+            found = {name: opened.get_slice(name) for name in opened.offset_keys()}
+            self.stored = {name: (s.get_dtype(), s.get_shape()) for name, s in found.items()}
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise broken(path, str(error)) from None
+
+    def read(self, place: Place, check: str) -> Tensor:
+        """A tensor, held against its checksum the first time."""
+        if self._file is None:
+            raise RegardError(
+                f"{self.path} was closed", do="ask before closing it, or open it with regard.load"
+            )
+        held = self._file.get_tensor(place.name)
+        if place.name not in self._sound:
+            if _checked(zlib.crc32(_bytes(held))) != check:
+                raise broken(self.path, f"tensor {place.name!r} is not what was written")
+            self._sound.add(place.name)
+        return put_back(held.to(self.device), place)
+
+    def close(self) -> None:
+        """Let go of the file. Tensors that were read stay."""
+        if self._file is not None:
+            self._file.__exit__(None, None, None)
+            self._file = None
+
+
+def put_back(held: Tensor, place: Place) -> Tensor:
+    """A stored tensor with the axes it had."""
+    ascending = sorted(place.axes)
+    held = held.permute([place.axes.index(a) for a in ascending])
+    here = tuple(slice(None) if a in ascending else None for a in range(len(place.shape)))
+    return held[here].expand(place.shape)
+
+
+def broken(path: Path, why: str) -> RegardError:
+    """What is said of a file that cannot be read, whatever the reason."""
+    return RegardError(
+        f"{path} cannot be read as a trace file",
+        got="; ".join(line.strip() for line in why[:600].splitlines()),
+        accepted="a file that Seen.save wrote, whole and unchanged",
+        do="copy or save it again; the file is left as it is",
+    )
+
+
+def _checked(crc: int) -> str:
+    return f"{crc:08x}"
+
+
+def _alignment(t: Tensor) -> int:
+    return math.gcd(t.nbytes, ALIGNMENT)
+
+
+def _bytes(t: Tensor) -> memoryview:
+    """The memory of a contiguous tensor. (Without numpy, which torch does not need.)"""
+    size = t.nbytes
+    if not size:
+        return memoryview(b"")
+    # The view must not outlive the tensor: callers hold both.
+    return memoryview((ctypes.c_char * size).from_address(t.data_ptr())).cast("B")
