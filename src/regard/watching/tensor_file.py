@@ -151,7 +151,8 @@ class Source:
             opened: Any = safe_open(path, framework="pt", device="cpu")
             self._file = opened
             self.metadata: dict[str, str] = opened.metadata() or {}
-            found = {name: opened.get_slice(name) for name in opened.offset_keys()}
+            names = opened.keys()
+            found = {name: opened.get_slice(name) for name in names}
             self.stored = {name: (s.get_dtype(), s.get_shape()) for name, s in found.items()}
         except (SafetensorError, OSError, RuntimeError) as error:
             raise broken(path, str(error)) from None
