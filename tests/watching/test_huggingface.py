@@ -321,6 +321,23 @@ def test_masks_that_are_not_known_are_built() -> None:
     assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("window", [0, -3])
+def test_a_window_that_hides_everything_is_built(window: int) -> None:
+    hiding = masking_utils.sliding_window_causal_mask_function(window)
+    assert not huggingface.make_mask(1, 5, 5, mask_function=hiding).any()
+
+
+def test_keys_chosen_by_an_indexer() -> None:
+    q, k = random(2, 4, 5, 8), random(2, 4, 5, 8, seed=3)
+    chosen = torch.tensor([[0, 2], [1, 3]])[:, None].expand(2, 5, 2)
+    causal = huggingface.make_mask(2, 5, 5)
+    out, _ = huggingface.attend(nn.Identity(), q, k, k, causal, indices=chosen)
+    keep = torch.zeros(2, 1, 5, 5, dtype=torch.bool)
+    keep[0, :, :, [0, 2]] = keep[1, :, :, [1, 3]] = True
+    want = regard.attention(q, k, k, mask=masks.causal() & masks.keep(keep))
+    torch.testing.assert_close(out.transpose(1, 2), want)
+
+
 def test_dense_masks_given_by_the_caller() -> None:
     model = build("llama")
     allowed = (random(2, 1, N, N) > 0) | torch.eye(N, dtype=torch.bool)
@@ -486,6 +503,38 @@ def test_a_model_inside_another() -> None:
     assert list(seen) == [f"inner.model.layers.{i}.self_attn" for i in (0, 1)]
 
 
+@pytest.mark.compiled
+@pytest.mark.parametrize("when", ["before", "inside"])
+def test_compiled_models(when: str) -> None:
+    model = build("llama", "sdpa")
+    given = inputs(model, "llama")
+    real = given["attention_mask"].bool()
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        want = model(**given).logits[real]
+        if when == "before":
+            compiled(**given)
+        with regard.watch(compiled, keep="traces") as seen:
+            got = compiled(**given).logits[real]
+        again = compiled(**given).logits[real]
+    for answer in (got, again):
+        torch.testing.assert_close(answer, want, atol=1e-4, rtol=1e-5)
+    assert list(seen) == [f"_orig_mod.model.layers.{i}.self_attn" for i in (0, 1)]
+    assert all(
+        layer.trace.mask == masks.causal() & masks.padding([N, 6]) for layer in seen.values()
+    )
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_layers_that_run_again_too_late_say_so(reentrant: bool) -> None:
+    model = build("llama").train()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    with regard.watch(model):
+        loss = model(**inputs(model, "llama"), use_cache=False).logits.square().mean()
+    with pytest.raises(RegardError, match=r"call backward\(\) while the model is watched"):
+        loss.backward()
+
+
 def test_some_layers_some_runs() -> None:
     model = build("llama")
     with torch.no_grad(), regard.watch(model, layers=["*.1.*"], every=2, keep="traces") as seen:
@@ -552,7 +601,7 @@ def test_layers_that_go_unseen_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("name", ["cache", "indices", "cu_seq_lens_q", "my_own"])
+@pytest.mark.parametrize("name", ["cache", "block_indices", "cu_seq_lens_q", "my_own"])
 def test_arguments_that_are_not_known_are_refused(name: str) -> None:
     q = random(1, 2, 5, 8)
     with pytest.raises(RegardError, match=f"got:      {name}="):
@@ -601,7 +650,7 @@ def test_a_symbolic_mask_passes_for_a_tensor() -> None:
     assert torch.equal(torch.where(mask, 1.0, 0.0), dense.float())
     assert torch.equal(mask.float(), dense.float())
     assert repr(mask) == "SymbolicMask(causal(), [2, 1, 3, 3])"
-    with pytest.raises(RegardError, match="while the model is watched"):
+    with pytest.raises(RegardError, match="by hand cannot be watched"):
         _ = torch.zeros(2, 1, 3, 3) + mask
 
 

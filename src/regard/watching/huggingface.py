@@ -1,9 +1,7 @@
 """Hugging Face models: their attention as calls of regard's, their masks without n×n.
 
 While a model is watched its attention implementation is `regard`: a function that transformers
-calls with queries, keys and values, and one that it calls to make masks. transformers describes a
-mask by a function of indices, put together from a few known parts; the parts are recognised by
-their code, and become masks of regard. What is not recognised is built dense, as transformers does.
+calls with queries, keys and values, and one that it calls to make masks.
 
 This is the only file that imports transformers, and it is imported only when a model of theirs may
 exist.
@@ -16,13 +14,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
-from functools import cache, reduce
+from functools import cache
 from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel, masking_utils
 from transformers.masking_utils import AttentionMaskInterface
 
@@ -31,6 +28,7 @@ from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.values import Shape
+from regard.watching.recovery import EVERYTHING, Places, recovered
 from regard.watching.symbolic import SymbolicMask
 
 NAME = "regard"
@@ -57,6 +55,7 @@ def attend(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention of a transformers module: the output [B, Q, H, E], and weights if asked for."""
@@ -65,11 +64,16 @@ def attend(
         raise RegardError(
             f"{type(module).__name__} asks its attention for something that is not known here",
             got=", ".join(f"{name}=" for name in unknown),
-            accepted="dropout, scaling, is_causal, sliding_window, softcap, s_aux, position_bias",
+            accepted="dropout, scaling, is_causal, sliding_window, softcap, s_aux, position_bias, "
+            "indices",
             do="run the model unwatched, or without these arguments",
         )
     Q, K = query.shape[2], key.shape[2]
     mask, bias = _mask_and_bias(module, attention_mask, position_bias, is_causal, Q, K)
+    if indices is not None:
+        chosen = indices.new_zeros(len(indices), 1, Q, K, dtype=torch.bool)
+        some = masks.keep(chosen.scatter(-1, indices[:, None].long(), True))
+        mask = some if mask is None else mask & some
     if attention_mask is None and sliding_window is not None and sliding_window < K:
         raise RegardError(
             f"{type(module).__name__} asks for a window and gives no mask to place it by",
@@ -152,10 +156,8 @@ def make_mask(
 ) -> Tensor:
     """The mask of a call as transformers describes it: symbolic where its parts are known."""
     where = torch.device(device)
-    at = _Places(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), where)
-    mask = _recovered(mask_function, at)
-    if mask is not None and attention_mask is not None:
-        mask = _both(mask, _padding(attention_mask, at))
+    at = Places(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), where)
+    mask = recovered(mask_function, attention_mask, at, _kinds())
     if mask is None:
         others |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         dense: Tensor = masking_utils.sdpa_mask(
@@ -165,72 +167,6 @@ def make_mask(
         return dense
     shape = Shape(batch_size, 1, q_length, kv_length)
     return SymbolicMask.of(None if mask == EVERYTHING else mask, shape, where)
-
-
-EVERYTHING = masks.window(None, None)
-
-
-class _Places(NamedTuple):
-    """How many queries and keys there are, and where the first of each stands."""
-
-    batch: int
-    queries: int
-    keys: int
-    query: int
-    key: int
-    device: torch.device
-
-    @property
-    def offset(self) -> int | None:
-        """Where query 0 stands among the keys; None when the last stands at the last key."""
-        offset = self.query - self.key
-        return None if offset == self.keys - self.queries else offset
-
-    def of_keys(self, table: Tensor) -> Tensor | None:
-        """The columns of [B, positions] that belong to the keys."""
-        part = table.to(self.device)[:, self.key : self.key + self.keys]
-        return part if part.shape[1] == self.keys else None
-
-    def documents(self, ids: Tensor | None) -> Mask | None:
-        among = 0 <= self.query - self.key <= self.keys - self.queries
-        return masks.documents(ids, offset=self.offset) if among and ids is not None else None
-
-
-def _recovered(function: Callable[..., Any], at: _Places) -> Mask | None:
-    """The mask that a function of indices stands for, if its code is known."""
-    if function is masking_utils.causal_mask_function:
-        return masks.causal(at.offset)
-    if function is masking_utils.bidirectional_mask_function:
-        return EVERYTHING
-    code = getattr(function, "__code__", None)
-    kind = None if code is None else _kinds().get(code)
-    if code is None or kind is None:
-        return None
-    cells = (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())
-    held = dict(zip(code.co_freevars, cells, strict=True))
-    match kind:
-        case "and_masks" | "or_masks":
-            parts = [_recovered(part, at) for part in held["mask_functions"]]
-            known = [part for part in parts if part is not None]
-            if len(known) < len(parts):
-                return None
-            return reduce(_both if kind == "and_masks" else _either, known)
-        case "sliding_window_overlay":
-            return masks.window(held["sliding_window"] - 1, None, offset=at.offset)
-        case "sliding_window_bidirectional_overlay":
-            return masks.window(held["sliding_window"], held["sliding_window"], offset=at.offset)
-        case "chunked_overlay":
-            places = torch.arange(at.keys, device=at.device) + at.key
-            padded = held["left_padding"].to(at.device)[:, None]
-            return at.documents((places - padded).div(held["chunk_size"], rounding_mode="floor"))
-        case "packed_sequence_mask_function":
-            return at.documents(at.of_keys(held["packed_sequence_mask"]))
-        case "blockwise_overlay":
-            ids = at.of_keys(held["block_sequence_ids"])
-            inside = at.documents(ids)
-            return None if ids is None or inside is None else inside & _keys(ids >= 0)
-        case _:
-            return _padding(held["padding_mask"], at)
 
 
 @cache
@@ -248,34 +184,15 @@ def _kinds() -> dict[CodeType, str]:
         "padding_mask_function": (table,),
     }
     makers = {name: getattr(masking_utils, name, None) for name in made_with}
-    return {
+    plain = (causal, masking_utils.bidirectional_mask_function)
+    return {function.__code__: function.__name__ for function in plain} | {
         make(*made_with[name]).__code__: name for name, make in makers.items() if make is not None
     }
 
 
-def _both(a: Mask, b: Mask) -> Mask:
-    return b if a == EVERYTHING else a if b == EVERYTHING else a & b
-
-
-def _either(a: Mask, b: Mask) -> Mask:
-    return EVERYTHING if EVERYTHING in (a, b) else a | b
-
-
-def _padding(mask: Tensor, at: _Places) -> Mask:
-    """A 2-D mask, 1 where a key is real; keys past its end are not."""
-    missing = max(at.key + at.keys - mask.shape[1], 0)
-    real = at.of_keys(F.pad(mask.bool(), (0, missing)))
-    assert real is not None
-    if bool(real.all()):
-        return EVERYTHING
-    lengths = real.sum(1)
-    if torch.equal(torch.arange(at.keys, device=real.device) < lengths[:, None], real):
-        return masks.padding(lengths)
-    return _keys(real)
-
-
-def _keys(real: Tensor) -> Mask:
-    return masks.keep(real[:, None, None, :])
+# In compiled models both run between graphs: they read closures, values of masks and watchers, none
+# of which a graph can hold.
+_attend, _make_mask = torch.compiler.disable(attend), torch.compiler.disable(make_mask)
 
 
 @dataclass
@@ -298,8 +215,8 @@ class Switch:
 
     def on(self) -> None:
         if self.configs:
-            AttentionInterface.register(NAME, attend)
-            AttentionMaskInterface.register(NAME, make_mask)
+            AttentionInterface.register(NAME, _attend)
+            AttentionMaskInterface.register(NAME, _make_mask)
         for key, config in self.configs.items():
             held = _switched.setdefault(key, _Switched(config, config._attn_implementation))
             held.holders += 1

@@ -57,8 +57,8 @@ class SymbolicMask(Tensor):
         if func in _SUMS:
             raise RegardError(
                 "a mask of booleans is added to scores, where a model expects one of floats",
-                do="if gradient checkpointing runs a layer again, call backward() while the model "
-                "is watched",
+                do="a layer that computes attention by hand cannot be watched; if gradient "
+                "checkpointing runs a layer again, call backward() while the model is watched",
             )
         args, kwargs = tree_map_only(SymbolicMask, SymbolicMask.dense, (args, kwargs))
         return func(*args, **kwargs)
