@@ -125,11 +125,15 @@ def random(*shape: int, seed: int = 2) -> Tensor:
 
 
 def build(family: str, implementation: str = "eager", **changes: Any) -> Any:
-    """A small model with weights large enough that attention is not uniform."""
+    """A small model of a family."""
     name, sizes = FAMILIES[family]
     kind = getattr(transformers, name)
     config = kind.config_class(**sizes | changes)
-    model = kind._from_config(config, attn_implementation=implementation)
+    return enlivened(kind._from_config(config, attn_implementation=implementation))
+
+
+def enlivened(model: Any) -> Any:
+    """With weights large enough that attention is not uniform."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for path, p in model.named_parameters():
@@ -255,6 +259,35 @@ def test_masks_are_the_ones_a_model_means() -> None:
     assert mask("bert") is None
     assert mask("bert", attention_mask=right) == masks.padding([N, 6])
     assert mask("modernbert", 1) == masks.window(2, 2)
+
+
+def test_images_between_words() -> None:
+    text = GEMMA | {"layer_types": ["sliding_attention", "full_attention"]}
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config=IMAGE, mm_tokens_per_image=4, image_token_id=63,
+        boi_token_id=62, eoi_token_id=61,
+    )  # fmt: skip
+    kind = transformers.Gemma3ForConditionalGeneration
+    model = enlivened(kind._from_config(config, attn_implementation="eager"))
+    ids = tokens(1).clamp_max(60)
+    ids[0, 2:6] = 63
+    given = {
+        "input_ids": ids,
+        "token_type_ids": (ids == 63).long(),
+        "pixel_values": random(1, 3, 16, 16),
+    }
+    with torch.no_grad():
+        want, weights = with_weights(model, lambda: model(**given).logits)
+        with regard.watch(model, keep="traces") as seen:
+            got = model(**given).logits
+    torch.testing.assert_close(got, want, atol=2e-6 * float(want.abs().max()), rtol=2e-5)
+    for path, matrices in weights.items():
+        agree_on_weights(seen[path], matrices)
+    # Words look back; the patches of an image look at each other.
+    ids = torch.tensor([[-1, -1, 0, 0, 0, 0, -1, -1, -1]])
+    image = masks.documents(ids) & masks.keep((ids >= 0)[:, None, None])
+    full = seen["model.language_model.layers.1.self_attn"].trace
+    assert full.mask == masks.causal() | image
 
 
 def test_packed_documents_stay_apart() -> None:
@@ -627,7 +660,7 @@ def test_without_a_mask_the_module_says_whether_it_is_causal(
     module, q, k = nn.Identity(), random(1, 2, 5, 8), random(1, 2, 7, 8, seed=3)
     if own is not None:
         module.is_causal = own
-    causal = next((c for c in (asked, own) if c is not None), True)
+    causal = next((c for c in (asked, own) if c is not None), False)
     out, _ = huggingface.attend(module, q, k, k, None, is_causal=asked)
     want = regard.attention(q, k, k, mask=masks.causal(offset=0) if causal else None)
     torch.testing.assert_close(out.transpose(1, 2), want)

@@ -112,7 +112,8 @@ def _mask_and_bias(
 ) -> tuple[Mask | None, Bias | None]:
     bias, mask = position_bias, None
     if attention_mask is None:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        # Who makes masks with transformers never comes here: make_mask always gives one.
+        causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
         mask = masks.causal(None if Q == K else 0) if causal and Q > 1 else None
     elif isinstance(attention_mask, SymbolicMask):
         if tuple(attention_mask.shape[2:]) != (Q, K):
