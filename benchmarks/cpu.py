@@ -35,6 +35,9 @@ def speed(lengths: list[int], repeats: int) -> list[dict[str, Any]]:
                     "sdpa": lambda q=q, k=k, v=v, c=causal: scaled_dot_product_attention(
                         q, k, v, is_causal=c
                     ),
+                    "sdpa again": lambda q=q, k=k, v=v, c=causal: scaled_dot_product_attention(
+                        q, k, v, is_causal=c
+                    ),
                     "attention": lambda q=q, k=k, v=v, m=mask: regard.attention(q, k, v, mask=m),
                     "trace": lambda q=q, k=k, v=v, m=mask: regard.trace(q, k, v, mask=m),
                     "tiled": lambda q=q, k=k, v=v, m=mask: regard.attention(
@@ -50,6 +53,8 @@ def speed(lengths: list[int], repeats: int) -> list[dict[str, Any]]:
                     "causal": causal,
                     "sdpa ms": seconds["sdpa"] * 1e3,
                     "sdpa GFLOP/s": flops / seconds["sdpa"] / 1e9,
+                    # How far two measurements of one and the same thing are apart.
+                    "sdpa / itself": seconds["sdpa"] / seconds["sdpa again"],
                     "attention() / sdpa": seconds["sdpa"] / seconds["attention"],
                     "trace() / sdpa": seconds["sdpa"] / seconds["trace"],
                     "trace() / the same tiles without statistics": seconds["tiled"]
