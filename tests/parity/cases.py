@@ -16,6 +16,17 @@ from regard.inputs import AttentionInputs, check
 from tests.parity.agreement import Named, Plain, assert_as_exact, errors
 
 DEVICE = "cpu"
+DEFAULTS: dict[str, Any] = {
+    "mask": None,
+    "score": None,
+    "bias": None,
+    "softcap": None,
+    "sink": None,
+    "scale": None,
+    "dropout": 0.0,
+    "training": False,
+}
+"""What a call leaves out."""
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -129,9 +140,9 @@ class Case:
         mask = MASKS[self.mask](s)
         extra = dict(EXTRAS[self.extra])
         extra["sink"] = draw(s.H) if extra.get("sink") else None
-        options = {"softcap": None, "scale": None, "dropout": 0.0, "training": False} | extra
+        options = DEFAULTS | {"mask": mask, "score": score, "bias": bias} | extra
         torch.manual_seed(11)
-        inputs = check(q, k, v, mask=mask, score=score, bias=bias, **options)
+        inputs = check(q, k, v, **options)
         return inputs, learned
 
 

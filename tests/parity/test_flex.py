@@ -20,22 +20,12 @@ from regard import RegardError, biases, masks, scores
 from regard.backends.reference import Reference
 from regard.inputs import check
 from tests.parity.agreement import assert_as_exact, errors
-from tests.parity.cases import plain
+from tests.parity.cases import DEFAULTS, plain
 
 pytestmark = pytest.mark.compiled
 
 HAS_COMPILER = any(map(shutil.which, ("g++", "clang++", "cl")))
 LENGTHS = torch.tensor([90, 150])
-DEFAULTS = {
-    "mask": None,
-    "score": None,
-    "bias": None,
-    "softcap": None,
-    "sink": None,
-    "scale": None,
-    "dropout": 0.0,
-    "training": False,
-}
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

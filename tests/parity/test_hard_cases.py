@@ -26,22 +26,12 @@ from regard.backends.triton import Triton
 from regard.inputs import AttentionInputs, check
 from tests.parity import cases
 from tests.parity.agreement import Named, assert_as_exact, errors
-from tests.parity.cases import observed, plain
+from tests.parity.cases import DEFAULTS, observed, plain
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend for backend in (Reference(), Tiled(), Sdpa(), Triton())
 }
 TRITON = pytest.param("triton", marks=pytest.mark.interpreted)
-DEFAULTS = {
-    "mask": None,
-    "score": None,
-    "bias": None,
-    "softcap": None,
-    "sink": None,
-    "scale": None,
-    "dropout": 0.0,
-    "training": False,
-}
 FROM_LOGITS = (
     "entropy", "received", "top", "weights", "mass", "map mean", "map sum", "map max",
     "gradient 0", "gradient 1",
