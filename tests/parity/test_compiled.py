@@ -21,6 +21,7 @@ from regard import Trace, biases, masks, scores
 from regard.inputs import check
 from regard.values import encode
 from tests.parity import cases
+from tests.parity.cases import DEFAULTS
 
 TRITON = pytest.param("triton", marks=pytest.mark.interpreted)
 either = pytest.mark.parametrize("backend", [None, TRITON])
@@ -269,6 +270,7 @@ def test_export(kind: type[Attends], dynamic: bool, backend: str | None) -> None
 OPERATOR_CALLS: dict[str, tuple[bool, Callable[[], dict[str, Any]]]] = {
     "plain": (True, lambda: {}),
     "without-statistics": (False, lambda: {"mask": masks.causal()}),
+    "transposed": (True, lambda: {"mask": masks.causal()}),
     "everything": (
         True,
         lambda: {
@@ -289,15 +291,24 @@ def test_the_operator_keeps_its_promises(call: str, operator: str) -> None:
     if operator == "triton":
         import regard.backends.triton.operators  # noqa: F401 - registers it
     statistics, make = OPERATOR_CALLS[call]
-    defaults = {
-        "mask": None, "score": None, "bias": None, "softcap": None, "sink": None, "scale": None,
-        "dropout": 0.0, "training": False,
-    }  # fmt: skip
     tensors = [t.requires_grad_() for t in qkv()]
-    x = check(*tensors, **(defaults | make()))
+    if call == "transposed":
+        # As a projection is split into heads; and with the width not the last axis in memory.
+        tensors = [t.detach().transpose(1, 2).contiguous().transpose(1, 2) for t in tensors]
+        tensors[1] = tensors[1].mT.contiguous().mT
+        tensors = [t.requires_grad_() for t in tensors]
+    x = check(*tensors, **(DEFAULTS | make()))
     text, integers, floats, own = encode([x.comparison, x.mask, x.bias])
     args = (
         x.q, x.k, x.v, x.sink, x.seed, own, text, integers, floats, x.softcap, x.dropout,
         statistics, x.bias is not None,
     )  # fmt: skip
-    torch.library.opcheck(getattr(torch.ops.regard, operator).default, args)
+    there = getattr(torch.ops.regard, operator).default
+    torch.library.opcheck(there, args)
+    # The compiler believes what is said of the gradients' memory, so that is compared as well.
+    with torch.no_grad():
+        out, lse, _, entropy, kept = there(*args)
+        rest = (*(t.detach() for t in args[:3]), *args[3:11], x.bias is not None)
+        pulled = (numbers(*out.shape), None, None, out, lse, kept, entropy, *rest)
+        back = getattr(torch.ops.regard, f"{operator}_backward").default
+        torch.library.opcheck(back, pulled, test_utils="test_faketensor")

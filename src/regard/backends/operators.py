@@ -128,9 +128,7 @@ def register(
             given.bias or [t.new_zeros(()) for t in learned[len(given.comparison) :]]
         )
         return [
-            given.q,
-            given.k.to(k.dtype),
-            given.v.to(v.dtype),
+            *(_like(g, t) for g, t in zip(given[:3], (q, k, v), strict=True)),
             *sinks,
             *(g.to(t.dtype) for g, t in zip(own, learned, strict=True)),
         ]
@@ -220,6 +218,14 @@ def register(
         return Rows(out, lse, max_logit.detach(), entropy)
 
     return run
+
+
+def _like(gradient: Tensor, t: Tensor) -> Tensor:
+    """A gradient of t in its type, and in memory as the compiler was told: like t itself."""
+    told = torch.empty_like(t, device="meta").stride()
+    if gradient.stride() == told:
+        return gradient.to(t.dtype)
+    return torch.empty_like(t).copy_(gradient)
 
 
 def _inputs(

@@ -55,7 +55,7 @@ class Triton:
 
 def outruns_cudnn(x: AttentionInputs) -> bool:
     """Whether the kernels were measured to be faster than PyTorch's own for such a call: long and
-    causal, on Hopper (benchmarks/results)."""
+    causal, on Hopper (trials in LOG.md)."""
     # The compiler's tensors have no address, and lengths must not be compared while it looks.
     if x.q.device.type != "cuda" or torch.compiler.is_compiling():
         return False
