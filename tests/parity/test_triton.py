@@ -105,6 +105,22 @@ def test_widths(D: int, E: int) -> None:
     assert_conforms(case, got, ReferencePass())
 
 
+@pytest.mark.usefixtures("small_tiles")
+def test_lists_of_tiles_end_with_the_last_query_and_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask that hides nothing, but is walked by lists: its last tiles stick out."""
+    from regard.backends.triton import Triton
+    from regard.backends.triton.layout import is_simple
+    from regard.backends.triton.second_pass import TritonPass
+
+    every = masks.prefix(SMALL.K) | masks.window(3, 3)
+    monkeypatch.setitem(MASKS, "all by lists", lambda s: every)
+    case = Case("all by lists", "scaled_dot", "alibi", "plain", torch.float32, SMALL)
+    inputs, learned = case.build()
+    assert not is_simple(inputs.mask)
+    got = observed(Triton(), inputs, learned, TritonPass())
+    assert_conforms(case, got, ReferencePass())
+
+
 def test_a_decoding_step_packs_and_splits() -> None:
     from regard.backends.triton.tuning import forward_settings
 

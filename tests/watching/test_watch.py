@@ -125,6 +125,18 @@ def test_scale_grouped_heads_and_other_shapes() -> None:
         torch.testing.assert_close(got, F.scaled_dot_product_attention(t, t, t))
 
 
+def test_pytorchs_causal_starts_at_the_first_key() -> None:
+    class Causal(nn.Module):
+        def forward(self, q: Tensor, k: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, k, k, is_causal=True)
+
+    q, k, m = x(1, 2, 3, 8), x(1, 2, 5, 8, seed=1), Causal()
+    with regard.watch(m, keep="traces") as seen:
+        got = m(q, k)
+    torch.testing.assert_close(got, m(q, k))
+    assert seen[""].trace.weights(queries=[0])[..., 0].eq(1).all()
+
+
 def test_statistics_are_those_of_the_traces() -> None:
     m = model(is_causal=True)
     with torch.no_grad(), regard.watch(m, keep="traces") as seen:
