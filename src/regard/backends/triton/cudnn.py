@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.backends.contract import Rows
 from regard.backends.operators import Pull
+from regard.backends.triton.arguments import describable
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 
@@ -39,6 +40,7 @@ def takes(x: AttentionInputs, pull: Pull) -> bool:
         and width in (64, 128)
         and x.v.shape[-1] == width
         and (x.mask is None or _plainly_causal(x))
+        and all(describable(t) for t in (x.q, x.k, x.v))
         and min(x.shape.Q, x.shape.K) >= 128
         # Its sums have no fixed order.
         and not torch.are_deterministic_algorithms_enabled()
@@ -53,7 +55,7 @@ def run(x: AttentionInputs, rows: Rows, g_out: Tensor) -> tuple[Tensor, Tensor, 
     assert isinstance(x.comparison, Dot)
     nothing = torch.zeros((), dtype=torch.int64, device=x.q.device)
     dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-        g_out, x.q, x.k, x.v, rows.out, rows.lse[..., None], nothing, nothing, None, None, None,
+        g_out.contiguous(), x.q, x.k, x.v, rows.out, rows.lse[..., None], nothing, nothing, None, None, None,
         x.shape.Q, x.shape.K, 0.0, x.mask is not None, scale=float(x.comparison.scale),
     )  # fmt: skip
     return dq, dk, dv
