@@ -55,8 +55,9 @@ def run(x: AttentionInputs, rows: Rows, g_out: Tensor) -> tuple[Tensor, Tensor, 
     assert isinstance(x.comparison, Dot)
     nothing = torch.zeros((), dtype=torch.int64, device=x.q.device)
     dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-        g_out.contiguous(), x.q, x.k, x.v, rows.out, rows.lse[..., None], nothing, nothing, None, None, None,
-        x.shape.Q, x.shape.K, 0.0, x.mask is not None, scale=float(x.comparison.scale),
+        g_out.contiguous(), x.q, x.k, x.v, rows.out, rows.lse[..., None], nothing, nothing,
+        None, None, None, x.shape.Q, x.shape.K, 0.0, x.mask is not None,
+        scale=float(x.comparison.scale),
     )  # fmt: skip
     return dq, dk, dv
 
