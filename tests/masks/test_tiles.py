@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 import regard
 from regard import RegardError, masks
 from regard.masks.algebra import EMPTY, FULL, PARTIAL
-from regard.masks.tiles import grid, survey
+from regard.masks.tiles import grid, seen_keys, survey
 from regard.values import Shape
 
 CPU = torch.device("cpu")
@@ -235,3 +235,18 @@ def test_no_batch_behind_a_mask_of_it():
     mask = masks.causal() & masks.padding(lengths)
     assert regard.attention(none, none, none, mask=mask, backend="reference").shape == none.shape
     assert mask.dense(3).shape == (0, 1, 3, 3)
+
+
+@pytest.mark.parametrize("size", [*SIZES, (150, 300)], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_seen_keys_are_the_row_sums_of_dense(name, size):
+    mask = many(*size)[name]
+    shape = Shape(mask.batch, mask.heads, *size)
+    assert torch.equal(seen_keys(mask.bind(shape, CPU), shape, CPU), mask.dense(*size).sum(-1))
+
+
+@pytest.mark.parametrize("size", [(0, 0), (0, 5), (5, 0)], ids=str)
+@pytest.mark.parametrize("mask", [masks.causal(), masks.dilated(2) | masks.window(1)], ids=repr)
+def test_nothing_is_seen_where_nothing_is(mask, size):
+    shape = Shape(1, 1, *size)
+    assert seen_keys(mask.bind(shape, CPU), shape, CPU).tolist() == [[[0] * size[0]]]

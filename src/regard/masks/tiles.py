@@ -11,11 +11,14 @@ import math
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int8
+from jaxtyping import Int, Int8
 from torch import Tensor
 
 from regard.masks.algebra import EMPTY, FULL, PARTIAL, Mask, Tiles
 from regard.values import Shape
+
+_SIDE = 128
+"""Queries and keys of a tile whose keys are counted."""
 
 
 class Survey(NamedTuple):
@@ -139,12 +142,54 @@ def _count_by_distance(bound: Mask, shape: Shape, device: torch.device) -> int:
     """Each distance k - q occurs a known number of times."""
     band = bound.band()
     if band is not None:
-        q = torch.arange(shape.Q, device=device)
-        low = (q + max(band[0], -shape.Q)).clamp_min(0)
-        high = (q + min(band[1], shape.K)).clamp_max(shape.K - 1)
-        return int((high - low + 1).clamp_min(0).sum())
+        start, stop = band_edges(band, shape, device)
+        return int((stop - start).sum())
     distance = torch.arange(-shape.Q + 1, shape.K, device=device)
     q = (-distance).clamp_min(0)
     zero = torch.zeros_like(q)
     times = torch.minimum(shape.Q - q, shape.K - q - distance)
     return int((bound.allows(zero, zero, q, q + distance) * times).sum())
+
+
+def band_edges(
+    band: tuple[float, float], shape: Shape, device: torch.device
+) -> tuple[Int[Tensor, "q"], Int[Tensor, "q"]]:
+    """The keys [start, stop) of a band that each query may see; start = stop if there are none."""
+    q = torch.arange(shape.Q, device=device)
+    low, high = max(band[0], -shape.Q), min(band[1], shape.K)
+    start = (q + max(min(low, shape.K), -shape.Q)).clamp(0, shape.K)
+    stop = (q + max(high, -shape.Q) + 1).clamp(0, shape.K)
+    return start, torch.maximum(start, stop)
+
+
+def seen_keys(bound: Mask, shape: Shape, device: torch.device) -> Int[Tensor, "b h q"]:
+    """How many keys each query may see, for the batch entries and heads that the mask tells apart.
+
+    Bands take two edges a query. Of other masks whole tiles are added up, and only those that are
+    partly allowed are looked into, some at a time.
+    """
+    band = bound.band()
+    if band is not None:
+        start, stop = band_edges(band, shape, device)
+        return (stop - start)[None, None]
+    B, H, Q, K = bound.batch, bound.heads, shape.Q, shape.K
+    state = grid(bound, shape, _SIDE, _SIDE, device, exact=False)
+    first = torch.arange(0, K, _SIDE, device=device)
+    width = (first + _SIDE).clamp_max(K) - first
+    full = ((state == FULL) * width).sum(-1)
+    total = full[..., None].repeat(1, 1, 1, _SIDE)
+    inside = torch.arange(_SIDE, device=device)
+    b, h = (torch.arange(n, device=device) for n in (B, H))
+    open_ = (state == PARTIAL).flatten(0, 1).any(0).nonzero()
+    for row, column in (part.unbind(1) for part in open_.split(max(1, (1 << 8) // (B * H)))):
+        q, k = row[:, None] * _SIDE + inside, column[:, None] * _SIDE + inside
+        allowed = bound.allows(
+            b.view(-1, 1, 1, 1, 1),
+            h.view(-1, 1, 1, 1),
+            q.clamp_max(Q - 1)[..., None],
+            k.clamp_max(K - 1)[:, None],
+        )
+        count = (allowed & (k < K)[:, None]).expand(B, H, len(row), _SIDE, _SIDE).sum(-1)
+        undecided = state[:, :, row, column] == PARTIAL
+        total.index_add_(2, row, count * undecided[..., None])
+    return total.flatten(2)[..., :Q]
