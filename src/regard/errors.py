@@ -1,4 +1,5 @@
-"""The one error of regard: what was asked, what came, what is accepted, what to do."""
+"""The one error of regard: what was asked, what came, what is accepted, what to do. And its one
+warning."""
 
 from __future__ import annotations
 
@@ -21,3 +22,7 @@ class RegardError(ValueError):
             if text:
                 lines.append(f"  {label:<9} {text}")
         super().__init__("\n".join(lines))
+
+
+class RegardWarning(UserWarning):
+    """Something that goes on, and should be looked at."""

@@ -122,7 +122,7 @@ class Watch:
         again = _runs_again()
         if not self._running:
             if not again:
-                self._looking = self._runs % self.every == 0
+                self._looking = self._due()
                 self._runs += 1
             if self._looking:
                 self._start()
@@ -148,17 +148,24 @@ class Watch:
         trace = trace.detach()
         if self.heads is not None:
             trace = trace[:, list(self.heads)]
+        self._take(path, trace)
+
+    def _due(self) -> bool:
+        """Whether the run of the model that begins is looked at."""
+        return self._runs % self.every == 0
+
+    def _take(self, path: str, trace: Trace) -> None:
         self.seen.layer(path).take(trace, self._runs - 1, keep=self.keep == "traces")
 
     def _start(self) -> None:
-        self._active = AttentionMode()
-        self._active.__enter__()  # type: ignore[no-untyped-call]
+        self._active = AttentionMode(lambda: self._running[-1])
+        self._active.__enter__()
         dispatch.WATCHERS.append(self.see)
 
     def _stop(self) -> None:
         if self._active is not None:
             dispatch.WATCHERS.remove(self.see)
-            self._active.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._active.__exit__(None, None, None)
             self._active = None
         self._running.clear()
 
