@@ -1,6 +1,6 @@
 """Attention for PyTorch that is fast and can be looked into."""
 
-from regard import biases, masks, nn, scores
+from regard import biases, interpret, masks, nn, scores
 from regard.dispatch import attention, plan, trace
 from regard.errors import RegardError
 from regard.plans import Plan
@@ -15,6 +15,7 @@ __all__ = [
     "Trace",
     "attention",
     "biases",
+    "interpret",
     "load",
     "masks",
     "nn",

@@ -95,14 +95,14 @@ class Trace:
             )
         part = self if heads is None else self[:, heads]
         x = part.inputs
-        q = _places(queries, x.shape.Q, "queries", x.q.device)
-        k = _places(keys, x.shape.K, "keys", x.q.device)
+        q = places(queries, x.shape.Q, "queries", x.q.device)
+        k = places(keys, x.shape.K, "keys", x.q.device)
         return x.in_kind(part.second_pass.weights(x, part.rows.lse, q, k))
 
     def mass(self, keys: Chosen) -> Float[Tensor, "*bh q"]:
         """The share of each row that falls on given keys; `mass(0)` is the first-token sink.
         Differentiable."""
-        chosen = _places(keys, self.inputs.shape.K, "keys", self.inputs.q.device)
+        chosen = places(keys, self.inputs.shape.K, "keys", self.inputs.q.device)
         return self.inputs.in_kind(self.second_pass.mass(self.inputs, self.rows.lse, chosen))
 
     def map(
@@ -145,8 +145,8 @@ class Trace:
             batch, heads = which, None
         B, H, _, _ = self.inputs.shape
         device = self.inputs.q.device
-        b = _places(batch, B, "batch", device)
-        h = _places(heads, H, "heads", device)
+        b = places(batch, B, "batch", device)
+        h = places(heads, H, "heads", device)
         group = self.inputs.group
         everything = heads is None or (
             len(h) == H and bool((h == torch.arange(H, device=device)).all())
@@ -194,7 +194,7 @@ class Trace:
         )
 
 
-def _places(chosen: Chosen, n: int, what: str, device: torch.device) -> Int[Tensor, "n"]:
+def places(chosen: Chosen, n: int, what: str, device: torch.device) -> Int[Tensor, "n"]:
     """Indices on an axis of length n, from whatever people use to choose."""
     if chosen is None:
         return torch.arange(n, device=device)

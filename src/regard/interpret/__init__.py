@@ -1,0 +1,28 @@
+"""What attention is asked for most, as ready uses of traces: no fused path has to be left.
+
+>>> import torch, regard
+>>> from regard import interpret, masks
+>>> q, k = torch.randn(1, 8, 100, 64), torch.randn(1, 2, 100, 64)
+>>> trace = regard.trace(q, k, k, mask=masks.causal())
+>>> interpret.heavy_hitters(trace, 40, recent=16).keep.shape     # which keys to keep in a cache
+torch.Size([1, 2, 40])
+"""
+
+from regard.interpret.alignment import Word, token_times, word_times
+from regard.interpret.choosing import Kept
+from regard.interpret.citations import Citation, Citations, citations
+from regard.interpret.eviction import heavy_hitters, window_votes
+from regard.interpret.pruning import prune
+
+__all__ = [
+    "Citation",
+    "Citations",
+    "Kept",
+    "Word",
+    "citations",
+    "heavy_hitters",
+    "prune",
+    "token_times",
+    "window_votes",
+    "word_times",
+]

@@ -1,0 +1,129 @@
+"""Which passages a generated token drew on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.interpret.rows import Heads, choose, prompt_of, rows_of, weights
+from regard.watching.seen import Layer
+
+
+class Citation(NamedTuple):
+    """A passage, by its number, and its share of the attention."""
+
+    passage: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Citations:
+    """For each token of an answer, the share of attention that fell on each passage."""
+
+    shares: Float[Tensor, "tokens passages"]
+    """The mean over heads. A row sums to less than 1: the rest fell on the question, on the answer
+    so far, and on the first token, where heads that find nothing put their attention."""
+
+    def top(self, n: int = 1) -> list[list[Citation]]:
+        """The n passages each token drew on most, the first one first."""
+        values, indices = self.shares.topk(min(n, self.shares.shape[1]), dim=1)
+        return [
+            [Citation(*found) for found in zip(row, share, strict=True)]
+            for row, share in zip(indices.tolist(), values.tolist(), strict=True)
+        ]
+
+    def over(self, tokens: slice | range) -> list[Citation]:
+        """What a span of tokens drew on together: all passages, the first one first."""
+        which = tokens if isinstance(tokens, slice) else slice(tokens.start, tokens.stop)
+        span = self.shares[which]
+        if not len(span):
+            raise RegardError(
+                "a span needs a token", got=str(tokens), accepted=f"within {len(self.shares)}"
+            )
+        return Citations(span.mean(0, keepdim=True)).top(self.shares.shape[1])[0]
+
+
+def citations(
+    seen: Mapping[str, Layer],
+    passages: Sequence[range],
+    *,
+    tokens: int | None = None,
+    prompt: int | None = None,
+    layers: str = "*",
+    heads: Heads | None = None,
+    batch: int = 0,
+) -> Citations:
+    """The share of attention that each token of an answer gave to each passage.
+
+    `seen` is a run that generated the answer without beams, or read prompt and answer at once.
+    `passages` are ranges of places in the prompt. `prompt` is how many tokens stand before the
+    answer, `tokens` how many the answer has; by default both are read off the calls, which is right
+    after generating. `heads` are pairs (layer, head), the
+    layers counted among those whose path matches `layers`; by default all. A token is explained by
+    the row that predicted it, which is that of the token before.
+
+    **What this shows, and what it does not.** Attention says from where a layer *read*. It does not
+    say that what was read decided the answer: values may be small or cancel, later layers may
+    overrule, and beyond the first layers a place also holds what it read from others. A passage
+    with hardly any share was hardly read; one with a large share may still not matter. To show that
+    it does, take it out and see whether the answer changes. Longer passages and the first token get
+    more for being long and first: compare like with like.
+
+    Only the rows of the answer are computed, and only at the passages.
+
+    >>> import torch, regard
+    >>> from regard.watching import Seen
+    >>> places = torch.tensor([3, 0, 0, 1, 1, 2])         # a first token, then three passages
+    >>> k, q = torch.eye(4)[places][None, None], 8 * torch.eye(4)[[0, 1]][None, None]
+    >>> seen = Seen()
+    >>> seen.layer("self_attn").take(regard.trace(q, k, k), 0, keep=True)
+    >>> found = citations(seen, [range(1, 3), range(3, 5), range(5, 6)], prompt=1)
+    >>> [[(cited.passage, round(cited.share, 2)) for cited in token] for token in found.top(2)]
+    [[(0, 0.96), (1, 0.02)], [(1, 0.96), (0, 0.02)]]
+    """
+    chosen = choose(seen, layers, heads)
+    first = seen[next(iter(chosen))]
+    start = prompt_of(first, prompt) - 1
+    tokens = rows_of(first) - start if tokens is None else tokens
+    keys = _keys(passages, min(seen[path].traces[0].inputs.shape.K for path in chosen))
+    owner = torch.tensor([i for i, passage in enumerate(passages) for _ in passage])
+    rows, of_heads = range(start, start + tokens), []
+    for path, which in chosen.items():
+        _refuse_lost_keys(seen[path])
+        found = weights(seen[path], rows, keys=keys, heads=which, batch=batch)
+        shares = found.new_zeros(*found.shape[:2], len(passages))
+        of_heads.append(shares.index_add_(2, owner.to(found.device), found))
+    return Citations(torch.cat(of_heads).mean(0))
+
+
+def _keys(passages: Sequence[range], K: int) -> list[int]:
+    for passage in passages:
+        if not 0 <= passage.start < passage.stop <= K or passage.step != 1:
+            raise RegardError(
+                "a passage is a range of places in the prompt",
+                got=str(passage),
+                accepted=f"ranges of at least one place within range(0, {K})",
+            )
+    if not passages:
+        raise RegardError("there must be a passage to cite", got="none", accepted="ranges")
+    return [place for passage in passages for place in passage]
+
+
+def _refuse_lost_keys(layer: Layer) -> None:
+    """A place is a key's index only while nothing was dropped from the front of the cache."""
+    keys = [trace.inputs.shape.K for trace in layer.traces]
+    ends = list(accumulate(trace.inputs.shape.Q for trace in layer.traces))
+    before = {K - end for K, end in zip(keys, ends, strict=True)}
+    if len(before) > 1 and len(set(keys)) > 1:
+        raise RegardError(
+            f"{layer.path!r} lost its first keys while generating, as caches with a window do",
+            got=f"{keys[0]} keys at first, {keys[-1]} at last, for {ends[-1]} tokens",
+            do="name other layers in layers=, or read prompt and answer at once",
+        )

@@ -1,0 +1,115 @@
+"""A layer's calls as one run of rows, as if the text had been read at once.
+
+A model that generates calls a layer once for the prompt and once for every token. Row n is that of
+the token at place n, and it is the row that predicts the token at place n + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.traces import Chosen, Trace, places
+from regard.watching.seen import Layer
+
+Heads = Sequence[Sequence[int]]
+"""Pairs (layer, head). Layers are counted from 0 among those that a pattern names."""
+
+
+def choose(seen: Mapping[str, Layer], layers: str, heads: Heads | None) -> dict[str, list[int]]:
+    """The heads asked for, by the path of their layer; every head of every layer for None."""
+    paths = [path for path in seen if fnmatch(path, layers)]
+    if not paths:
+        raise RegardError(
+            "no layer that was seen has such a path",
+            got=f"layers={layers!r}",
+            accepted=", ".join(seen) or "none yet: run the model",
+        )
+    for path in paths:
+        if not seen[path].traces:
+            raise RegardError(
+                f"{path!r} has no traces", do='keep them: watch(model, keep="traces")'
+            )
+    if heads is None:
+        return {path: list(range(seen[path].heads)) for path in paths}
+    if not len(heads):
+        raise RegardError("no head was chosen", accepted="a list of (layer, head), or None for all")
+    chosen: dict[str, list[int]] = {}
+    for layer, head in heads:
+        if not 0 <= layer < len(paths) or not 0 <= head < seen[paths[layer]].heads:
+            sizes = ", ".join(f"{i}: {seen[path].heads}" for i, path in enumerate(paths))
+            raise RegardError(
+                "no such head was seen",
+                got=f"(layer {layer}, head {head})",
+                accepted=f"layers with so many heads each: {sizes}",
+            )
+        chosen.setdefault(paths[layer], []).append(head)
+    return chosen
+
+
+def prompt_of(layer: Layer, prompt: int | None) -> int:
+    """How many tokens come before the first that is asked about: those of the first call, which
+    reads the prompt when a model generates, unless it is said."""
+    prompt = layer.traces[0].inputs.shape.Q if prompt is None else prompt
+    if prompt < 1:
+        raise RegardError(
+            "prompt= counts the tokens before the first one asked about",
+            got=str(prompt),
+            accepted="1 or more: each token is predicted by the row of the one before it",
+        )
+    return prompt
+
+
+def rows_of(layer: Layer) -> int:
+    """How many rows the calls of a layer have together."""
+    return sum(trace.inputs.shape.Q for trace in layer.traces)
+
+
+def weights(
+    layer: Layer, rows: range, *, keys: Chosen, heads: Sequence[int], batch: int
+) -> Float[Tensor, "h q k"]:
+    """The weights of some rows, and of nothing else, from whichever calls hold them."""
+    if not 0 <= rows.start < rows.stop <= rows_of(layer):
+        raise RegardError(
+            f"{layer.path!r} does not have these rows",
+            got=f"rows {rows.start} to {rows.stop - 1}",
+            accepted=f"0 to {rows_of(layer) - 1}: what its {len(layer.traces)} calls hold",
+            do="see that prompt= and the tokens are those of the run that was watched",
+        )
+    found, start = [], 0
+    for trace in layer.traces:
+        stop = start + trace.inputs.shape.Q
+        here = range(max(rows.start, start) - start, min(rows.stop, stop) - start)
+        if here:
+            part = _four_axes(trace)[batch, list(heads)]
+            found.append(part.weights(queries=here, keys=keys)[0])
+        start = stop
+    return torch.cat(found, dim=1)
+
+
+def received_from(trace: Trace, queries: Chosen, keys: Chosen) -> Float[Tensor, "b h k"]:
+    """What chosen keys got from chosen queries together; a few rows at a time, never n×n."""
+    _, _, Q, K = _four_axes(trace).inputs.shape
+    columns = places(keys, K, "keys", trace.inputs.q.device)
+    if queries is None:
+        return trace.received()[..., columns]
+    rows = places(queries, Q, "queries", trace.inputs.q.device)
+    total = trace.lse.new_zeros(*trace.lse.shape[:2], len(columns))
+    for some in rows.split(64):
+        total += trace.weights(queries=some, keys=columns).detach().sum(-2)
+    return total
+
+
+def _four_axes(trace: Trace) -> Trace:
+    if trace.inputs.rank != 4:
+        raise RegardError(
+            "this needs a trace that has heads",
+            got=f"a trace of {trace.inputs.rank}-D inputs",
+            accepted="one of inputs [B, H, N, D]",
+        )
+    return trace
