@@ -58,7 +58,7 @@ def recovered(
     mask = _recovered(function, at, kinds)
     if mask is None or padding is None:
         return mask
-    return _both(mask, _padding(padding, at))
+    return both(mask, _padding(padding, at))
 
 
 def _recovered(
@@ -79,7 +79,7 @@ def _recovered(
             known = [part for part in parts if part is not None]
             if len(known) < len(parts):
                 return None
-            return reduce(_both if kind == "and_masks" else _either, known)
+            return reduce(both if kind == "and_masks" else either, known)
         case "sliding_window_overlay" if held["sliding_window"] > 0:
             return masks.window(held["sliding_window"] - 1, None, offset=at.offset)
         case "sliding_window_bidirectional_overlay" if held["sliding_window"] >= 0:
@@ -99,11 +99,11 @@ def _recovered(
     return None
 
 
-def _both(a: Mask, b: Mask) -> Mask:
+def both(a: Mask, b: Mask) -> Mask:
     return b if a == EVERYTHING else a if b == EVERYTHING else a & b
 
 
-def _either(a: Mask, b: Mask) -> Mask:
+def either(a: Mask, b: Mask) -> Mask:
     return EVERYTHING if EVERYTHING in (a, b) else a | b
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from regard import biases, dispatch, masks
 from regard.traces import Trace
+from regard.watching.flex_functions import FlexCalls
 
 
 class AttentionMode(TorchFunctionMode):
@@ -22,6 +23,18 @@ class AttentionMode(TorchFunctionMode):
     gradients are wanted, or dropout draws random numbers, PyTorch's own call gives the output and
     the trace is made beside it: gradients, checkpointing and random numbers stay as they were.
     """
+
+    def __init__(self, where: Callable[[], str]) -> None:
+        super().__init__()
+        self._flex = FlexCalls(where)
+
+    def __enter__(self) -> AttentionMode:
+        self._flex.__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call, no-any-return]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._flex.__exit__()
 
     def __torch_function__(
         self,

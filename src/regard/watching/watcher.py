@@ -93,8 +93,8 @@ class Watch:
             raise RegardError(
                 "the model ran, but no attention was seen",
                 got=f"{name}{known}, run {self._runs} times",
-                accepted="models that call F.scaled_dot_product_attention, nn.MultiheadAttention, "
-                "regard or Hugging Face's attention interface"
+                accepted="models that call F.scaled_dot_product_attention, flex_attention, "
+                "nn.MultiheadAttention, regard or Hugging Face's attention interface"
                 + ("" if self.layers is None else f", at layers {list(self.layers)}"),
                 do="see whether the model computes attention by hand, or outside its forward",
             )
