@@ -1,0 +1,399 @@
+"""What a monitor reports of training, when it looks, and that it gets in nobody's way."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import regard
+from regard import RegardError, masks
+from regard.backends.tiled.second_pass import chosen_logits
+from regard.watching import Report, Statistics
+from regard.watching.rules import NonFinite
+from regard.watching.telemetry import Telemetry
+from tests.watching.test_watch import Model, Plain, X, hooks, model, x
+
+CASES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"mask": masks.causal()},
+    "causal from the start": {"mask": masks.causal(offset=0)},
+    "window": {"mask": masks.causal() & masks.window(20)},
+    "window on both sides": {"mask": masks.window(9, 4)},
+    "nothing at first": {"mask": masks.causal() & ~masks.window(3)},
+    "documents": {"mask": masks.causal() & masks.documents(torch.arange(150) // 37)},
+    "padding": {"mask": masks.padding([150, 61])},
+    "float mask": {"bias": regard.biases.dense(torch.zeros(150, 150).fill_diagonal_(-math.inf))},
+    "bias": {"mask": masks.causal(), "bias": regard.biases.alibi(torch.tensor([0.1] * 4))},
+    "softcap": {"mask": masks.causal(), "softcap": 2.0},
+    "scale": {"scale": 3.0, "mask": masks.causal()},
+    "sink": {"mask": masks.causal(), "sink": torch.tensor([0.0, 1.0, 2.0, -1.0])},
+    "cosine": {"score": regard.scores.cosine(0.1), "mask": masks.causal()},
+}
+
+
+@pytest.mark.parametrize("keys", [150, 131])
+@pytest.mark.parametrize("name", CASES)
+def test_telemetry_is_that_of_the_dense_weights(name: str, keys: int) -> None:
+    how = CASES[name]
+    if keys != 150 and name in ("documents", "padding", "float mask"):
+        pytest.skip("a mask of a given length")
+    q, k, v = x(2, 4, 150, 8), x(2, 2, keys, 8, seed=1) + 0.3, x(2, 2, keys, 8, seed=2)
+    t = regard.trace(q.double(), k.double(), v.double(), **how)
+    got = Telemetry.of(t, Statistics.of(t))
+    s = _logits(t)
+    sees = (s > -math.inf).any(-1)
+    many = (s > -math.inf).sum(-1)
+    mean = s.masked_fill(s == -math.inf, 0).sum(-1) / many.clamp_min(1)
+    places = many + ("sink" in how)
+    torch.testing.assert_close(got.mean_logit, (mean * sees).sum((0, 2)))
+    room = (places.double().clamp_min(1).log() * sees).sum((0, 2))
+    torch.testing.assert_close(got.room, room)
+    sink = t.mass(0) + (0 if "sink" not in how else 1 - t.weights().sum(-1))
+    torch.testing.assert_close(got.sink, (sink * sees).sum((0, 2)))
+    torch.testing.assert_close(got.output, t.out.square().mean(-1).sum((0, 2)))
+    assert got.non_finite.tolist() == [0, 0, 0, 0]
+
+
+def _logits(t: regard.Trace) -> Tensor:
+    n = t.inputs.shape
+    return chosen_logits(t.inputs, torch.arange(n.Q), torch.arange(n.K))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_mean_logits_by_prefix_sums_are_as_exact_as_float32(dtype: torch.dtype) -> None:
+    q, k = x(1, 2, 3000, 16).to(dtype), (x(1, 2, 3000, 16, seed=1) + 2).to(dtype)
+    t = regard.trace(q, k, k, mask=masks.causal() & masks.window(100))
+    got = Telemetry.of(t, Statistics.of(t)).mean_logit
+    exact = regard.trace(q.double(), k.double(), k.double(), mask=t.mask).mean_logit
+    torch.testing.assert_close(got.double(), exact.sum((0, 2)), rtol=1e-4, atol=1e-3)
+
+
+def test_a_head_that_looks_at_all_keys_alike_has_entropy_one_and_a_sharp_one_zero() -> None:
+    q, k = torch.zeros(1, 2, 40, 8), x(1, 2, 40, 8)
+    # The second head's queries find the first key beyond doubt.
+    k[:, 1, 0], q[:, 1] = 10, 10
+    k[:, 1, 1:] = 0
+    heads = report_of(q, k)
+    assert heads.entropy[0] == pytest.approx(1)
+    assert heads.entropy[1] == pytest.approx(0, abs=1e-6)
+    assert heads.sink[1] == pytest.approx(1)
+    # Uniform over 1, 2, … 40 keys: the mean of 1/n falls on the first.
+    assert heads.sink[0] == pytest.approx(sum(1 / n for n in range(1, 41)) / 40)
+    assert heads.max_logit == pytest.approx((0, 800 / 8**0.5))
+    assert heads.mean_logit[1] == pytest.approx(sum(800 / 8**0.5 / n for n in range(1, 41)) / 40)
+    assert heads.empty == heads.non_finite == (0, 0)
+
+
+class Given(nn.Module):
+    """Attention of given queries and keys, with a parameter to train."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, **how: Any) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.how = q, k, v, how
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self) -> Tensor:
+        return regard.attention(self.q * self.weight, self.k, self.v, **self.how)
+
+
+def report_of(q: Tensor, k: Tensor, v: Tensor | None = None, **how: Any) -> Any:
+    m = Given(q, k, x(*k.shape) if v is None else v, **how or {"mask": masks.causal()})
+    with regard.Monitor(m, every=1, rules=()) as monitor:
+        m()
+        report = monitor.step()
+    assert report is not None
+    return report.layers[""]
+
+
+def test_empty_and_non_finite_rows_are_counted() -> None:
+    q, k, v = x(1, 2, 6, 8), x(1, 2, 6, 8, seed=1), x(1, 2, 6, 8, seed=2)
+    q[0, 0, 2] = math.nan
+    v[0, 1, 5] = math.inf
+    heads = report_of(q, k, v, mask=masks.causal() & ~masks.window(0))
+    assert heads.empty == pytest.approx((1 / 6, 1 / 6))
+    assert heads.non_finite == (1, 0)
+    # The last value is seen once the last key may see itself.
+    assert report_of(q, k, v, mask=masks.causal()).non_finite == (1, 1)
+    nothing = report_of(q, k, v, mask=masks.causal() & ~masks.causal())
+    assert nothing.empty == (1, 1)
+    assert all(map(math.isnan, nothing.entropy + nothing.max_logit + nothing.output))
+
+
+def train(m: nn.Module, monitor: regard.Monitor, steps: int, runs: int = 1) -> Iterator[Any]:
+    optimiser = torch.optim.SGD(m.parameters(), lr=0.01)
+    for i in range(steps):
+        for j in range(runs):
+            m(x(2, 7, 16, seed=i * runs + j)).square().mean().backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        yield monitor.step()
+
+
+def test_windows_and_looks() -> None:
+    m, reports = model(is_causal=True), []
+    with regard.Monitor(m, every=6, look=3, to=reports.append) as monitor:
+        attached = [hooks(m) > 0 for _ in train(m, monitor, 13)]
+    assert [report.step for report in reports] == [6, 12, 13]
+    assert [report.looks for report in reports] == [2, 2, 1]
+    # Steps 1, 4, 7, 10 and 13 are looked at; each is prepared when the one before it ends.
+    assert [i + 2 for i, on in enumerate(attached) if on] == [4, 7, 10, 13]
+    assert hooks(m) == 0
+    assert list(reports[0].layers) == ["layers.0", "layers.1"]
+    assert list(monitor.history) == reports
+
+
+def test_a_window_is_the_mean_over_its_rows_and_the_largest_logit() -> None:
+    m = model(is_causal=True)
+    seen = []
+    for i in range(4):
+        with regard.watch(m) as one:
+            m(x(2, 7, 16, seed=i))
+        seen.append(one["layers.0"])
+    with regard.Monitor(m, every=4, look=1) as monitor:
+        for i in range(4):
+            m(x(2, 7, 16, seed=i))
+            report = monitor.step()
+    assert report is not None
+    heads = report.layers["layers.0"]
+    room = sum(math.log(n) for n in range(1, 8)) / 7
+    entropy = torch.stack([layer.entropy for layer in seen]).mean(0) / room
+    assert heads.entropy == pytest.approx(entropy.tolist(), rel=1e-5)
+    assert heads.max_logit == pytest.approx(
+        torch.stack([layer.max_logit for layer in seen]).amax(0).tolist()
+    )
+    assert heads.sink == pytest.approx(
+        torch.stack([layer.first for layer in seen]).mean(0).tolist(), rel=1e-5
+    )
+
+
+def test_training_is_the_same_with_and_without() -> None:
+    plain, watched = model(is_causal=True), model(is_causal=True)
+    watched.load_state_dict(plain.state_dict())
+    list(train(plain, _Nobody(), 5))
+    with regard.Monitor(watched, every=4, look=2) as monitor:
+        list(train(watched, monitor, 5))
+    for a, b in zip(plain.parameters(), watched.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+class _Nobody:
+    def step(self) -> None: ...
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_accumulated_runs_and_checkpointing_count_once(reentrant: bool) -> None:
+    m = Model(Plain(), regard.nn.MultiHeadAttention(16, 2), reentrant=reentrant)
+    m.register_parameter("more", nn.Parameter(torch.ones(1)))
+    first = m.forward
+    m.forward = lambda t: first(t * m.more)  # type: ignore[method-assign]
+    counted = []
+    own = Telemetry.of
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Telemetry, "of", staticmethod(lambda *a: counted.append(1) or own(*a)))
+        with regard.Monitor(m, every=2, look=1) as monitor:
+            list(train(m, monitor, 2, runs=3))
+    assert len(counted) == 2 * 3 * 2
+
+
+def test_evaluation_is_not_looked_at() -> None:
+    m = model()
+    with regard.Monitor(m, every=1) as monitor:
+        m(X)
+        with torch.no_grad():
+            m(X * 100)
+        with torch.inference_mode():
+            m(X * 100)
+        report = monitor.step()
+    with regard.watch(m) as seen:
+        m(X)
+    assert report is not None
+    want = seen["layers.0"].max_logit.tolist()
+    assert report.layers["layers.0"].max_logit == pytest.approx(want)
+
+
+def test_autocast() -> None:
+    m = model(is_causal=True)
+    with regard.Monitor(m, every=1) as monitor:
+        with torch.autocast("cpu", torch.bfloat16):
+            m(X).sum().backward()
+        report = monitor.step()
+    assert report is not None
+    assert all(0 < share <= 1.001 for share in report.layers["layers.0"].entropy)
+
+
+class Waits(TorchDispatchMode):
+    """Notes what would have the host wait for a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique2"):
+            self.found.append(name)
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("clip", [None, 0.01], ids=["plain", "clip"])
+def test_no_step_but_the_last_of_a_window_waits_for_the_device(
+    clip: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = Model(regard.nn.MultiHeadAttention(16, 4, kv_heads=2), regard.nn.MultiHeadAttention(16, 2))
+    copies: list[str] = []
+    for name in ("cpu", "item", "tolist", "numpy"):
+        own = getattr(Tensor, name)
+        monkeypatch.setattr(
+            Tensor, name, lambda t, *a, own=own, name=name: copies.append(name) or own(t, *a)
+        )
+    with regard.Monitor(m, every=4, look=1, qk_clip=clip, rules=()) as monitor:
+        for i in range(4):
+            m(X).square().mean().backward()
+            own_calls = len(copies)
+            with Waits() as waits:
+                monitor.step()
+            waited = bool(waits.found) or len(copies) > own_calls
+            assert waited == (i == 3), (i, waits.found, copies)
+
+
+def test_what_is_taken_from_a_call_does_not_wait_for_the_device() -> None:
+    q, k, v = x(3, 1, 4, 20, 8)
+    for how in ({}, {"mask": masks.causal()}, {"mask": masks.causal() & masks.window(3)}):
+        t = regard.trace(q, k, v, **how)
+        with Waits() as waits:
+            Telemetry.of(t, Statistics.of(t))
+        assert not waits.found
+
+
+def test_reports_as_records_and_curves() -> None:
+    m = model(is_causal=True)
+    with regard.Monitor(m, every=2, look=1) as monitor:
+        report = list(train(m, monitor, 2))[-1]
+    record = json.loads(json.dumps(report.record(), allow_nan=False))
+    assert record["step"] == 2
+    assert record["looks"] == 2
+    layer = record["layers"]["layers.1"]
+    assert set(layer) == {
+        "max_logit", "mean_logit", "entropy", "sink", "empty", "non_finite", "output", "clipped",
+    }  # fmt: skip
+    assert all(len(each) == 2 for each in layer.values())
+    curves = report.scalars()
+    assert curves["attention/layers.1/max_logit"] == max(layer["max_logit"])
+    assert curves["attention/layers.1/entropy_min"] == min(layer["entropy"])
+    assert curves["attention/layers.1/entropy"] == pytest.approx(sum(layer["entropy"]) / 2)
+    assert len(curves) == 2 * 12
+    each = report.scalars(heads=True)
+    assert each["attention/layers.0/sink/head_1"] == report.layers["layers.0"].sink[1]
+    assert len(each) == 2 * (12 + 8 * 2)
+    lines = repr(report).splitlines()
+    assert lines[0] == "step 2, 2 looked at"
+    assert [line.split()[0] for line in lines[1:]] == ["layer", "layers.0", "layers.1"]
+
+
+def test_a_record_has_null_for_what_is_not_finite(tmp_path: Path) -> None:
+    q = x(1, 2, 6, 8)
+    m = Given(q, q, q, mask=masks.causal() & ~masks.causal())
+    with regard.Monitor(m, every=1, to=tmp_path / "run.jsonl", rules=()) as monitor:
+        m()
+        monitor.step()
+    record = json.loads((tmp_path / "run.jsonl").read_text())
+    assert record["layers"][""]["entropy"] == [None, None]
+
+
+def test_steps_counted_elsewhere() -> None:
+    m, reports = model(), []
+    with regard.Monitor(m, every=2, look=1, to=reports.append) as monitor:
+        for step in (1000, 1003, 1006, 1009):
+            m(X)
+            monitor.step(step)
+    assert [report.step for report in reports] == [1003, 1009]
+
+
+def test_some_layers() -> None:
+    m = model()
+    with regard.Monitor(m, every=1, layers=["*.1"]) as monitor:
+        m(X)
+        report = monitor.step()
+    assert report is not None
+    assert list(report.layers) == ["layers.1"]
+
+
+def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    with pytest.raises(RegardError, match=r"a torch\.nn\.Module"):
+        regard.Monitor("gpt2")  # type: ignore[arg-type]
+    with pytest.raises(RegardError, match="look=7, every=5"):
+        regard.Monitor(model(), every=5, look=7)
+    with pytest.raises(RegardError, match="every=0"):
+        regard.Monitor(model(), every=0)
+    with pytest.raises(RegardError, match="a number above 0"):
+        regard.Monitor(model(), qk_clip=0.0)
+    linear = nn.Linear(16, 16)
+    monitor = regard.Monitor(linear)
+    linear(X)
+    with pytest.raises(RegardError, match="the model ran, but no attention was seen"):
+        monitor.step()
+    monitor.close()
+    with pytest.raises(RegardError, match="this monitor is closed"):
+        monitor.step()
+
+
+def test_a_step_that_ran_nothing_is_no_error() -> None:
+    m = model()
+    with regard.Monitor(m, every=1) as monitor:
+        report = monitor.step()
+        assert report is not None
+        assert report.looks == 0
+        m(X)
+        monitor.step()
+    assert len(monitor.history) == 1
+
+
+def test_a_rule_that_raises_is_written_first_and_leaves_the_model_alone(tmp_path: Path) -> None:
+    m, path = model(), tmp_path / "run.jsonl"
+    monitor = regard.Monitor(m, every=1, to=path, rules=[NonFinite(action="raise")])
+    m(X * math.nan)
+    with pytest.raises(RegardError, match=r"non-finite attention at step 1: layers\.0, head 0"):
+        monitor.step()
+    assert hooks(m) == 0
+    monitor.close()
+    assert json.loads(path.read_text())["findings"][0]["rule"] == "non-finite attention"
+
+
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled_models_run_their_graph_between_looks() -> None:
+    made = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    m = model(is_causal=True)
+    compiled = torch.compile(m, backend=backend)
+    with regard.Monitor(compiled, every=4, look=2) as monitor:
+        graphs = []
+        for _ in range(12):
+            compiled(X).square().mean().backward()
+            monitor.step()
+            graphs.append(len(made))
+    assert graphs[-1] == graphs[2], "looking and not looking each compile once"
+    assert [report.looks for report in monitor.history] == [2, 2, 2]
+    assert list(monitor.history[0].layers) == ["_orig_mod.layers.0", "_orig_mod.layers.1"]
+
+
+def test_a_report_is_given_to_whoever_asks() -> None:
+    m = model()
+    with regard.Monitor(m, every=2, look=1) as monitor:
+        found = list(train(m, monitor, 2))
+    assert found[0] is None
+    assert isinstance(found[1], Report)
+    assert found[1] == monitor.history[-1]
