@@ -28,7 +28,7 @@ from regard.scores.comparison import Comparison, Dot, Nearness, TanhSum
 from regard.scores.score import Prepared, Score, finite_scale, per_head, positive, same_width
 from regard.traces import Trace
 from regard.values import Value, decode, encode
-from regard.watching.tensor_file import Draft, Place
+from regard.watching.tensor_file import Drawer, Place
 
 LARGEST = 1 << 62
 """No whole number in a file is larger: arithmetic on places has 64 bits."""
@@ -45,7 +45,7 @@ Tensors = Mapping[str, tuple[str, list[int]]]
 V = TypeVar("V", bound=Value)
 
 
-def recorded(trace: Trace, name: str, draft: Draft) -> dict[str, Any]:
+def recorded(trace: Trace, name: str, draft: Drawer) -> dict[str, Any]:
     """What a file says of a trace."""
     x = trace.inputs
     spelled = encode([x.comparison, x.mask, x.bias, trace.mask])

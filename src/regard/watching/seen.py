@@ -86,6 +86,13 @@ class Traces(Protocol):
     def __getitem__(self, call: slice, /) -> list[Trace]: ...
 
 
+@runtime_checkable
+class Growing(Traces, Protocol):
+    """Traces that take more."""
+
+    def append(self, trace: Trace, /) -> None: ...
+
+
 @dataclass
 class Layer:
     """One attention layer: how often it was called, and what its heads did, over all calls."""
@@ -103,7 +110,7 @@ class Layer:
         self.calls += 1
         self.statistics = found if self.statistics is None else self.statistics + found
         if keep:
-            assert isinstance(self.traces, list), "the layer of a file takes no more calls"
+            assert isinstance(self.traces, Growing), "the layer of a file takes no more calls"
             self.traces.append(trace)
             self.runs.append(run)
 

@@ -20,12 +20,12 @@ import json
 import os
 import secrets
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
-from typing import Any, overload
+from typing import Any, BinaryIO, overload
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ from regard.watching.tensor_file import (
     KINDS,
     NAMES,
     Draft,
+    Drawer,
     Place,
     Progress,
     Source,
@@ -69,24 +70,52 @@ def save(
 ) -> None:
     """Write what was seen to a file, whole or not at all."""
     draft = Draft()
-    about = {
+    layers = [
+        layer_record(
+            layer,
+            draft,
+            (recorded(t, f"{layer.path}/{call}", draft) for call, t in enumerate(layer.traces)),
+        )
+        for layer in seen.values()
+    ]
+    about = description(seen, tokens, layers)
+
+    def describe(checks: Mapping[str, str]) -> dict[str, str]:
+        return metadata(
+            about,
+            {
+                name: [NAMES[t.dtype], list(t.shape), checks[name]]
+                for name, t in draft.tensors.items()
+            },
+        )
+
+    with readable(Path(path)) as file:
+        draft.write(file, describe, progress)
+
+
+def description(seen: Seen, tokens: Tokens | None, layers: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a file says of itself, but for its tensors."""
+    return {
         "version": VERSION,
         "regard": _version(),
         "model": seen.model,
         "tokens": _tokens(seen.tokens if tokens is None else tokens),
-        "layers": [_layer_record(layer, draft) for layer in seen.values()],
+        "layers": layers,
     }
 
-    def describe(checks: Mapping[str, str]) -> dict[str, str]:
-        tensors = {
-            name: [NAMES[t.dtype], list(t.shape), checks[name]] for name, t in draft.tensors.items()
-        }
-        text = json.dumps(about | {"tensors": tensors}, separators=(",", ":"))
-        return {"regard": text, "check": _checksum(text)}
 
-    with _replacing(Path(path)) as unfinished:
+def metadata(about: dict[str, Any], tensors: dict[str, list[Any]]) -> dict[str, str]:
+    """A description in the metadata of a file. Of each tensor: type, shape and checksum."""
+    text = json.dumps(about | {"tensors": tensors}, separators=(",", ":"))
+    return {"regard": text, "check": _checksum(text)}
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[BinaryIO]:
+    """A new file, which takes the place of `path` once it has been read again."""
+    with replacing(path) as unfinished:
         with unfinished.open("xb") as file:
-            draft.write(file, describe, progress)
+            yield file
         try:
             load(unfinished).close()
         except RegardError as error:
@@ -182,7 +211,8 @@ class StoredTraces(Sequence[Trace]):
         return self._seen._trace(self._path, places, self._records[places], self._read)
 
 
-def _layer_record(layer: Layer, draft: Draft) -> dict[str, Any]:
+def layer_record(layer: Layer, drawer: Drawer, traces: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What a file says of a layer."""
     sums = layer.statistics
     name = f"{layer.path}/statistics"
     return {
@@ -191,11 +221,8 @@ def _layer_record(layer: Layer, draft: Draft) -> dict[str, Any]:
         "runs": layer.runs,
         "statistics": None
         if sums is None
-        else draft.put(name, torch.stack([getattr(sums, f.name) for f in fields(sums)])),
-        "traces": [
-            recorded(trace, f"{layer.path}/{call}", draft)
-            for call, trace in enumerate(layer.traces)
-        ],
+        else drawer.put(name, torch.stack([getattr(sums, f.name) for f in fields(sums)])),
+        "traces": list(traces),
     }
 
 
@@ -318,7 +345,7 @@ def _version() -> str:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """A new file beside another, which it replaces when all went well."""
     path = path.resolve()
     unfinished = path.with_name(f".{secrets.token_hex(8)}.part")

@@ -13,9 +13,9 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -53,6 +53,47 @@ class Place(NamedTuple):
     axes: list[int]
 
 
+class Held(NamedTuple):
+    """A tensor as it is stored, and the axes it has of the one it stands for, outermost first."""
+
+    tensor: Tensor
+    axes: list[int]
+
+
+def held(name: str, tensor: Tensor, *, repeated: bool) -> Held:
+    """A tensor without what its memory does not hold. Unless `repeated`, axes that repeat one
+    number are stored in full."""
+    t = tensor.detach()
+    if t.device.type == "meta" or t.layout != torch.strided or t.dtype not in NAMES:
+        raise RegardError(
+            f"{name} cannot be written to a file",
+            got=f"{t.dtype} on {t.device}, {t.layout}",
+            accepted="strided tensors with data: "
+            + ", ".join(str(dtype).removeprefix("torch.") for dtype in NAMES),
+        )
+    t = t.resolve_neg()
+    if not repeated and 0 in t.stride():
+        t = t.contiguous()
+    sizes = zip(t.shape, t.stride(), strict=True)
+    axes = [a for a, (n, step) in enumerate(sizes) if n != 1 and (step or not n)]
+    steps = t.stride()
+    order = sorted(axes, key=lambda a: -steps[a])
+    short = t[tuple(slice(None) if a in axes else 0 for a in range(t.ndim))]
+    return Held(short.permute([axes.index(a) for a in order]), order)
+
+
+def whereabouts(t: Tensor) -> tuple[Any, ...]:
+    """What two tensors have in common that are the same memory, seen the same way."""
+    return t.device, t.data_ptr(), t.dtype, t.shape, t.stride()
+
+
+@runtime_checkable
+class Drawer(Protocol):
+    """Where the tensors of a record are put."""
+
+    def put(self, name: str, tensor: Tensor, *, repeated: bool = False) -> Place: ...
+
+
 class Draft:
     """Tensors on their way into a file. What shares memory is written once."""
 
@@ -62,29 +103,13 @@ class Draft:
 
     def put(self, name: str, tensor: Tensor, *, repeated: bool = False) -> Place:
         """Take a tensor in. Unless `repeated`, axes that repeat one number are written in full."""
-        t = tensor.detach()
-        if t.device.type == "meta" or t.layout != torch.strided or t.dtype not in NAMES:
-            raise RegardError(
-                f"{name} cannot be written to a file",
-                got=f"{t.dtype} on {t.device}, {t.layout}",
-                accepted="strided tensors with data: "
-                + ", ".join(str(dtype).removeprefix("torch.") for dtype in NAMES),
-            )
-        t = t.resolve_neg()
-        if not repeated and 0 in t.stride():
-            t = t.contiguous()
-        sizes = zip(t.shape, t.stride(), strict=True)
-        axes = [a for a, (n, step) in enumerate(sizes) if n != 1 and (step or not n)]
-        steps = t.stride()
-        order = sorted(axes, key=lambda a: -steps[a])
-        held = t[tuple(slice(None) if a in axes else 0 for a in range(t.ndim))]
-        held = held.permute([axes.index(a) for a in order])
-        key = (held.device, held.data_ptr(), held.dtype, held.shape, held.stride())
+        short, axes = held(name, tensor, repeated=repeated)
+        key = whereabouts(short)
         if key not in self._names:
             self._names[key] = name
             # Holding it keeps its memory from being taken by another.
-            self.tensors[name] = held
-        return Place(self._names[key], list(t.shape), order)
+            self.tensors[name] = short
+        return Place(self._names[key], list(tensor.shape), axes)
 
     def write(
         self,
@@ -96,43 +121,60 @@ class Draft:
         length may not depend on them, since the header goes in last, where room was left."""
         # Largest alignment first: then every tensor starts at its own.
         order = sorted(self.tensors, key=lambda name: -_alignment(self.tensors[name]))
-        total, done = sum(t.nbytes for t in self.tensors.values()), 0
-        room = len(self._header(order, describe(dict.fromkeys(order, _checked(0)))))
+        entries = [
+            Entry(name, NAMES[t.dtype], list(t.shape), t.nbytes)
+            for name, t in ((name, self.tensors[name]) for name in order)
+        ]
+        total, done = sum(entry.size for entry in entries), 0
+        room = len(header(entries, describe(dict.fromkeys(order, checked(0)))))
         file.write(bytes(room))
         checks = {}
         if progress is not None:
             progress(0, total)
         for name in order:
-            # One at a time, so that a copy in order, or from another device, is soon gone.
-            tensor, check = self.tensors[name].cpu().contiguous(), 0
-            data = _bytes(tensor)
-            for start in range(0, len(data), PIECE):
-                piece = data[start : start + PIECE]
+            check = 0
+            for piece in pieces(self.tensors[name]):
                 file.write(piece)
                 check = zlib.crc32(piece, check)
                 done += len(piece)
                 if progress is not None:
                     progress(done, total)
-            checks[name] = _checked(check)
-        header = self._header(order, describe(checks))
-        assert len(header) == room
+            checks[name] = checked(check)
+        head = header(entries, describe(checks))
+        assert len(head) == room
         file.seek(0)
-        file.write(header)
+        file.write(head)
         file.flush()
         os.fsync(file.fileno())
 
-    def _header(self, order: list[str], metadata: dict[str, str]) -> bytes:
-        head: dict[str, Any] = {"__metadata__": metadata}
-        start = 0
-        for name in order:
-            t = self.tensors[name]
-            stop = start + t.nbytes
-            kind, shape = NAMES[t.dtype], list(t.shape)
-            head[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, stop]}
-            start = stop
-        text = json.dumps(head, separators=(",", ":")).encode()
-        text += b" " * (-(len(text) + 8) % ALIGNMENT)
-        return len(text).to_bytes(8, "little") + text
+
+class Entry(NamedTuple):
+    """What the header of a file says of a tensor; its bytes follow those of the entry before."""
+
+    name: str
+    kind: str
+    shape: list[int]
+    size: int
+
+
+def header(entries: list[Entry], metadata: dict[str, str]) -> bytes:
+    """The beginning of a file."""
+    head: dict[str, Any] = {"__metadata__": metadata}
+    start = 0
+    for name, kind, shape, size in entries:
+        head[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, start + size]}
+        start += size
+    text = json.dumps(head, separators=(",", ":")).encode()
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def pieces(tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of a tensor. A copy in order, or from another device, is soon gone."""
+    here = tensor.cpu().contiguous()
+    data = _bytes(here)
+    for start in range(0, len(data), PIECE):
+        yield data[start : start + PIECE]
 
 
 class Source:
@@ -165,7 +207,7 @@ class Source:
             )
         held = self._file.get_tensor(place.name)
         if place.name not in self._sound:
-            if _checked(zlib.crc32(_bytes(held))) != check:
+            if checked(zlib.crc32(_bytes(held))) != check:
                 raise broken(self.path, f"tensor {place.name!r} is not what was written")
             self._sound.add(place.name)
         return put_back(held.to(self.device), place)
@@ -195,7 +237,7 @@ def broken(path: Path, why: str) -> RegardError:
     )
 
 
-def _checked(crc: int) -> str:
+def checked(crc: int) -> str:
     return f"{crc:08x}"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import warnings
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from types import TracebackType
@@ -12,9 +14,11 @@ import torch
 from torch import nn
 
 from regard import dispatch
-from regard.errors import RegardError
+from regard.errors import RegardError, RegardWarning
 from regard.traces import Trace
+from regard.watching.memory import Weight
 from regard.watching.seen import Seen
+from regard.watching.spilling import Spill, Spilled
 from regard.watching.torch_functions import AttentionMode
 
 Keep = Literal["statistics", "traces"]
@@ -30,10 +34,13 @@ class Watch:
         heads: Sequence[int] | None,
         keep: Keep,
         every: int,
+        spill: str | os.PathLike[str] | None = None,
     ) -> None:
         self.model, self.layers, self.heads = model, layers, heads
         self.keep, self.every = keep, every
         self.seen = Seen(type(model).__name__)
+        self._spill = None if spill is None else Spill(spill)
+        self._weight: Weight | None = Weight() if keep == "traces" and spill is None else None
         self._running: list[str] = []
         self._runs = 0
         self._looking = False
@@ -52,6 +59,9 @@ class Watch:
         huggingface = _huggingface()
         if huggingface is not None:
             huggingface.refuse_by_hand(self.model, self.layers)
+        if self._spill is not None:
+            self._spill.start()
+        if huggingface is not None:
             self._switch = huggingface.Switch(self.model)
             self._switch.on()
         for path, module in self.model.named_modules():
@@ -62,7 +72,13 @@ class Watch:
         return self.seen
 
     def detach(self) -> None:
-        """Stop watching, and leave the model as it was."""
+        """Stop watching, leave the model as it was, and finish the file of traces, if any."""
+        attached = bool(self._hooks)
+        self._leave_alone()
+        if attached and self._spill is not None:
+            self._spill.finish(self.seen)
+
+    def _leave_alone(self) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -80,9 +96,15 @@ class Watch:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        self.detach()
-        if error is None and self._runs:
-            self._refuse_gaps()
+        self._leave_alone()
+        whole = False
+        try:
+            if error is None and self._runs:
+                self._refuse_gaps()
+            whole = error is None
+        finally:
+            if self._spill is not None:
+                self._spill.finish(self.seen) if whole else self._spill.drop()
 
     def _refuse_gaps(self) -> None:
         """Nothing that ran and attended may be missing from what was seen."""
@@ -155,7 +177,28 @@ class Watch:
         return self._runs % self.every == 0
 
     def _take(self, path: str, trace: Trace) -> None:
-        self.seen.layer(path).take(trace, self._runs - 1, keep=self.keep == "traces")
+        layer = self.seen.layer(path)
+        if self._spill is not None and not isinstance(layer.traces, Spilled):
+            layer.traces = Spilled(self._spill, path)
+        layer.take(trace, self._runs - 1, keep=self.keep == "traces")
+        if self._weight is not None:
+            self._warn_of_memory(path, trace)
+
+    def _warn_of_memory(self, path: str, trace: Trace) -> None:
+        """Once, and as soon as it can be known: after the first layer of the first run, if the
+        others are like it."""
+        assert self._weight is not None
+        modules = dict(self.model.named_modules())
+        alike = [p for p, m in modules.items() if type(m) is type(modules[path])]
+        found = self._weight.add(trace, sum(self._wanted(p) for p in alike))
+        if found is not None:
+            self._weight = None
+            warnings.warn(
+                f'keep="traces": {found}. Choose layers= or heads=, keep="statistics", or '
+                'spill="run.regard", which writes traces to disk as they come',
+                RegardWarning,
+                stacklevel=2,
+            )
 
     def _start(self) -> None:
         self._active = AttentionMode(lambda: self._running[-1])
@@ -167,6 +210,8 @@ class Watch:
             dispatch.WATCHERS.remove(self.see)
             self._active.__exit__(None, None, None)
             self._active = None
+            if self._spill is not None:
+                self._spill.forget_shared()
         self._running.clear()
 
 
@@ -208,13 +253,15 @@ def watch(
     heads: Sequence[int] | None = None,
     keep: Keep = "statistics",
     every: int = 1,
+    spill: str | os.PathLike[str] | None = None,
 ) -> Watch:
     """Look into every attention layer of a model while it runs.
 
     `layers` are paths of modules (`*` matches anything), `heads` indices; all by default.
     `keep="statistics"` adds up a few numbers per head; `keep="traces"` keeps each call's queries,
     keys and values as well, so that any weight can be asked for. `every=10` looks at every tenth
-    run of the model.
+    run of the model. `spill` is the path of a trace file: traces are written there as they come
+    instead of being held in memory, and read from it once the watching has ended.
 
     >>> import torch, regard
     >>> model = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
@@ -235,4 +282,8 @@ def watch(
         )
     if every < 1:
         raise RegardError("every= counts runs of the model", got=str(every), accepted="1 or more")
-    return Watch(model, layers, heads, keep, every)
+    if spill is not None and keep != "traces":
+        raise RegardError(
+            "spill= is where traces are written", got=f"keep={keep!r}", do='add keep="traces"'
+        )
+    return Watch(model, layers, heads, keep, every, spill)

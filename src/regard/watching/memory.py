@@ -1,0 +1,79 @@
+"""How much memory traces hold, and how much is left."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from regard.traces import Trace
+
+SHARE = 0.5
+"""The share of what was free that traces may hold before it is said aloud."""
+
+
+def held_by(trace: Trace) -> dict[int, int]:
+    """The bytes of each memory that a trace keeps from being freed, by address. (A query that is a
+    part of a larger tensor keeps all of it.)"""
+    x = trace.inputs
+    values = [v for v in (x.comparison, x.mask, x.bias) if v is not None]
+    tensors = [x.q, x.k, x.v, x.sink, *trace.rows, *(t for v in values for t in v.tensors())]
+    storages = [t.untyped_storage() for t in tensors if isinstance(t, Tensor)]
+    return {s.data_ptr(): s.nbytes() for s in storages}
+
+
+class Weight:
+    """What kept traces hold, and whether the rest of a run will still find room."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, int] = {}
+        self._taken = 0
+
+    def add(self, trace: Trace, layers: int) -> str | None:
+        """Count a trace. A sentence says so if what so many layers keep in a run is too much."""
+        before = sum(self._held.values())
+        self._held |= held_by(trace)
+        self._taken += 1
+        held = sum(self._held.values())
+        one, to_come = held - before, -self._taken % max(layers, 1)
+        device = trace.inputs.q.device
+        left = free(device)
+        if left is None or held + one * to_come <= SHARE * (held + left):
+            return None
+        return (
+            f"traces hold {shown(held)} and will hold about {shown(held + one * to_come)} when "
+            f"this run of the model ends ({shown(one)} for each of {layers} layers); "
+            f"{shown(left)} is free on {device}"
+        )
+
+
+def free(device: torch.device) -> int | None:
+    """Bytes that can still be had on a device; None where that is not known."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    if device.type != "cpu":
+        return None
+    told = Path("/proc/meminfo")
+    if told.exists():
+        for line in told.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    pages = {"SC_AVPHYS_PAGES", "SC_PAGE_SIZE"}
+    if pages <= os.sysconf_names.keys():
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def shown(size: float) -> str:
+    """A number of bytes, for people.
+
+    >>> shown(512), shown(3 * 2**20), shown(5.25 * 2**30)
+    ('512 bytes', '3.0 MiB', '5.2 GiB')
+    """
+    for unit, bytes_ in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= bytes_:
+            return f"{size / bytes_:.1f} {unit}"
+    return f"{size:.0f} bytes"
