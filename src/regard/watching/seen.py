@@ -6,7 +6,8 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, overload, runtime_checkable
+from itertools import count
+from typing import NamedTuple, Protocol, overload, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -93,6 +94,16 @@ class Growing(Traces, Protocol):
     def append(self, trace: Trace, /) -> None: ...
 
 
+class Address(NamedTuple):
+    """Where a trace is from: the path of the module, which of its traces it is, the run of the
+    model, and the step of generating that the run was."""
+
+    path: str
+    call: int
+    run: int
+    step: int
+
+
 @dataclass
 class Layer:
     """One attention layer: how often it was called, and what its heads did, over all calls."""
@@ -103,9 +114,11 @@ class Layer:
     traces: Traces = field(default_factory=list)
     """One per call, when traces are kept."""
     runs: list[int] = field(default_factory=list)
-    """The run of the model, from 0, that each trace is from: while generating, the step."""
+    """The run of the model, from 0, that each trace is from."""
+    steps: list[int] = field(default_factory=list)
+    """The step of generating that each trace is from: 0 for a run that begins a text."""
 
-    def take(self, trace: Trace, run: int, *, keep: bool) -> None:
+    def take(self, trace: Trace, run: int, step: int = 0, *, keep: bool) -> None:
         found = Statistics.of(trace)
         self.calls += 1
         self.statistics = found if self.statistics is None else self.statistics + found
@@ -113,6 +126,12 @@ class Layer:
             assert isinstance(self.traces, Growing), "the layer of a file takes no more calls"
             self.traces.append(trace)
             self.runs.append(run)
+            self.steps.append(step)
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Where each trace is from."""
+        return [Address(self.path, *at) for at in zip(count(), self.runs, self.steps, strict=False)]
 
     @property
     def heads(self) -> int:
@@ -161,9 +180,18 @@ class Seen(Mapping[str, Layer]):
     def __init__(self, model: str = "") -> None:
         self.model = model
         """The class of the model."""
-        self.tokens: Tokens | None = None
-        """What the sequences said, if it was told when they were saved."""
+        self._tokens: Tokens | Callable[[], Tokens | None] | None = None
         self._layers: dict[str, Layer] = {}
+
+    @property
+    def tokens(self) -> Tokens | None:
+        """What the sequences said, if the watch had a tokenizer and one text was read, or if it was
+        told when they were saved."""
+        return self._tokens() if callable(self._tokens) else self._tokens
+
+    @tokens.setter
+    def tokens(self, tokens: Tokens | Callable[[], Tokens | None] | None) -> None:
+        self._tokens = tokens
 
     def layer(self, path: str) -> Layer:
         """The layer of a path, new if it was never seen."""

@@ -8,7 +8,7 @@ that text:
     model     the class of the model
     tokens    what the sequences said, or null
     tensors   of each tensor its type, its shape and the CRC-32 of its bytes
-    layers    of each layer its path, calls, runs, statistics and traces
+    layers    of each layer its path, calls, runs, steps, statistics and traces
 
 Nothing in a file is executed or believed. When it is opened, every record in it (see records.py)
 goes through the checks of a call, on shapes alone; when a tensor is read, its bytes are checked.
@@ -163,7 +163,8 @@ class Stored(Seen):
             # Copied: a view would keep the whole file mapped after it is closed.
             sums = None if found is None else Statistics(*read(Place(*found)).clone())
             traces = StoredTraces(self, path, record["traces"], read)
-            self._layers[path] = Layer(path, record["calls"], sums, traces, record["runs"])
+            places = record["runs"], record["steps"]
+            self._layers[path] = Layer(path, record["calls"], sums, traces, *places)
 
     def _trace(self, path: str, call: int, record: dict[str, Any], read: Read) -> Trace:
         """One trace. Those of the layer that was asked last are kept."""
@@ -219,6 +220,7 @@ def layer_record(layer: Layer, drawer: Drawer, traces: Iterable[dict[str, Any]])
         "path": layer.path,
         "calls": layer.calls,
         "runs": layer.runs,
+        "steps": layer.steps,
         "statistics": None
         if sums is None
         else drawer.put(name, torch.stack([getattr(sums, f.name) for f in fields(sums)])),
@@ -288,17 +290,19 @@ def _check_tensors(described: dict[str, Any], source: Source) -> Tensors:
 
 def _check_layer(record: Any, stored: Tensors, imagined: Read) -> str:
     check_parts(
-        record, "a layer", path=str, calls=int, runs=list, statistics=list | None, traces=list
-    )
+        record, "a layer", path=str, calls=int, runs=list, steps=list, statistics=list | None,
+        traces=list,
+    )  # fmt: skip
     path: str = record["path"]
     if record["statistics"] is not None:
         sums = imagined(check_place(record["statistics"], stored))
         fits = sums.ndim == 2 and len(sums) == len(fields(Statistics)) and sums.dtype in DTYPES
         expect(fits, f"the statistics of {path!r}", record["statistics"])
     expect(len(record["traces"]) <= record["calls"] < LARGEST, "calls", record["calls"])
-    runs = record["runs"]
-    whole = all(type(run) is int and 0 <= run < LARGEST for run in runs)
-    expect(whole and len(runs) in (0, len(record["traces"])), "runs", runs)
+    for name in ("runs", "steps"):
+        counted = record[name]
+        whole = all(type(i) is int and 0 <= i < LARGEST for i in counted)
+        expect(whole and len(counted) in (0, len(record["traces"])), name, counted)
     for call, trace in enumerate(record["traces"]):
         try:
             check_trace(trace, stored)

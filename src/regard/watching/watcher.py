@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatch
 from types import TracebackType
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from regard import dispatch
 from regard.errors import RegardError, RegardWarning
 from regard.traces import Trace
 from regard.watching.memory import Weight
+from regard.watching.reading import Reading, reads_two_texts
 from regard.watching.seen import Seen
 from regard.watching.spilling import Spill, Spilled
 from regard.watching.torch_functions import AttentionMode
@@ -35,10 +36,13 @@ class Watch:
         keep: Keep,
         every: int,
         spill: str | os.PathLike[str] | None = None,
+        tokenizer: Any = None,
     ) -> None:
         self.model, self.layers, self.heads = model, layers, heads
         self.keep, self.every = keep, every
         self.seen = Seen(type(model).__name__)
+        self._reading = Reading(tokenizer)
+        self.seen.tokens = self._reading.tokens
         self._spill = None if spill is None else Spill(spill)
         self._weight: Weight | None = Weight() if keep == "traces" and spill is None else None
         self._running: list[str] = []
@@ -49,6 +53,7 @@ class Watch:
         self._switch: Any = None
         self._active: AttentionMode | None = None
         self._hooks: list[Any] = []
+        self._unlisten: Callable[[], None] = _nothing
 
     def attach(self) -> Seen:
         """Start watching. What is seen grows in the returned value."""
@@ -64,9 +69,10 @@ class Watch:
         if huggingface is not None:
             self._switch = huggingface.Switch(self.model)
             self._switch.on()
+        self._unlisten = self._reading.listen(self.model)
         for path, module in self.model.named_modules():
             self._hooks += [
-                module.register_forward_pre_hook(_Enter(self, path)),
+                module.register_forward_pre_hook(_Enter(self, path), with_kwargs=True),
                 module.register_forward_hook(_Leave(self, path), always_call=True),
             ]
         return self.seen
@@ -82,6 +88,8 @@ class Watch:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._unlisten()
+        self._unlisten = _nothing
         self._stop()
         if self._switch is not None:
             self._switch.off()
@@ -139,11 +147,14 @@ class Watch:
     def _attended_in(self, path: str) -> bool:
         return any(seen == path or seen.startswith(f"{path}.") for seen in self._attended)
 
-    def enter(self, path: str) -> None:
+    def enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module begins to run."""
         again = _runs_again()
         if not self._running:
             if not again:
+                if not self.seen:
+                    self._reading.forget()
+                self._reading.begin(args, kwargs)
                 self._looking = self._due()
                 self._runs += 1
             if self._looking:
@@ -180,7 +191,8 @@ class Watch:
         layer = self.seen.layer(path)
         if self._spill is not None and not isinstance(layer.traces, Spilled):
             layer.traces = Spilled(self._spill, path)
-        layer.take(trace, self._runs - 1, keep=self.keep == "traces")
+        keep = self.keep == "traces"
+        layer.take(trace, self._runs - 1, self._reading.step, keep=keep)
         if self._weight is not None:
             self._warn_of_memory(path, trace)
 
@@ -215,6 +227,10 @@ class Watch:
         self._running.clear()
 
 
+def _nothing() -> None:
+    pass
+
+
 def _runs_again() -> bool:
     """What runs during the backward pass runs again: gradient checkpointing."""
     return torch._C._current_graph_task_id() != -1
@@ -234,8 +250,8 @@ class _Enter:
     def __init__(self, watch: Watch, path: str) -> None:
         self.watch, self.path = watch, path
 
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        self.watch.enter(self.path)
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.watch.enter(self.path, args, kwargs)
 
 
 class _Leave:
@@ -254,6 +270,7 @@ def watch(
     keep: Keep = "statistics",
     every: int = 1,
     spill: str | os.PathLike[str] | None = None,
+    tokenizer: Any = None,
 ) -> Watch:
     """Look into every attention layer of a model while it runs.
 
@@ -261,7 +278,8 @@ def watch(
     `keep="statistics"` adds up a few numbers per head; `keep="traces"` keeps each call's queries,
     keys and values as well, so that any weight can be asked for. `every=10` looks at every tenth
     run of the model. `spill` is the path of a trace file: traces are written there as they come
-    instead of being held in memory, and read from it once the watching has ended.
+    instead of being held in memory, and read from it once the watching has ended. With a
+    `tokenizer`, `seen.tokens` are the texts of the tokens that the model was given.
 
     >>> import torch, regard
     >>> model = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
@@ -286,4 +304,10 @@ def watch(
         raise RegardError(
             "spill= is where traces are written", got=f"keep={keep!r}", do='add keep="traces"'
         )
-    return Watch(model, layers, heads, keep, every, spill)
+    if tokenizer is not None and reads_two_texts(model):
+        raise RegardError(
+            "tokenizer= is for models that read one text",
+            got=f"{type(model).__name__}, which reads one and writes another",
+            do="watch without it, and say what the text of interest was: seen.save(tokens=...)",
+        )
+    return Watch(model, layers, heads, keep, every, spill, tokenizer)

@@ -1,0 +1,130 @@
+"""What a model reads while it is watched: its tokens, and which runs go on with the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+
+MARKS = "Ġ▁"
+"""How vocabularies write the space before a word."""
+
+
+class Reading:
+    """The ids of the text that a model is given, run by run.
+
+    A run goes on with the text of the one before if it comes with a cache that is not empty, or
+    repeats that text and adds to it: a step of generating.
+    """
+
+    def __init__(self, tokenizer: Any = None) -> None:
+        if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+            raise RegardError(
+                "tokenizer= makes texts of ids",
+                got=type(tokenizer).__name__,
+                accepted="anything with decode(ids), such as the tokenizers of transformers",
+            )
+        self.tokenizer = tokenizer
+        self.step = -1
+        """The step of generating that the current run is; 0 where a text begins."""
+        self._ids: Tensor | None = None
+        self._whole: Tensor | None = None
+        self._texts = 0
+
+    def forget(self) -> None:
+        """What was read before does not count any more."""
+        self._texts = 0
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A run begins, with the arguments of the model."""
+        whole, self._whole = self._whole, None
+        before, cached = self._ids, _cached(kwargs.get("past_key_values"))
+        if whole is None:
+            ids = _ids(kwargs.get("input_ids", args[0] if args else None))
+            whole = _joined(before, cached, ids) if cached else ids
+        goes_on = bool(cached) or _adds_to(before, whole)
+        self.step = self.step + 1 if goes_on else 0
+        if not goes_on or not self._texts:
+            self._texts += 1
+        self._ids = None if whole is None else whole.clone()
+
+    def listen(self, model: nn.Module) -> Callable[[], None]:
+        """Be told the whole text before each step of `generate`, which gives the model only what is
+        new, and may change places in the cache. Returns how to stop."""
+        own = getattr(model, "prepare_inputs_for_generation", None)
+        if own is None or self.tokenizer is None:
+            return lambda: None
+        there = vars(model).get("prepare_inputs_for_generation")
+
+        def prepare(input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+            self._whole = input_ids
+            return own(input_ids, *args, **kwargs)
+
+        def stop() -> None:
+            del model.prepare_inputs_for_generation
+            if there is not None:
+                vars(model)["prepare_inputs_for_generation"] = there
+
+        vars(model)["prepare_inputs_for_generation"] = prepare
+        return stop
+
+    def tokens(self) -> list[str] | list[list[str]] | None:
+        """The texts of the tokens, a list for each sequence if there are several; None if they are
+        not known, or if more than one text was read."""
+        if self.tokenizer is None or self._ids is None or self._texts != 1:
+            return None
+        rows = [spelled(self.tokenizer, row) for row in self._ids.tolist()]
+        return rows[0] if len(rows) == 1 else rows
+
+
+def spelled(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The text of each token, with the space before it.
+
+    A token that is no text by itself, as a part of a character, is shown as the vocabulary has it.
+    """
+    pieces = getattr(tokenizer, "convert_ids_to_tokens", lambda ids: [""] * len(ids))(list(ids))
+    found: dict[int, str] = {}
+    for i, piece in zip(ids, pieces, strict=True):
+        if i not in found:
+            text = str(tokenizer.decode([i]))
+            if piece and ("\ufffd" in text or not text):
+                text = str(piece)
+            elif piece and piece[0] in MARKS and not text.startswith(" "):
+                text = f" {text}"
+            found[i] = text
+    return [found[i] for i in ids]
+
+
+def reads_two_texts(model: nn.Module) -> bool:
+    """Whether a model has a text to read and another to write."""
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
+def _ids(given: Any) -> Tensor | None:
+    """[B, N] whole numbers, if that is what was given."""
+    if not isinstance(given, Tensor) or given.ndim != 2:
+        return None
+    return None if given.is_floating_point() or given.dtype == torch.bool else given
+
+
+def _cached(cache: Any) -> int:
+    """How many tokens a cache holds."""
+    length = getattr(cache, "get_seq_length", None)
+    return 0 if length is None else int(length())
+
+
+def _joined(before: Tensor | None, cached: int, ids: Tensor | None) -> Tensor | None:
+    if before is None or ids is None or len(before) != len(ids) or before.shape[1] < cached:
+        return None
+    return torch.cat([before[:, :cached], ids], 1)
+
+
+def _adds_to(before: Tensor | None, ids: Tensor | None) -> bool:
+    if before is None or ids is None or len(before) != len(ids):
+        return False
+    n = before.shape[1]
+    return ids.shape[1] > n and torch.equal(ids[:, :n], before)
