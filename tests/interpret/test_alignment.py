@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,6 +146,15 @@ def test_generating_gives_the_times_of_reading(whisper: Any) -> None:
     once = interpret.token_times(read(model, given), 12, HEADS, prompt=PROMPT, batch=1)
     steps = interpret.token_times(reread(model, given), 12, HEADS, batch=1)
     assert torch.equal(once, steps)
+
+
+def test_a_file_gives_the_times_of_the_run(whisper: Any, tmp_path: Path) -> None:
+    model, given = whisper
+    seen = read(model, given)
+    seen.save(tmp_path / "run.safetensors")
+    with regard.load(tmp_path / "run.safetensors") as kept:
+        again = interpret.token_times(kept, 12, HEADS, prompt=PROMPT)
+    assert torch.equal(again, interpret.token_times(seen, 12, HEADS, prompt=PROMPT))
 
 
 def test_without_a_row_for_the_end_the_last_token_lasts_to_the_end(whisper: Any) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.errors import RegardError
-from regard.interpret.rows import Heads, choose, prompt_of, rows_of, weights
+from regard.interpret.rows import Heads, Run, choose
 from regard.watching.seen import Layer
 
 # How tokenizers write the space before a word: as it is, byte by byte, and SentencePiece's.
@@ -97,28 +97,30 @@ def token_times(
 
     Only the weights of these heads, rows and frames are computed.
     """
-    chosen = choose(seen, layers, heads)
-    first = seen[next(iter(chosen))]
-    start = prompt_of(first, prompt) - 1
     if tokens < 1:
         raise RegardError("there must be a token to time", got=str(tokens), accepted="1 or more")
-    K = first.traces[0].inputs.shape.K
-    frames = K if frames is None else frames
+    matrices = []
+    for path, which in choose(seen, layers, heads).items():
+        run = Run(seen[path])
+        frames = _frames(frames, run.keys[0])
+        # The row after the last token looks for more to write: it takes the silence at the end. A
+        # run that was cut short does not have it.
+        start = run.prompt(prompt) - 1
+        stop = start + tokens
+        rows = range(start, stop + 1 if run.ends[-1] > stop else stop)
+        matrices.append(run.weights(rows, keys=range(frames), heads=which, batch=batch))
+    gain = comparable(torch.cat(matrices), smooth).mean(0)
+    begins = torch.tensor([*warped(gain), gain.shape[1]], dtype=torch.float64) * seconds
+    return torch.stack([begins[:tokens], begins[1 : tokens + 1]], dim=1)
+
+
+def _frames(given: int | None, K: int) -> int:
+    frames = K if given is None else given
     if not 1 <= frames <= K:
         raise RegardError(
             "frames= counts the frames that hold sound", got=str(frames), accepted=f"1 to {K}"
         )
-    # The row after the last token looks for more to write: it takes the silence at the end.
-    rows = range(start, min(start + tokens + 1, max(rows_of(first), start + tokens)))
-    matrices = torch.cat(
-        [
-            weights(seen[path], rows, keys=range(frames), heads=which, batch=batch)
-            for path, which in chosen.items()
-        ]
-    )
-    path = warped(comparable(matrices, smooth).mean(0))
-    begins = torch.tensor([*path, frames], dtype=torch.float64) * seconds
-    return torch.stack([begins[:tokens], begins[1 : tokens + 1]], dim=1)
+    return frames
 
 
 def comparable(weights: Float[Tensor, "h q k"], smooth: int) -> Float[Tensor, "h q k"]:
@@ -148,7 +150,7 @@ def warped(gain: Float[Tensor, "q k"]) -> list[int]:
     >>> warped(torch.tensor([[3.0, 2.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 4.0]]))
     [0, 2, 3]
     """
-    gain = gain.double()
+    gain = gain.cpu().double()
     sums = gain.cumsum(-1)
     best, entered = [sums[0]], [torch.zeros_like(sums[0], dtype=torch.int64)]
     for row in range(1, len(gain)):

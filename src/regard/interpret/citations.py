@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.interpret.rows import Heads, choose, prompt_of, rows_of, weights
+from regard.interpret.rows import Heads, Run, choose
 from regard.watching.seen import Layer
 
 
@@ -88,22 +88,24 @@ def citations(
     >>> [[(cited.passage, round(cited.share, 2)) for cited in token] for token in found.top(2)]
     [[(0, 0.96), (1, 0.02)], [(1, 0.96), (0, 0.02)]]
     """
-    chosen = choose(seen, layers, heads)
-    first = seen[next(iter(chosen))]
-    start = prompt_of(first, prompt) - 1
-    tokens = rows_of(first) - start if tokens is None else tokens
-    keys = _keys(passages, min(seen[path].traces[0].inputs.shape.K for path in chosen))
-    owner = torch.tensor([i for i, passage in enumerate(passages) for _ in passage])
-    rows, of_heads = range(start, start + tokens), []
-    for path, which in chosen.items():
-        _refuse_lost_keys(seen[path])
-        found = weights(seen[path], rows, keys=keys, heads=which, batch=batch)
-        shares = found.new_zeros(*found.shape[:2], len(passages))
-        of_heads.append(shares.index_add_(2, owner.to(found.device), found))
+    if not passages:
+        raise RegardError("there must be a passage to cite", got="none", accepted="ranges")
+    of_heads = []
+    for path, which in choose(seen, layers, heads).items():
+        run = Run(seen[path])
+        _refuse_lost_keys(run)
+        _check(passages, run.keys[0])
+        start = run.prompt(prompt) - 1
+        rows = range(start, run.ends[-1] if tokens is None else start + tokens)
+        keys = [place for passage in passages for place in passage]
+        found = run.weights(rows, keys=keys, heads=which, batch=batch)
+        ends = accumulate(len(passage) for passage in passages)
+        parts = found.tensor_split(list(ends)[:-1], dim=-1)
+        of_heads.append(torch.stack([part.sum(-1) for part in parts], dim=-1))
     return Citations(torch.cat(of_heads).mean(0))
 
 
-def _keys(passages: Sequence[range], K: int) -> list[int]:
+def _check(passages: Sequence[range], K: int) -> None:
     for passage in passages:
         if not 0 <= passage.start < passage.stop <= K or passage.step != 1:
             raise RegardError(
@@ -111,19 +113,14 @@ def _keys(passages: Sequence[range], K: int) -> list[int]:
                 got=str(passage),
                 accepted=f"ranges of at least one place within range(0, {K})",
             )
-    if not passages:
-        raise RegardError("there must be a passage to cite", got="none", accepted="ranges")
-    return [place for passage in passages for place in passage]
 
 
-def _refuse_lost_keys(layer: Layer) -> None:
+def _refuse_lost_keys(run: Run) -> None:
     """A place is a key's index only while nothing was dropped from the front of the cache."""
-    keys = [trace.inputs.shape.K for trace in layer.traces]
-    ends = list(accumulate(trace.inputs.shape.Q for trace in layer.traces))
-    before = {K - end for K, end in zip(keys, ends, strict=True)}
-    if len(before) > 1 and len(set(keys)) > 1:
+    before = {K - end for K, end in zip(run.keys, run.ends, strict=True)}
+    if len(before) > 1 and len(set(run.keys)) > 1:
         raise RegardError(
-            f"{layer.path!r} lost its first keys while generating, as caches with a window do",
-            got=f"{keys[0]} keys at first, {keys[-1]} at last, for {ends[-1]} tokens",
+            f"{run.path!r} lost its first keys while generating, as caches with a window do",
+            got=f"{run.keys[0]} keys at first, {run.keys[-1]} at last, for {run.ends[-1]} tokens",
             do="name other layers in layers=, or read prompt and answer at once",
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
+from itertools import accumulate
 
 import torch
 from jaxtyping import Float
@@ -52,44 +53,46 @@ def choose(seen: Mapping[str, Layer], layers: str, heads: Heads | None) -> dict[
     return chosen
 
 
-def prompt_of(layer: Layer, prompt: int | None) -> int:
-    """How many tokens come before the first that is asked about: those of the first call, which
-    reads the prompt when a model generates, unless it is said."""
-    prompt = layer.traces[0].inputs.shape.Q if prompt is None else prompt
-    if prompt < 1:
-        raise RegardError(
-            "prompt= counts the tokens before the first one asked about",
-            got=str(prompt),
-            accepted="1 or more: each token is predicted by the row of the one before it",
-        )
-    return prompt
+class Run:
+    """The calls of a layer, one after another; those of a file are read once."""
 
+    def __init__(self, layer: Layer) -> None:
+        self.path, self.traces = layer.path, list(layer.traces)
+        self.ends = list(accumulate(trace.inputs.shape.Q for trace in self.traces))
+        """How many rows there are up to the end of each call."""
+        self.keys = [trace.inputs.shape.K for trace in self.traces]
 
-def rows_of(layer: Layer) -> int:
-    """How many rows the calls of a layer have together."""
-    return sum(trace.inputs.shape.Q for trace in layer.traces)
+    def prompt(self, given: int | None) -> int:
+        """How many tokens come before the first that is asked about: those of the first call, which
+        reads the prompt when a model generates, unless it is said."""
+        prompt = self.ends[0] if given is None else given
+        if prompt < 1:
+            raise RegardError(
+                "prompt= counts the tokens before the first one asked about",
+                got=str(prompt),
+                accepted="1 or more: each token is predicted by the row of the one before it",
+            )
+        return prompt
 
-
-def weights(
-    layer: Layer, rows: range, *, keys: Chosen, heads: Sequence[int], batch: int
-) -> Float[Tensor, "h q k"]:
-    """The weights of some rows, and of nothing else, from whichever calls hold them."""
-    if not 0 <= rows.start < rows.stop <= rows_of(layer):
-        raise RegardError(
-            f"{layer.path!r} does not have these rows",
-            got=f"rows {rows.start} to {rows.stop - 1}",
-            accepted=f"0 to {rows_of(layer) - 1}: what its {len(layer.traces)} calls hold",
-            do="see that prompt= and the tokens are those of the run that was watched",
-        )
-    found, start = [], 0
-    for trace in layer.traces:
-        stop = start + trace.inputs.shape.Q
-        here = range(max(rows.start, start) - start, min(rows.stop, stop) - start)
-        if here:
-            part = _four_axes(trace)[batch, list(heads)]
-            found.append(part.weights(queries=here, keys=keys)[0])
-        start = stop
-    return torch.cat(found, dim=1)
+    def weights(
+        self, rows: range, *, keys: Chosen, heads: Sequence[int], batch: int
+    ) -> Float[Tensor, "h q k"]:
+        """The weights of some rows, and of nothing else, from whichever calls hold them."""
+        if not 0 <= rows.start < rows.stop <= self.ends[-1]:
+            raise RegardError(
+                f"{self.path!r} does not have these rows",
+                got=f"rows {rows.start} to {rows.stop - 1}",
+                accepted=f"0 to {self.ends[-1] - 1}: what its {len(self.traces)} calls hold",
+                do="see that prompt= and the tokens are those of the run that was watched",
+            )
+        found = []
+        for trace, end in zip(self.traces, self.ends, strict=True):
+            start = end - trace.inputs.shape.Q
+            here = range(max(rows.start, start) - start, min(rows.stop, end) - start)
+            if here:
+                part = _four_axes(trace)[batch, list(heads)]
+                found.append(part.weights(queries=here, keys=keys)[0])
+        return torch.cat(found, dim=1)
 
 
 def received_from(trace: Trace, queries: Chosen, keys: Chosen) -> Float[Tensor, "b h k"]:
