@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._dynamo import eval_frame
-from torch._compile import _disable_dynamo
 
 from regard import dispatch
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.values import Shape
+from regard.watching.compiling import WHY, stepped_over, uncompiled
 from regard.watching.mask_mods import mask_of_blocks
 from regard.watching.recovery import EVERYTHING, both
 from regard.watching.score_mods import Changed, change_of
@@ -60,7 +60,7 @@ class FlexCalls:
         self._read.clear()
 
     # Disabled: a compiled model would compile what is done here along with itself.
-    @_disable_dynamo
+    @uncompiled
     def look(self, call: _Call, *, compiled: bool) -> Tensor:
         """The output of a call, from its trace."""
         try:
@@ -142,6 +142,7 @@ def _fits(block_mask: Any, queries: int, keys: int) -> bool:
     return block_mask is None or tuple(block_mask.seq_lengths) == (queries, keys)
 
 
+@stepped_over
 def called(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of flex_attention by anybody."""
     here = threading.get_ident()
@@ -167,7 +168,7 @@ def _all(seen: list[Mask]) -> Mask | None:
     return None if mask == EVERYTHING else mask
 
 
-@_disable_dynamo
+@uncompiled
 def _laid_out(out: Tensor, query: Tensor) -> Tensor:
     """The output in memory as FlexAttention leaves it: its axes in the order of the query's, so
     that a model that transposes it can view it as one."""
@@ -193,10 +194,7 @@ def _swap_in() -> None:
     function.__code__ = _stand_in.__code__
     function.__defaults__ = function.__kwdefaults__ = None
     # Says so where the compiler, told to leave nothing out, would have to look into it.
-    function._torchdynamo_disable = True
-    function._torchdynamo_disable_msg = (
-        "regard.watch looks at attention between graphs: compile without fullgraph=True to watch"
-    )
+    function._torchdynamo_disable, function._torchdynamo_disable_msg = True, WHY
 
 
 def _swap_out() -> None:
@@ -214,6 +212,4 @@ own: Any = None
 _stand_in = lambda *args, **kwargs: __import__(  # noqa: E731
     "regard.watching.flex_functions", fromlist=["called"]
 ).called(args, kwargs)
-_skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
-for _function in (_stand_in, called):
-    eval_frame.set_code_exec_strategy(_function.__code__, _skip)
+stepped_over(_stand_in)

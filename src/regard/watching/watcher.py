@@ -16,6 +16,7 @@ from torch import nn
 from regard import dispatch
 from regard.errors import RegardError, RegardWarning
 from regard.traces import Trace
+from regard.watching.compiling import uncompiled
 from regard.watching.memory import Weight
 from regard.watching.reading import Reading, reads_two_texts
 from regard.watching.seen import Seen
@@ -250,6 +251,7 @@ class _Enter:
     def __init__(self, watch: Watch, path: str) -> None:
         self.watch, self.path = watch, path
 
+    @uncompiled
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self.watch.enter(self.path, args, kwargs)
 
@@ -258,6 +260,7 @@ class _Leave:
     def __init__(self, watch: Watch, path: str) -> None:
         self.watch, self.path = watch, path
 
+    @uncompiled
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         self.watch.leave(self.path)
 
