@@ -9,13 +9,22 @@ import sys
 from functools import reduce
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
+from importlib.util import find_spec
 from operator import and_
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, cast
 
 import torch
 import typer
 from rich import box
 from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 from typer.core import TyperGroup
@@ -28,6 +37,8 @@ from regard.view import heat_map, shaded
 from regard.view.labels import clean
 from regard.view.spelling import vectors, words
 from regard.view.terminal import colourless
+from regard.watching.memory import shown
+from regard.watching.watcher import Keep
 
 SENTENCE = "A word attends to words like it: attention reads what readers read and reread."
 TOKEN = "reread"
@@ -127,6 +138,73 @@ def view(
 
 
 @app.command()
+def record(
+    model: Annotated[
+        str, typer.Option(help="A folder that holds a Hugging Face model, or its name on the hub.")
+    ],
+    text: Annotated[str, typer.Option(help="The file to read; - is standard input.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The trace file to write.")],
+    keep: Annotated[
+        str,
+        typer.Option(help="traces, from which any weight can be had, or statistics of each head."),
+    ] = "traces",
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(help="Only modules of this path; * matches anything. Can be given again."),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Read only so many tokens.", show_default=False)
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="auto (float32 on a CPU), float32, bfloat16 or float16.")
+    ] = "auto",
+    device: Annotated[
+        str, typer.Option(help="auto (CUDA where there is one), cpu, cuda.")
+    ] = "auto",
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Let a model read a text, and keep what its attention did in a trace file.
+
+    Weights are read from safetensors files only, and code that comes with a model is never run.
+    """
+    if out.exists() and not force:
+        raise regard.RegardError(
+            "there is a file of that name", got=str(out), do="choose another, or add --force"
+        )
+    if keep not in ("traces", "statistics"):
+        raise regard.RegardError(
+            "--keep says what to keep", got=repr(keep), accepted="traces or statistics"
+        )
+    words = _text(text)
+    if find_spec("transformers") is None:
+        raise regard.RegardError(
+            "models are loaded with transformers, which is not installed",
+            do="pip install regard[huggingface]",
+        )
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
+        console=Console(stderr=True), transient=True,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task("loading", total=None)
+        # Imported late: importing transformers takes seconds.
+        from regard.models.loading import load_model
+        from regard.models.recording import record as read
+
+        loaded = load_model(model, dtype=dtype, device=device)
+        bar.update(task, description="reading")
+        seen = read(
+            loaded, words, out, keep=cast(Keep, keep), layers=layers, max_tokens=max_tokens,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )  # fmt: skip
+    console = _console()
+    tokens = seen.tokens or []
+    console.print(Text(f"{seen.model} read {len(tokens)} tokens\n\n{seen}\n"))
+    size = shown(out.stat().st_size)
+    console.print(Text(f'{out} ({size}) holds the {keep}: regard.load("{out}") opens it'))
+
+
+@app.command()
 def doctor() -> None:
     """Versions, devices, and which backends run here and why the others do not."""
     console = _console()
@@ -157,6 +235,17 @@ def _console() -> Console:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
     return Console(highlight=False)
+
+
+def _text(name: str) -> str:
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise regard.RegardError(
+            "the text cannot be read",
+            got=f"{name}: {error}",
+            accepted="a file of UTF-8 text, or - for standard input",
+        ) from None
 
 
 def _words(text: list[str] | None) -> list[str]:

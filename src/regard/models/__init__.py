@@ -1,0 +1,1 @@
+"""Models by name: loaded without running anybody's code, and recorded while they read a text."""

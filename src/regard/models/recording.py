@@ -1,0 +1,87 @@
+"""A model that reads a text, written to a trace file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.errors import RegardError
+from regard.models.loading import Loaded
+from regard.watching import Seen, watch
+from regard.watching.watcher import Keep
+
+Progress = Callable[[int, int], None]
+"""Told how much is done, of how much."""
+
+
+def record(
+    loaded: Loaded,
+    text: str,
+    path: Path,
+    *,
+    keep: Keep = "traces",
+    layers: Sequence[str] | None = None,
+    max_tokens: int | None = None,
+    progress: Progress | None = None,
+) -> Seen:
+    """Let a model read a text, and write what its attention did to a file.
+
+    Traces are written as they come, so that a long text needs no more memory than reading it does.
+    """
+    ids = _ids(loaded, text, max_tokens)
+    spill = path if keep == "traces" else None
+    watching = watch(
+        loaded.model, keep=keep, layers=layers, tokenizer=loaded.tokenizer, spill=spill
+    )
+    with torch.no_grad(), watching as seen, _Counting(loaded, progress):
+        loaded.model(ids.to(next(loaded.model.parameters()).device))
+    if spill is None:
+        seen.save(path)
+    return seen
+
+
+def _ids(loaded: Loaded, text: str, max_tokens: int | None) -> torch.Tensor:
+    if max_tokens is not None and max_tokens < 1:
+        raise RegardError("max_tokens counts tokens", got=str(max_tokens), accepted="1 or more")
+    if not text.strip():
+        raise RegardError(
+            "there is nothing to read", got=repr(text[:20]), accepted="a text of a word or more"
+        )
+    ids: list[int] = loaded.tokenizer(text, verbose=False)["input_ids"][:max_tokens]
+    if not ids:
+        raise RegardError("the tokenizer made no token of the text", got=repr(text[:20]))
+    if loaded.longest is not None and len(ids) > loaded.longest:
+        raise RegardError(
+            "the text is longer than the model can read",
+            got=f"{len(ids)} tokens",
+            accepted=f"{loaded.longest}",
+            do=f"read its beginning: --max-tokens {loaded.longest}",
+        )
+    return torch.tensor([ids])
+
+
+class _Counting:
+    """Tells how many modules that hold no others have run, while a model runs."""
+
+    def __init__(self, loaded: Loaded, progress: Progress | None) -> None:
+        self.model, self.progress = loaded.model, progress
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> None:
+        leaves = [m for m in self.model.modules() if not any(m.children())]
+        done = 0
+
+        def count(*_: Any) -> None:
+            nonlocal done
+            done += 1
+            if self.progress is not None:
+                self.progress(min(done, len(leaves)), len(leaves))
+
+        self._hooks = [leaf.register_forward_hook(count) for leaf in leaves]
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
