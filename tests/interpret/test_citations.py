@@ -117,6 +117,10 @@ def test_cross_attention_cites_the_source() -> None:
     seen = watched(model, ids)
     got = interpret.citations(seen, PASSAGES, layers="*.EncDecAttention").shares
     torch.testing.assert_close(got, want, atol=2e-6, rtol=2e-5)
+    with pytest.raises(RegardError, match=r"range\(0, 1\), which 'decoder.*\n.*one in layers="):
+        interpret.citations(seen, PASSAGES)
+    with pytest.raises(RegardError, match=r"(?s)not run over the same tokens.*1 rows.*and 5 rows"):
+        interpret.citations(seen, PASSAGES, heads=[(0, 0), (3, 0)])
 
 
 def test_the_strongest_passages_come_first() -> None:

@@ -60,6 +60,25 @@ def test_weights_and_logits_are_those_of_eager_attention(model: Any, story: Tens
         assert layer.trace.mask == masks.causal()
 
 
+@pytest.mark.parametrize("word", [" ball", " stick"])
+@torch.no_grad()
+def test_a_word_cites_where_it_was_said_before(model: Any, story: Tensor, word: str) -> None:
+    words, begun = pieces(), 100
+    told = [words[i] for i in story[0].tolist()]
+    with regard.watch(model, keep="traces") as seen:
+        model(story)
+    places = [range(i, i + 1) for i in range(1, begun)]
+    shares = interpret.citations(seen, places, prompt=begun, tokens=len(told) - begun).shares
+    said = [i for i in range(begun - 1) if told[1 + i] == word]
+    again = torch.tensor([token == word for token in told[begun:]])
+    assert said
+    assert again.sum() > 2
+    drawn = shares[:, said].sum(1)
+    assert drawn[again].mean() > 3 * drawn[~again].mean()
+    first = shares[again].argmax(1).tolist()
+    assert sum(place in said for place in first) > len(first) / 2
+
+
 @torch.no_grad()
 def test_heavy_hitters_carry_the_story_better_than_other_keys(model: Any, story: Tensor) -> None:
     with regard.watch(model, keep="traces") as seen:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.errors import RegardError
-from regard.interpret.rows import Heads, Run, choose
+from regard.interpret.rows import Heads, Run, choose, together
 from regard.watching.seen import Layer
 
 # How tokenizers write the space before a word: as it is, byte by byte, and SentencePiece's.
@@ -109,7 +109,7 @@ def token_times(
         stop = start + tokens
         rows = range(start, stop + 1 if run.ends[-1] > stop else stop)
         matrices.append(run.weights(rows, keys=range(frames), heads=which, batch=batch))
-    gain = comparable(torch.cat(matrices), smooth).mean(0)
+    gain = comparable(together(matrices), smooth).mean(0)
     begins = torch.tensor([*warped(gain), gain.shape[1]], dtype=torch.float64) * seconds
     return torch.stack([begins[:tokens], begins[1 : tokens + 1]], dim=1)
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.interpret.rows import Heads, Run, choose
+from regard.interpret.rows import Heads, Run, choose, together
 from regard.watching.seen import Layer
 
 
@@ -65,9 +65,9 @@ def citations(
     `seen` is a run that generated the answer without beams, or read prompt and answer at once.
     `passages` are ranges of places in the prompt. `prompt` is how many tokens stand before the
     answer, `tokens` how many the answer has; by default both are read off the calls, which is right
-    after generating. `heads` are pairs (layer, head), the
-    layers counted among those whose path matches `layers`; by default all. A token is explained by
-    the row that predicted it, which is that of the token before.
+    after generating. `heads` are pairs (layer, head), the layers counted among those whose path
+    matches `layers`; by default all. A token is explained by the row that predicted it, which is
+    that of the token before.
 
     **What this shows, and what it does not.** Attention says from where a layer *read*. It does not
     say that what was read decided the answer: values may be small or cancel, later layers may
@@ -94,7 +94,7 @@ def citations(
     for path, which in choose(seen, layers, heads).items():
         run = Run(seen[path])
         _refuse_lost_keys(run)
-        _check(passages, run.keys[0])
+        _check(passages, run)
         start = run.prompt(prompt) - 1
         rows = range(start, run.ends[-1] if tokens is None else start + tokens)
         keys = [place for passage in passages for place in passage]
@@ -102,16 +102,18 @@ def citations(
         ends = accumulate(len(passage) for passage in passages)
         parts = found.tensor_split(list(ends)[:-1], dim=-1)
         of_heads.append(torch.stack([part.sum(-1) for part in parts], dim=-1))
-    return Citations(torch.cat(of_heads).mean(0))
+    return Citations(together(of_heads).mean(0))
 
 
-def _check(passages: Sequence[range], K: int) -> None:
+def _check(passages: Sequence[range], run: Run) -> None:
     for passage in passages:
-        if not 0 <= passage.start < passage.stop <= K or passage.step != 1:
+        if not 0 <= passage.start < passage.stop <= run.keys[0] or passage.step != 1:
             raise RegardError(
                 "a passage is a range of places in the prompt",
                 got=str(passage),
-                accepted=f"ranges of at least one place within range(0, {K})",
+                accepted=f"ranges of at least one place within range(0, {run.keys[0]}), which "
+                f"{run.path!r} had before it at first",
+                do="with several kinds of attention, name one in layers=",
             )
 
 

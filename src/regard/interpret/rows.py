@@ -19,7 +19,8 @@ from regard.traces import Chosen, Trace, places
 from regard.watching.seen import Layer
 
 Heads = Sequence[Sequence[int]]
-"""Pairs (layer, head). Layers are counted from 0 among those that a pattern names."""
+"""Pairs (layer, head). Layers are counted from 0 among those that a pattern names, heads among
+those that were watched."""
 
 
 def choose(seen: Mapping[str, Layer], layers: str, heads: Heads | None) -> dict[str, list[int]]:
@@ -93,6 +94,18 @@ class Run:
                 part = _four_axes(trace)[batch, list(heads)]
                 found.append(part.weights(queries=here, keys=keys)[0])
         return torch.cat(found, dim=1)
+
+
+def together(matrices: list[Tensor]) -> Float[Tensor, "h q k"]:
+    """The heads of several layers, if these ran over the same tokens."""
+    shapes = {tuple(matrix.shape[1:]) for matrix in matrices}
+    if len(shapes) > 1:
+        raise RegardError(
+            "the layers chosen do not run over the same tokens",
+            got=" and ".join(f"{q} rows over {k} places" for q, k in sorted(shapes)),
+            do="name layers of one kind in layers=",
+        )
+    return torch.cat(matrices)
 
 
 def received_from(trace: Trace, queries: Chosen, keys: Chosen) -> Float[Tensor, "b h k"]:
