@@ -80,7 +80,7 @@ def grid(sort: Sort, x: AttentionInputs) -> list[Any]:
     """The settings to try, those in use first."""
     widest = 64 if sort.width > 128 else 128
     if sort.kernel == "forward":
-        tried: list[Any] = [forward_settings(x)]
+        tried: list[Any] = [forward_settings(x, statistics=True)]
         for rows, keys, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3)):
             if keys <= widest:
                 tried.append(Forward(rows, keys, warps, stages, described=True))
@@ -123,7 +123,7 @@ class Trial:
     def runner(self) -> Callable[[Any], Callable[[], Answers]]:
         """From settings to a run that gives named answers."""
         x = self.inputs
-        rows, kept = forward.run(x, forward_settings(x), statistics=True)
+        rows, kept = forward.run(x, forward_settings(x, statistics=True), statistics=True)
         # A loss of lse as well keeps the call from being handed to PyTorch's backward pass.
         pull = Pull(self.pull, torch.zeros_like(rows.lse), None)
         second, cells = second_pass.TritonPass(), (min(CELLS, x.shape.Q),) * 2

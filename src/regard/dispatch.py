@@ -11,9 +11,9 @@ from torch import Tensor
 from regard.backends.contract import Backend, SecondPass
 from regard.backends.flex import Flex
 from regard.backends.reference import Reference, ReferencePass
-from regard.backends.sdpa import Sdpa
+from regard.backends.sdpa import Sdpa, hides
 from regard.backends.tiled import Tiled, TiledPass, outruns_pytorch
-from regard.backends.triton import Triton, outruns_cudnn
+from regard.backends.triton import Triton, why_not
 from regard.biases.bias import Bias
 from regard.cost.counting import dense_pairs, forward_flops, least_bytes, needed_pairs
 from regard.errors import RegardError
@@ -143,7 +143,7 @@ def plan(
         dropout=dropout, training=training,
     )  # fmt: skip
     chosen = choose(inputs, backend, statistics=statistics)
-    work = chosen.work(inputs)
+    work = chosen.work(inputs, statistics=statistics)
     B, H, Q, _ = inputs.shape
     rows = B * H * Q * (3 if statistics else 0) * inputs.compute_dtype.itemsize
     output = B * H * Q * inputs.v.shape[-1] * inputs.v.element_size()
@@ -247,10 +247,16 @@ def _volunteers(backend: Backend, inputs: AttentionInputs) -> bool:
         # Interpreted kernels are for tests.
         return inputs.q.device.type == "cuda"
     if backend.name == "sdpa":
-        return not (outruns_pytorch(inputs) or outruns_cudnn(inputs))
+        return not outruns_pytorch(inputs) and not _left_to_triton(inputs)
     # On CPU FlexAttention compiles C++ for seconds and wins nothing over the others; on CUDA its
     # kernels with a bias can ask for more memory than a multiprocessor has.
     return backend.name != "flex" or (inputs.q.device.type == "cuda" and inputs.bias is None)
+
+
+def _left_to_triton(inputs: AttentionInputs) -> bool:
+    """PyTorch's CUDA kernels let a NaN behind a mask reach other rows. Ours keep it out at no
+    cost; around PyTorch's that takes passes over q, k and v."""
+    return inputs.q.device.type == "cuda" and hides(inputs) and not why_not(inputs)
 
 
 def _why_not(
@@ -264,8 +270,9 @@ def _why_not(
     if backend.name == "triton" and not _volunteers(backend, inputs):
         return ["runs only when asked for on CPU: it is interpreted"]
     if backend.name == "sdpa" and not _volunteers(backend, inputs):
-        quicker = "triton" if inputs.q.device.type == "cuda" else "tiled, compiled for this CPU,"
-        return [f"runs only when asked for: {quicker} is quicker"]
+        if inputs.q.device.type == "cuda":
+            return ["runs only when asked for: keeping hidden NaN out of it takes longer"]
+        return ["runs only when asked for: tiled, compiled for this CPU, is quicker"]
     if not _volunteers(backend, inputs):
         return ["runs only when asked for on CPU or with a bias: it compiles for seconds"]
     return []

@@ -7,6 +7,7 @@ every way of running the forward kernel, and what only kernels can get wrong.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.backends.triton.tuning import Backward, Forward, Looking, Tile
 
     how: dict[str, Any] = {"warps": 4, "stages": 1}
-    monkeypatch.setattr(forward, "forward_settings", lambda x: Forward(16, 16, **how))
+    monkeypatch.setattr(forward, "forward_settings", lambda x, **_: Forward(16, 16, **how))
     monkeypatch.setattr(
         backward, "backward_settings", lambda x: Backward(Tile(16, 16, **how), Tile(16, 16, **how))
     )
@@ -87,7 +88,7 @@ def test_packed_and_split(
     case = Case(mask, "scaled_dot", "alibi", "all", torch.float32, Sizes(H=4, G=2, Q=5, K=61))
     packed = packed and mask != "documents"
     settings = Forward(16, 16, packed=packed, splits=splits, warps=4, stages=1)
-    monkeypatch.setattr(forward, "forward_settings", lambda x: settings)
+    monkeypatch.setattr(forward, "forward_settings", lambda x, **_: settings)
     inputs, learned = case.build()
     got = observed(Triton(), inputs, learned, ReferencePass())
     assert_conforms(case, got, ReferencePass())
@@ -121,6 +122,55 @@ def test_lists_of_tiles_end_with_the_last_query_and_key(monkeypatch: pytest.Monk
     assert_conforms(case, got, ReferencePass())
 
 
+@pytest.mark.parametrize("mask", ["none", "causal", "causal_window", "causal_padding"])
+@pytest.mark.parametrize("n", [40, 300])
+@pytest.mark.parametrize("D", [64, 96, 128])
+def test_as_set_for_real_calls(mask: str, n: int, D: int) -> None:
+    """Also where a GPU has kernels of its own for such widths, and where cuDNN attends."""
+    from regard.backends.triton import Triton
+    from regard.backends.triton.second_pass import TritonPass
+
+    if cases.DEVICE == "cpu" and (n > 40 or D != 64):
+        pytest.skip("too long to interpret")
+    sizes = Sizes(B=2, H=4, G=2 if D == 96 else 4, Q=n, K=n, D=D, E=D)
+    case = Case(mask, dtype=torch.float16 if D == 64 else torch.bfloat16, sizes=sizes)
+    inputs, learned = case.build()
+    assert_conforms(case, observed(Triton(), inputs, learned, TritonPass()), ReferencePass())
+    assert_conforms(case, observed(Triton(), inputs, learned, None), None)
+
+
+@pytest.mark.parametrize("backend", ["triton", "sdpa"])
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_nothing_hidden_is_seen_by_libraries_either(backend: str, D: int, bad: float) -> None:
+    if cases.DEVICE == "cpu":
+        pytest.skip("a GPU's own kernels are tried")
+    n, late = 300, 170
+    q, k, v = (torch.randn(1, 2, n, D, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    broken = v.clone()
+    broken[:, 0, late] = bad
+    for wrong in (
+        (q, k, broken),
+        (q, k.index_fill(2, torch.tensor([late], device="cuda"), bad), v),
+    ):
+        learned = (
+            [t.clone().requires_grad_() for t in (q, k, v)],
+            [t.clone().requires_grad_() for t in wrong],
+        )
+        want, got = (
+            regard.attention(*three, mask=masks.causal(), backend=backend) for three in learned
+        )
+        assert not got[:, 0, late:].isfinite().any(-1).all()
+        torch.testing.assert_close(got[:, :, :late], want[:, :, :late])
+        pull = torch.randn_like(want)
+        pull[:, :, late:] = 0
+        early = [
+            torch.autograd.grad(out, three[0], pull)[0][:, :, :late]
+            for out, three in zip((want, got), learned, strict=True)
+        ]
+        torch.testing.assert_close(early[1], early[0])
+
+
 def test_a_decoding_step_packs_and_splits() -> None:
     from regard.backends.triton.tuning import forward_settings
 
@@ -128,7 +178,8 @@ def test_a_decoding_step_packs_and_splits() -> None:
     k = k.to(q)
     inputs, _ = Case().build()
     how = forward_settings(
-        type(inputs)(q, k, k, inputs.comparison, None)  # one query, many keys
+        type(inputs)(q, k, k, inputs.comparison, None),  # one query, many keys
+        statistics=True,
     )
     assert how.packed
     assert how.splits > 1

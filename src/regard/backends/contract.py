@@ -64,7 +64,7 @@ class Backend(Protocol):
         """The output and what each row saw."""
         ...
 
-    def work(self, inputs: AttentionInputs) -> Work:
+    def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         """What running the call takes."""
         ...
 

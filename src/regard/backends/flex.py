@@ -69,7 +69,7 @@ class Flex:
     def observe(self, inputs: AttentionInputs) -> Rows:
         raise RegardError("flex reports no entropy", do="let regard.trace choose the backend")
 
-    def work(self, inputs: AttentionInputs) -> Work:
+    def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         rows, keys = (-(-n // TILE) for n in inputs.shape[2:])
         lists = 0 if inputs.mask is None else 4 * 4 * inputs.mask.batch * inputs.mask.heads
         return Work(visited_pairs(inputs, TILE, TILE), lists * rows * keys)

@@ -1,12 +1,17 @@
 """A forward and a backward pass as operators of torch.library, so that torch.compile and
-torch.export see one opaque node with known shapes, whatever the lengths and however it is run."""
+torch.export see one opaque node with known shapes, whatever the lengths and however it is run.
+
+Where nobody looks at operators, plain calls go past them: torch.library takes a quarter of a
+millisecond to call one, as long as a GPU takes for thousands of tokens."""
 
 # No deferred annotations here: torch.library reads the types to make the operators' schemas.
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from regard.backends.contract import Rows
 from regard.errors import RegardError
@@ -57,12 +62,21 @@ class Run(Protocol):
 
 
 def register(
-    name: str, forward: Forward, backward: Backward, kept: Callable[[Tensor], Tensor]
+    name: str,
+    forward: Forward,
+    backward: Backward,
+    kept: Callable[[Tensor], Tensor],
+    empty_out: Callable[[Tensor, Tensor], Tensor],
 ) -> Run:
     """Make operators regard::{name} and regard::{name}_backward.
 
-    `kept` gives, from an lse, an empty tensor like the one that `forward` keeps.
+    `kept` gives, from an lse, an empty tensor like the one that `forward` keeps, and `empty_out`,
+    from q and v, one like its output.
     """
+
+    def directly(x: AttentionInputs, statistics: bool) -> tuple[Rows, Tensor]:
+        with _no_autocast(x.q):
+            return forward(x, statistics=statistics)
 
     @torch.library.custom_op(f"regard::{name}", mutates_args=())
     def there(
@@ -81,8 +95,7 @@ def register(
         bias: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         x = _inputs(q, k, v, sink, seed, tensors, text, integers, floats, softcap, dropout)
-        with torch.autocast(q.device.type, enabled=False):
-            rows, keeps = forward(x, statistics=statistics)
+        rows, keeps = directly(x, statistics)
         return *rows, keeps
 
     @there.register_fake
@@ -91,7 +104,7 @@ def register(
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         statistics = rest[-2]
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        out = v.new_empty(*q.shape[:3], v.shape[3])
+        out = empty_out(q, v)
         lse = q.new_empty(q.shape[:3], dtype=dtype)
         more = [torch.empty_like(lse) if statistics else lse.new_empty(0) for _ in range(2)]
         return out, lse, more[0], more[1], kept(lse)
@@ -120,7 +133,7 @@ def register(
     ) -> list[Tensor]:
         x = _inputs(q, k, v, sink, seed, tensors, text, integers, floats, softcap, dropout)
         rows, pull = Rows(out, lse, lse, entropy), Pull(g_out, g_lse, g_entropy)
-        with torch.autocast(q.device.type, enabled=False):
+        with _no_autocast(q):
             given = backward(x, rows, keeps, pull, bias=bias)
         sinks = [] if given.sink is None or sink is None else [given.sink.to(sink.dtype)]
         learned = [t for t in tensors if t.is_floating_point()]
@@ -208,7 +221,46 @@ def register(
     torch.library.register_autograd(f"regard::{name}", differentiate, setup_context=_remember)
     torch.library.register_autograd(f"regard::{name}_backward", refuse_second)
 
+    class Direct(torch.autograd.Function):
+        """The passes past the operators, for calls that learn q, k and v alone."""
+
+        @staticmethod
+        def forward(
+            ctx: Any, x: AttentionInputs, statistics: bool, q: Tensor, k: Tensor, v: Tensor
+        ) -> tuple[Tensor, ...]:
+            rows, keeps = directly(x, statistics)
+            ctx.save_for_backward(rows.out, rows.lse, keeps, rows.entropy, q, k, v)
+            ctx.rest = (x.comparison, x.mask, x.bias, x.softcap, x.sink, x.dropout, x.seed)
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(rows.max_logit)
+            return tuple(rows)
+
+        @staticmethod
+        def backward(ctx: Any, *pulls: Tensor | None) -> tuple[Any, ...]:
+            out, lse, keeps, entropy, *qkv = ctx.saved_tensors
+            g_out, g_lse, _, g_entropy = pulls
+            pull = Pull(g_out, g_lse, g_entropy if entropy.numel() == lse.numel() else None)
+            if pull == (None, None, None):
+                return (None,) * 5
+            x = AttentionInputs(*qkv, *ctx.rest)
+            if torch.is_grad_enabled():
+                # These gradients may be differentiated: the operator says that they cannot be.
+                text, integers, floats, tensors = encode([x.comparison, x.mask, x.bias])
+                given = back(
+                    *pull, out, lse, keeps, entropy, *qkv, x.sink, x.seed, tensors, text, integers,
+                    floats, x.softcap, x.dropout, False,
+                )  # fmt: skip
+                return None, None, *given[:3]
+            with _no_autocast(x.q):
+                given = backward(x, Rows(out, lse, lse, entropy), keeps, pull, bias=False)
+            return None, None, given.q.to(x.q.dtype), given.k.to(x.k.dtype), given.v.to(x.v.dtype)
+
     def run(x: AttentionInputs, *, statistics: bool) -> Rows:
+        learned = [t for t in x.tensors() if t.requires_grad] if torch.is_grad_enabled() else []
+        if _unobserved(x) and all(t is x.q or t is x.k or t is x.v for t in learned):
+            if not learned:
+                return directly(x, statistics)[0]
+            return Rows(*Direct.apply(x, statistics, x.q, x.k, x.v))  # type: ignore[no-untyped-call]
         text, integers, floats, tensors = encode([x.comparison, x.mask, x.bias])
         bias = x.bias is not None and any(t.requires_grad for t in x.bias.tensors())
         out, lse, max_logit, entropy, _ = there(
@@ -218,6 +270,22 @@ def register(
         return Rows(out, lse, max_logit.detach(), entropy)
 
     return run
+
+
+def _unobserved(x: AttentionInputs) -> bool:
+    """Whether nobody looks at operators: no compiler, no mode, no transform, no kind of tensor that
+    is not plain."""
+    return (
+        not torch.compiler.is_compiling()
+        and not is_in_torch_dispatch_mode()
+        and not torch._C._are_functorch_transforms_active()
+        and all(type(t) in (Tensor, torch.nn.Parameter) for t in x.tensors())
+    )
+
+
+def _no_autocast(q: Tensor) -> AbstractContextManager[Any]:
+    kind = q.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _like(gradient: Tensor, t: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class Reference:
         largest = s.detach().amax(-1) if s.shape[-1] else torch.full_like(lse[..., 0], -math.inf)
         return Rows(out.to(inputs.v.dtype), lse.squeeze(-1), largest, entropy.squeeze(-1))
 
-    def work(self, inputs: AttentionInputs) -> Work:
+    def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         B, H, Q, K = inputs.shape
         return Work(B * H * Q * K, 3 * B * H * Q * K * inputs.compute_dtype.itemsize)
 

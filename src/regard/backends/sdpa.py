@@ -58,24 +58,26 @@ class Sdpa:
         mask = None if causal else _written(x)
         if x.bias is not None or not (causal or mask is not None):
             return _sdpa(x, q, k, v, causal, mask)
-        if x.q.device.type != "cpu":
-            return _sdpa(x, q, k, v, causal, None) if causal else _safe_on_gpu(x, q, k, v, mask)
-        if not torch.compiler.is_compiling():
+        if x.q.device.type == "cpu" and not torch.compiler.is_compiling():
             # A value that leaked shows in the output, a key perhaps only in gradients. (Asking
-            # would break the compiler's graph: there care is taken always.) The CPU kernel's rows
-            # come in blocks of 32 or more, and a hidden value spoils a causal block as a whole.
+            # would break the compiler's graph, and wait for a GPU: there care is taken always.)
+            # The CPU kernel's rows come in blocks of 32 or more, and a hidden value spoils a
+            # causal block as a whole.
             out = _sdpa(x, q, k, v, causal, mask)
             if all_finite(out[:, :, ::32] if causal else out) and (
                 not x.needs_grad or all_finite(k)
             ):
                 return out
         out = _sdpa(x, finite(q), finite(k), finite(v), causal, mask)
+        if mask is not None and x.q.device.type != "cpu":
+            # Rows that see nothing, for which CUDA's kernels give anything.
+            out = out.masked_fill(~mask.any(-1, keepdim=True), 0.0)
         return out + _spoiled(x, causal, mask)
 
     def observe(self, inputs: AttentionInputs) -> Rows:
         raise RegardError("sdpa keeps no row statistics", do="let regard.trace choose the backend")
 
-    def work(self, inputs: AttentionInputs) -> Work:
+    def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         mask = None if _causal(inputs) else _written(inputs)
         scratch = 0 if mask is None else mask.numel() * inputs.q.element_size()
         if _causal(inputs):
@@ -120,19 +122,6 @@ def _sdpa(
     )
 
 
-def _safe_on_gpu(
-    x: AttentionInputs, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
-) -> Float[Tensor, "b h q e"]:
-    """Without waiting for the device: keys that no query sees are emptied, and rows that see
-    nothing give 0, for which CUDA's kernels give anything."""
-    assert mask is not None
-    unseen = ~mask.any(-2)[..., None]
-    if unseen.shape[1] > 1:
-        unseen = unseen.unflatten(1, (-1, x.group)).all(2)
-    out = _sdpa(x, q, k.masked_fill(unseen, 0.0), v.masked_fill(unseen, 0.0), False, mask)
-    return out.masked_fill(~mask.any(-1, keepdim=True), 0.0)
-
-
 # Under the compiler a comparison of lengths is symbolic, and PyTorch's function wants a plain
 # boolean: branching settles it.
 
@@ -152,6 +141,11 @@ def _causal(x: AttentionInputs) -> bool:
     if band[0] <= 1 - x.q.shape[2] and x.k.shape[2] > 1:
         return True
     return False
+
+
+def hides(x: AttentionInputs) -> bool:
+    """Whether the mask may hide a pair."""
+    return x.mask is not None and not _sees_all(x)
 
 
 def _sees_all(x: AttentionInputs) -> bool:

@@ -30,7 +30,7 @@ class Tiled:
     def observe(self, inputs: AttentionInputs) -> Rows:
         return run(inputs, statistics=True)
 
-    def work(self, inputs: AttentionInputs) -> Work:
+    def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         fused = fusing(inputs) is not None
         size = fused_size(inputs) if fused else tile_size(inputs)
         if fused:

@@ -18,7 +18,7 @@ from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 from regard.values import Shape
 
-__all__ = ["Triton", "outruns_cudnn", "why_not"]
+__all__ = ["Triton", "why_not"]
 
 WIDEST = 256
 _WRONG_DEVICE = "its kernels run on CUDA; elsewhere only interpreted, with TRITON_INTERPRET=1"
@@ -41,34 +41,17 @@ class Triton:
 
         return run(inputs, statistics=True)
 
-    def work(self, inputs: AttentionInputs) -> Work:
+    def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         if find_spec("triton") is None:
             raise RegardError("triton is not installed", do="pip install triton")
         from regard.backends.triton.tuning import forward_settings
 
-        how = forward_settings(inputs)
+        how = forward_settings(inputs, statistics=statistics)
         B, H, Q, _ = inputs.shape
         # Two numbers per row for the backward pass, and the sums of every split.
         split = how.splits * (inputs.v.shape[-1] + 3) if how.splits > 1 else 0
-        return Work(visited_pairs(inputs, how.rows, how.keys), B * H * Q * (2 + split) * 4)
-
-
-def outruns_cudnn(x: AttentionInputs) -> bool:
-    """Whether the kernels were measured to be faster than PyTorch's own for such a call: long and
-    causal, on Hopper (trials in LOG.md)."""
-    # The compiler's tensors have no address, and lengths must not be compared while it looks.
-    if x.q.device.type != "cuda" or torch.compiler.is_compiling():
-        return False
-    if x.shape.Q < 16384 or x.q.shape[-1] != 128:
-        return False
-    band = None if x.mask is None else x.mask.band()
-    if band is None or band[1] < 0 or band[0] > 1 - x.shape.Q or x.shape.Q != x.shape.K:
-        return False
-    if torch.cuda.get_device_capability(x.q.device)[0] != 9 or why_not(x):
-        return False
-    from regard.backends.triton.tuning import fits_hopper
-
-    return fits_hopper(x)
+        loop = "cuDNN's, mended where a NaN is hidden" if how.cudnn else ""
+        return Work(visited_pairs(inputs, how.rows, how.keys), B * H * Q * (2 + split) * 4, loop)
 
 
 def why_not(x: AttentionInputs) -> list[str]:

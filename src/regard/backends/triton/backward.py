@@ -42,7 +42,7 @@ from regard.backends.triton.backward_kernels import (
 )
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import ALL, LOG2E
-from regard.backends.triton.tuning import backward_settings
+from regard.backends.triton.tuning import backward_settings, forward_settings
 from regard.biases.alibi import Alibi
 from regard.biases.dense import Dense
 from regard.biases.relative import Relative
@@ -51,7 +51,6 @@ from regard.inputs import AttentionInputs
 
 def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: bool) -> Given:
     """Gradients of everything a call can learn."""
-    norm = kept
     g_out, g_lse, g_entropy = pull
     how = backward_settings(x)
     B, H, Q, _ = x.shape
@@ -70,15 +69,16 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: 
         # A row that sees nothing expects nothing; its weights are all 0.
         expected = torch.where(expected.isfinite() | expected.isnan(), expected, 0.0)
     g_entropy = None if g_entropy is None else g_entropy.contiguous()
+    handed = cudnn.pulls(x, pull)
+    norm = _norm(x, rows, kept)
     numbers = RowNumbers(norm, shift, g_entropy, expected, B * H * Q)
     dq, dk, dv = (_empty_rows(t) for t in (x.q, x.k, x.v))
     given_bias = _bias_gradient(x) if bias else None
     tensors = (sheet(x.q), sheet(x.k), sheet(x.v), g)
     widths: dict[str, Any] = {"D": D, "E": E, "BD": wide(D), "BE": wide(E)}
     widths["PRECISION"] = how.precision
-    handed = cudnn.takes(x, pull)
     if handed:
-        dq, dk, dv = cudnn.run(x, rows, g_out)
+        dq, dk, dv = cudnn.backward(x, rows, g_out)
     for kernel, tile, grid, to in (
         (keys_and_values, how.keys, (triton.cdiv(x.shape.K, how.keys.keys), B * x.k.shape[1]),
          (sheet(dk), sheet(dv))),
@@ -108,6 +108,14 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: 
         given_bias = given_bias.sum((0, 2))
     d_sink = _sink_gradient(x, norm, shift, g_entropy, expected)
     return Given(dq, dk, dv, d_sink, [], [] if given_bias is None else [given_bias])
+
+
+def _norm(x: AttentionInputs, rows: Rows, kept: Tensor) -> Tensor:
+    """The shift and one over the sum of each row. cuDNN's forward pass keeps none: there the
+    shift is lse."""
+    if rows.entropy.numel() or not forward_settings(x, statistics=False).cudnn:
+        return kept
+    return torch.stack((rows.lse * LOG2E.value, torch.ones_like(rows.lse)))
 
 
 def _empty_rows(t: Tensor) -> Tensor:

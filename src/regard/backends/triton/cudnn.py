@@ -1,7 +1,8 @@
-"""cuDNN's backward pass, given our output and log-sum-exp.
+"""cuDNN's passes, where they compute what ours do and are quicker.
 
-It needs nothing else from a forward pass, so where it computes the same gradients (no mask or
-plain causal, nothing added or capped, a loss of the output alone) it takes over from ours.
+Its backward pass needs only our output and log-sum-exp. Its forward pass keeps no statistics, so it
+serves calls that ask for none. Both let a NaN behind a mask reach other rows of its tile: who calls
+them mends that.
 """
 
 from __future__ import annotations
@@ -17,40 +18,46 @@ from regard.backends.triton.arguments import describable
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 
-_ARGUMENTS = (
+_FORWARD = (
+    "query", "key", "value", "attn_bias", "compute_log_sumexp", "dropout_p", "is_causal",
+    "return_debug_mask", "scale",
+)  # fmt: skip
+_BACKWARD = (
     "grad_out", "query", "key", "value", "out", "logsumexp", "philox_seed", "philox_offset",
     "attn_bias", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal", "scale",
 )  # fmt: skip
 
 
-def takes(x: AttentionInputs, pull: Pull) -> bool:
+def attends(x: AttentionInputs) -> bool:
+    """Whether cuDNN's forward pass computes the output of a call."""
+    return _fits(x) and _known("_scaled_dot_product_cudnn_attention", _FORWARD)
+
+
+def pulls(x: AttentionInputs, pull: Pull) -> bool:
     """Whether cuDNN's backward pass computes the gradients of a call."""
-    width = x.q.shape[-1]
     return (
-        x.q.device.type == "cuda"
-        and x.q.dtype in (torch.bfloat16, torch.float16)
-        and pull.out is not None
+        pull.out is not None
         and pull.lse is None
         and pull.entropy is None
-        and x.bias is None
-        and x.softcap is None
-        and x.sink is None
-        and not x.dropout
         and x.group == 1
-        and width in (64, 128)
-        and x.v.shape[-1] == width
-        and (x.mask is None or _plainly_causal(x))
-        and all(describable(t) for t in (x.q, x.k, x.v))
-        and min(x.shape.Q, x.shape.K) >= 128
+        and x.q.shape[-1] in (64, 128)
         # Its sums have no fixed order.
         and not torch.are_deterministic_algorithms_enabled()
-        and _known()
-        and torch.backends.cudnn.is_available()
-        and torch.cuda.get_device_capability(x.q.device)[0] >= 9
+        and _fits(x)
+        and _known("_scaled_dot_product_cudnn_attention_backward", _BACKWARD)
     )
 
 
-def run(x: AttentionInputs, rows: Rows, g_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def forward(x: AttentionInputs) -> tuple[Tensor, Tensor]:
+    """The output, in memory like the queries, and the log-sum-exp."""
+    assert isinstance(x.comparison, Dot)
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        x.q, x.k, x.v, None, True, 0.0, x.mask is not None, False, scale=float(x.comparison.scale)
+    )
+    return out, lse.squeeze(-1).contiguous()
+
+
+def backward(x: AttentionInputs, rows: Rows, g_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values."""
     assert isinstance(x.comparison, Dot)
     nothing = torch.zeros((), dtype=torch.int64, device=x.q.device)
@@ -62,6 +69,26 @@ def run(x: AttentionInputs, rows: Rows, g_out: Tensor) -> tuple[Tensor, Tensor, 
     return dq, dk, dv
 
 
+def _fits(x: AttentionInputs) -> bool:
+    width = x.q.shape[-1]
+    return (
+        x.q.device.type == "cuda"
+        and x.q.dtype in (torch.bfloat16, torch.float16)
+        and x.bias is None
+        and x.softcap is None
+        and x.sink is None
+        and not x.dropout
+        and width % 8 == 0
+        and width <= 128
+        and x.v.shape[-1] == width
+        and (x.mask is None or _plainly_causal(x))
+        and min(x.shape.Q, x.shape.K) >= 128
+        and torch.cuda.get_device_capability(x.q.device)[0] >= 9
+        and torch.backends.cudnn.is_available()
+        and all(describable(t) for t in (x.q, x.k, x.v))
+    )
+
+
 def _plainly_causal(x: AttentionInputs) -> bool:
     band = None if x.mask is None else x.mask.band()
     square = x.shape.Q == x.shape.K
@@ -69,9 +96,9 @@ def _plainly_causal(x: AttentionInputs) -> bool:
 
 
 @cache
-def _known() -> bool:
+def _known(name: str, arguments: tuple[str, ...]) -> bool:
     """Whether this PyTorch has the operator as it is called here."""
-    operator = getattr(torch.ops.aten, "_scaled_dot_product_cudnn_attention_backward", None)
+    operator = getattr(torch.ops.aten, name, None)
     if operator is None:
         return False
-    return tuple(a.name for a in operator.default._schema.arguments) == _ARGUMENTS
+    return tuple(a.name for a in operator.default._schema.arguments) == arguments

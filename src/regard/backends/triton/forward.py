@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.backends.contract import Rows
+from regard.backends.triton import cudnn
 from regard.backends.triton.arguments import (
     added,
     describable,
@@ -149,8 +150,9 @@ def _forward(
     """A tile of queries against its keys.
 
     CAREFUL takes only tiles that an earlier run flagged for NaN in their output, and keeps hidden
-    NaN and infinities among the values out of the products. Split keys are walked with that care
-    at once: there memory is the limit, not arithmetic.
+    NaN and infinities among the values out of the products. After a run that set no flags, the
+    last query tells: a causal mask hides no key from it. Split keys are walked with that care at
+    once: there memory is the limit, not arithmetic.
     """
     # Under a band later tiles have more keys: they start first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -172,12 +174,20 @@ def _forward(
         h = first_head + tl.zeros_like(row)
         place = row
         first, last = tile * BM, tl.minimum(tile * BM + BM, n.queries) - 1
-    flag = flags + tl.program_id(1) * tl.num_programs(0) + tile
-    if CAREFUL:
-        if tl.load(flag) == 0:
-            return
-    at_query = b.to(tl.int64) * q.batch + h.to(tl.int64) * q.head + place.to(tl.int64) * q.row
     wide_d, wide_e = tl.arange(0, BD), tl.arange(0, BE)
+    if flags is not None:
+        flag = flags + tl.program_id(1) * tl.num_programs(0) + tile
+    if CAREFUL:
+        if flags is not None:
+            if tl.load(flag) == 0:
+                return
+        else:
+            end = out.ptr + b.to(tl.int64) * out.batch + first_head.to(tl.int64) * out.head
+            end += (n.queries - 1).to(tl.int64) * out.row
+            final = tl.load(end + wide_e, mask=wide_e < E, other=0.0).to(tl.float32)
+            if tl.min((tl.abs(final) < float("inf")).to(tl.int32), 0) == 1:
+                return
+    at_query = b.to(tl.int64) * q.batch + h.to(tl.int64) * q.head + place.to(tl.int64) * q.row
     keep = inside[:, None] & (wide_d < D)[None, :]
     qs = tl.load(q.ptr + at_query[:, None] + wide_d[None, :], mask=keep, other=0.0)
 
@@ -249,7 +259,7 @@ def _forward(
         mixed = mixed * factor[:, None]
         if CAREFUL:
             mixed += bad
-        elif rule.kind != ALL or rule.limits is not None:
+        elif flags is not None:
             tl.store(flag, tl.max(tl.max((mixed != mixed).to(tl.int32), 1), 0).to(tl.int8))
         to_row = b.to(tl.int64) * out.batch + h.to(tl.int64) * out.head
         to_row += place.to(tl.int64) * out.row
@@ -299,15 +309,17 @@ def _merge(
 
 def forward(x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]:
     """Output and row statistics, and what the backward pass needs beside them."""
-    return run(x, forward_settings(x), statistics=statistics)
+    return run(x, forward_settings(x, statistics=statistics), statistics=statistics)
 
 
 def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Tensor]:
     """The forward pass with given settings."""
     B, H, Q, _ = x.shape
     D, E = x.q.shape[-1], x.v.shape[-1]
-    out = x.v.new_empty(B, H, Q, E)
-    lse = x.q.new_empty(B, H, Q, dtype=torch.float32)
+    if how.cudnn:
+        out, lse = cudnn.forward(x)
+    else:
+        out, lse = empty_out(x.q, x.v), x.q.new_empty(B, H, Q, dtype=torch.float32)
     norm = lse.new_empty(2, B, H, Q)
     largest, entropy = (torch.empty_like(lse) if statistics else lse.new_empty(0) for _ in range(2))
     q, k, v = sheet(x.q), sheet(x.k), sheet(x.v)
@@ -322,7 +334,9 @@ def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Te
     if how.splits > 1:
         parts = Parts(lse.new_empty(how.splits, B, H, Q, E), lse.new_empty(3, how.splits, B, H, Q))
     may_leak = how.splits == 1 and (rule.kind != ALL or rule.limits is not None)
-    flags = torch.empty(programs * tiles if may_leak else 1, dtype=torch.int8, device=x.q.device)
+    flags = None
+    if may_leak and not how.cudnn:
+        flags = torch.empty(programs * tiles, dtype=torch.int8, device=x.q.device)
     to_out = sheet(out)
     rest = (to_out, to, parts, flags, rule, added(x), x.sink, dropping(x), score(x))
     constants: dict[str, Any] = {
@@ -331,10 +345,10 @@ def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Te
         "PRECISION": how.precision,
     }  # fmt: skip
     if how.hopper:
-        if may_leak:
+        if flags is not None:
             flags.zero_()
         run_on_hopper(x, to_out, to, flags, rule, (tiles, programs), how, statistics=statistics)
-    else:
+    elif not how.cudnn:
         _forward[(tiles, programs, how.splits)](
             q, ks, vs, *rest, sizes(x), **constants, CAREFUL=False, DESCRIBED=described,
             STAGES=how.stages, num_warps=how.warps, num_stages=how.stages,
@@ -350,6 +364,15 @@ def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Te
             STATISTICS=statistics,
         )  # fmt: skip
     return Rows(out, lse, largest, entropy), norm
+
+
+def empty_out(q: Tensor, v: Tensor) -> Tensor:
+    """Fresh memory for the output: laid out like the queries, if it has their shape."""
+    if q.shape[-1] == v.shape[-1] and q.dtype == v.dtype:
+        fresh = torch.empty_like(q)
+        if fresh.stride(-1) == 1:
+            return fresh
+    return v.new_empty(*q.shape[:3], v.shape[-1])
 
 
 def _described(t: Tensor, rows: int, wide: int) -> Any:

@@ -220,7 +220,7 @@ def _multiply(
         gl.store(to.entropy + at, entropy, mask=inside)
     inverse = gl.convert_layout(1.0 / whole, gl.SliceLayout(1, OUTPUT))
     mixed = mixed * gl.expand_dims(inverse, 1)
-    if rule.kind == BAND or rule.limits is not None:
+    if flags is not None:
         spoiled = gl.max(gl.max((mixed != mixed).to(gl.int32), 1), 0)
         if spoiled != 0:
             gl.store(flags + (b * n.heads + h) * gl.num_programs(0) + tile, 1)
@@ -294,7 +294,7 @@ def run_on_hopper(
     x: AttentionInputs,
     out: Any,
     to: Any,
-    flags: Tensor,
+    flags: Tensor | None,
     rule: Rule,
     grid: tuple[int, int],
     how: Forward,
@@ -310,6 +310,8 @@ def run_on_hopper(
     )  # fmt: skip
 
 
+_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+
+
 def described(t: Tensor, rows: int) -> Any:
-    layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-    return TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, rows, t.shape[-1]], layout)
+    return TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, rows, t.shape[-1]], _LAYOUT)

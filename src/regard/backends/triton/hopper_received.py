@@ -1,8 +1,8 @@
-"""What each key received, on Hopper: one warp copies, two groups of warps multiply.
+"""What each key received, on Hopper: one warp copies, three groups of warps multiply.
 
-A program owns a tile of keys. The copying warp streams tiles of queries past it; the groups take
-them in turn, each with its next products under way while it exponentiates the last ones. Weights
-are added up in place, pair by pair, and over the queries only once at the end.
+A program owns a tile of keys. The copying warp streams tiles of queries past it, and the groups
+take them in turn: while one exponentiates, the products of the others run. Weights are added up in
+place, pair by pair, and over the queries only once at the end.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 
 QUERIES, KEYS, STAGES = 64, 128, 6
+GROUPS = gl.constexpr(3)
 
 _span_of_rows = gluon.jit(span_of_rows.fn)
 
@@ -54,8 +55,7 @@ def _copy(
     _, start, _, _, every = _walk(rule, n, b, tile, BM, BN)
     mbarrier.expect(k_full, k.block_type.nbytes)
     fetch(k, [b, h // n.group, tile * BN, 0], k_full, k_tile)
-    # Each group starts one product more than it uses; past the last query there are zeros.
-    for i in range((every + 1) // 2 * 2 + 2):
+    for i in range(every):
         slot = i % STAGES
         mbarrier.wait(q_free.index(slot), ((i // STAGES) & 1) ^ 1)
         mbarrier.expect(q_full.index(slot), q.block_type.nbytes)
@@ -70,77 +70,62 @@ def _norms(lse, row, n):
 
 
 @gluon.jit
-def _start(i, k_tile, q_ring, q_full, D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
-           STAGES: gl.constexpr, LOGITS: gl.constexpr):  # fmt: skip
-    """Products of query tile i with the keys, under way."""
+def _take(
+    i, total, lse, rule, n, scale, start, tile, limit, k_tile, q_ring, q_full, q_free,
+    D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
+    PARTIAL: gl.constexpr, LOGITS: gl.constexpr,
+):  # fmt: skip
+    """Add the weights of query tile i."""
     slot = i % STAGES
+    row = start + i * BM + gl.arange(0, BM, gl.SliceLayout(1, LOGITS))
+    norm = _norms(lse, row, n)
     mbarrier.wait(q_full.index(slot), (i // STAGES) & 1)
     s = gl.zeros((BM, BN), gl.float32, LOGITS)
     queries = q_ring.index(slot).reshape((BM, D))
     keys = k_tile.reshape((BN, D)).permute((1, 0))
-    return warpgroup_mma(queries, keys, s, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def _take(
-    j, half, s, norm, total, lse, rule, n, scale, start, tile, limit, k_tile, q_ring, q_full,
-    q_free,
-    D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    PARTIAL: gl.constexpr, LOGITS: gl.constexpr,
-):  # fmt: skip
-    """Add the weights of this group's tile j, with the products of its next one under way."""
-    i = half + 2 * j
-    local = gl.arange(0, BM, gl.SliceLayout(1, LOGITS))
-    following = _start(i + 2, k_tile, q_ring, q_full, D, BM, BN, STAGES, LOGITS)
-    next_norm = _norms(lse, start + (i + 2) * BM + local, n)
+    s = warpgroup_mma(queries, keys, s, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    mbarrier.arrive(q_free.index(slot))
     p = gl.exp2(s * scale - gl.expand_dims(norm, 1))
     if PARTIAL:
-        p = gl.where(hidden(rule, start + i * BM + local, tile * BN, limit, BN, LOGITS), 0.0, p)
+        p = gl.where(hidden(rule, row, tile * BN, limit, BN, LOGITS), 0.0, p)
         p = gl.where(gl.expand_dims(norm == float("inf"), 1), 0.0, p)
-    total += p
-    s = warpgroup_mma_wait(0, deps=(following,))
-    mbarrier.arrive(q_free.index((i + 2) % STAGES))
-    return s, next_norm, total
+    return total + p
 
 
 @gluon.jit
 def _sum(
-    half, lse, out, rule, n, scale, b, h, tile, k_tile, q_ring, k_full, q_full, q_free,
+    turn, lse, out, rule, n, scale, b, h, tile, k_tile, q_ring, k_full, q_full, q_free,
     D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Every other tile of queries against the keys of a tile."""
+    """Every third tile of queries against the keys of a tile."""
     LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     limit, start, left, full, every = _walk(rule, n, b, tile, BM, BN)
-    local = gl.arange(0, BM, gl.SliceLayout(1, LOGITS))
     lse += (b * n.heads + h).to(gl.int64) * n.queries
     scale = scale * LOG2E
     mbarrier.wait(k_full, 0)
     total = gl.zeros((BM, BN), gl.float32, LOGITS)
-    s = _start(half, k_tile, q_ring, q_full, D, BM, BN, STAGES, LOGITS)
-    norm = _norms(lse, start + half * BM + local, n)
-    s = warpgroup_mma_wait(0, deps=(s,))
-    mbarrier.arrive(q_free.index(half))
-    first_full = (left - half + 1) // 2
-    past_full = gl.maximum((full - half + 1) // 2, first_full)
-    for j in range(0, first_full):
-        s, norm, total = _take(
-            j, half, s, norm, total, lse, rule, n, scale, start, tile, limit, k_tile, q_ring,
-            q_full, q_free, D, BM, BN, STAGES, True, LOGITS,
+    # The first of this group's tiles at or past the border of the full ones, and past their end.
+    first_full = turn + (gl.maximum(left - turn, 0) + GROUPS - 1) // GROUPS * GROUPS
+    past_full = turn + (gl.maximum(full - turn, 0) + GROUPS - 1) // GROUPS * GROUPS
+    for i in range(turn, first_full, GROUPS):
+        total = _take(
+            i, total, lse, rule, n, scale, start, tile, limit, k_tile, q_ring, q_full, q_free,
+            D, BM, BN, STAGES, True, LOGITS,
         )  # fmt: skip
-    for j in range(first_full, past_full):
-        s, norm, total = _take(
-            j, half, s, norm, total, lse, rule, n, scale, start, tile, limit, k_tile, q_ring,
-            q_full, q_free, D, BM, BN, STAGES, False, LOGITS,
+    for i in range(first_full, past_full, GROUPS):
+        total = _take(
+            i, total, lse, rule, n, scale, start, tile, limit, k_tile, q_ring, q_full, q_free,
+            D, BM, BN, STAGES, False, LOGITS,
         )  # fmt: skip
-    for j in range(past_full, (every + 1) // 2):
-        s, norm, total = _take(
-            j, half, s, norm, total, lse, rule, n, scale, start, tile, limit, k_tile, q_ring,
-            q_full, q_free, D, BM, BN, STAGES, True, LOGITS,
+    for i in range(past_full, every, GROUPS):
+        total = _take(
+            i, total, lse, rule, n, scale, start, tile, limit, k_tile, q_ring, q_full, q_free,
+            D, BM, BN, STAGES, True, LOGITS,
         )  # fmt: skip
     key = tile * BN + gl.arange(0, BN, gl.SliceLayout(0, LOGITS))
-    at = (b * n.heads + h).to(gl.int64) * n.keys + key
-    # Two numbers are added to 0, which gives the same in either order.
-    gl.atomic_add(out + at, gl.sum(total, 0), mask=key < n.keys)
+    sums = out + ((b * n.heads + h).to(gl.int64) * GROUPS + turn) * n.keys + key
+    gl.store(sums, gl.sum(total, 0), mask=key < n.keys)
 
 
 @gluon.jit
@@ -178,6 +163,13 @@ def _received_on_hopper(
                 ),
             ),
             (
+                _sum,
+                (
+                    2, lse, out, rule, n, scale, b, h, tile, k_tile, q_ring, k_full, q_full,
+                    q_free, D, BM, BN, STAGES,
+                ),
+            ),
+            (
                 _copy,
                 (
                     q, k, rule, n, b, h, tile, k_tile, q_ring, k_full, q_full, q_free, BM, BN,
@@ -185,8 +177,8 @@ def _received_on_hopper(
                 ),
             ),
         ],
-        [4, 1],
-        [240, 24],
+        [4, 4, 1],
+        [160, 160, 24],
     )  # fmt: skip
 
 
@@ -194,7 +186,7 @@ def received_on_hopper(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> Float
     """What each key received, for a call that `fits_hopper`."""
     assert isinstance(x.comparison, Dot)
     B, H, _, K = x.shape
-    out = torch.zeros(B, H, K, dtype=torch.float32, device=x.q.device)
+    out = torch.empty(B, H, GROUPS.value, K, dtype=torch.float32, device=x.q.device)
     rule = rule_of(x.mask, x.shape, (QUERIES, KEYS), x.q.device, by_keys=True)
     if rule.kind == ALL:
         # The widest band. (Triton 3.6 fails to compile the kernel without one.)
@@ -204,4 +196,4 @@ def received_on_hopper(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> Float
         float(x.comparison.scale), D=x.q.shape[-1], BM=QUERIES, BN=KEYS, STAGES=STAGES,
         num_warps=4,
     )  # fmt: skip
-    return out
+    return out.sum(2)

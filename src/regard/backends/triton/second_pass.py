@@ -18,13 +18,15 @@ from regard.backends.contract import Pool, Top
 from regard.backends.tiled.second_pass import TiledPass
 from regard.backends.triton.arguments import added, score, sheet, sizes, wide
 from regard.backends.triton.hopper_received import received_on_hopper
-from regard.backends.triton.layout import rule_of
+from regard.backends.triton.layout import is_simple, rule_of
 from regard.backends.triton.pairs import (
+    BAND,
     LN2,
     LOG2E,
     allowed,
     full_at,
     keys_for,
+    limit_of,
     load_rows,
     logits_of,
     part_at,
@@ -170,6 +172,66 @@ def _pooled(
 
 
 @triton.jit
+def _pooled_by_cell(
+    q, k, lse, out, above, beside, region, tall, broad, rule, bias, scoring, n,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LARGEST: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The weights of a tile of queries, added into the map one cell after the other.
+
+    For masks that are a band. Tiles start where cells do, `tall` of them below each other and
+    `broad` beside each other, so that each lies in one cell: `above` and `beside` tell where the
+    rows and columns of cells start.
+    """
+    part = tl.num_programs(0) - 1 - tl.program_id(0)
+    r = part // tall
+    b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
+    first = tl.load(above + r) + part % tall * BM
+    last = tl.minimum(first + BM, tl.load(above + r + 1)) - 1
+    row = first + tl.arange(0, BM)
+    place, heads = row[:, None], (h + tl.zeros_like(row))[:, None]
+    base = tl.program_id(1).to(tl.int64)
+    limit = limit_of(rule, n, b)
+    start, stop = 0, limit
+    if rule.kind == BAND:
+        start, stop = first + rule.low, tl.minimum(limit, last + rule.high + 1)
+    start = tl.maximum(start - region.first_key, 0)
+    stop = tl.minimum(stop - region.first_key, region.keys)
+    if (first <= last) & (start < stop):
+        qs = load_rows(q, b, h, first, n.queries, D, BD, BM, False)
+        norm = _norms(lse, base * n.queries + row, row <= last)[:, None]
+        left = (start.to(tl.int64) * region.columns // region.keys).to(tl.int32)
+        right = ((stop - 1).to(tl.int64) * region.columns // region.keys).to(tl.int32) + 1
+        found = tl.zeros((BM,), tl.float32)
+        out += (base * region.rows + r) * region.columns
+        for i in tl.range(left * broad, right * broad, num_stages=STAGES):
+            c = i // broad
+            from_key = tl.load(beside + c) + i % broad * BN
+            to_key = tl.minimum(tl.load(beside + c + 1), limit)
+            key = from_key + tl.arange(0, BN)
+            ks = load_rows(k, b, h // n.group, from_key, to_key, D, BD, BN, False)
+            s = product(qs, ks.T, None, PRECISION)
+            s, _ = logits_of(s, scoring, bias, b, heads, place, key[None, :], n)
+            p = tl.exp2(s - norm)
+            whole = (from_key + BN <= to_key) & (first + BM - 1 == last)
+            if rule.kind == BAND:
+                whole &= (from_key - last >= rule.low) & (from_key + BN - 1 - first <= rule.high)
+            if not whole:
+                seen = allowed(rule, place, key[None, :], to_key, 0, BM, BN) & (place <= last)
+                p = tl.where(seen, p, 0.0)
+            if LARGEST:
+                found = tl.maximum(found, tl.max(p, 1))
+            else:
+                found += tl.sum(p, 1)
+            if i % broad == broad - 1:
+                if LARGEST:
+                    tl.atomic_max(out + c, tl.max(found, 0), sem="relaxed")
+                else:
+                    tl.atomic_add(out + c, tl.sum(found, 0), sem="relaxed")
+                found = tl.zeros((BM,), tl.float32)
+
+
+@triton.jit
 def _top_and_mean(
     q, k, lse, values, indices, mean, rule, bias, scoring, n, many,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
@@ -278,17 +340,30 @@ class TritonPass(TiledPass):
         out = lse.new_zeros(B, H, *cells)
         many_queries, many_keys = queries[1] - queries[0], keys[1] - keys[0]
         region = Region(queries[0], many_queries, cells[0], keys[0], many_keys, cells[1])
-        rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=False)
-        tiles = triton.cdiv(queries[1], how.rows) - queries[0] // how.rows
-        _pooled[(tiles, B * H)](
-            sheet(x.q), sheet(x.k), lse.contiguous(), out, region, rule, added(x), score(x),
-            sizes(x), **_constants(x, how), LARGEST=pool == "max",
-            WHOLE=many_keys == x.shape.K, STAGES=how.stages, num_warps=how.warps,
-            num_stages=how.stages,
-        )  # fmt: skip
+        above = _edges(queries, cells[0], lse)
+        beside = _edges(keys, cells[1], lse)
+        rest = (sheet(x.q), sheet(x.k), lse.contiguous(), out, region)
+        call = (added(x), score(x), sizes(x))
+        largest: dict[str, Any] = {"LARGEST": pool == "max", "STAGES": how.stages}
+        launch = {"num_warps": how.warps, "num_stages": how.stages}
+        if is_simple(x.mask):
+            rows, tall = _tiles_of_cells(many_queries, cells[0], how.rows)
+            columns, broad = _tiles_of_cells(many_keys, cells[1], how.keys)
+            rule = rule_of(x.mask, x.shape, (rows, columns), x.q.device, by_keys=False)
+            _pooled_by_cell[(cells[0] * tall, B * H)](
+                *rest[:-1], above, beside, region, tall, broad, rule, *call,
+                **_constants(x, how) | {"BM": rows, "BN": columns}, **largest, **launch,
+            )  # fmt: skip
+        else:
+            rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=False)
+            tiles = triton.cdiv(queries[1], how.rows) - queries[0] // how.rows
+            _pooled[(tiles, B * H)](
+                *rest, rule, *call, **_constants(x, how), **largest,
+                WHOLE=many_keys == x.shape.K, **launch,
+            )  # fmt: skip
         if pool == "mean":
-            out /= _lengths(many_queries, cells[0], lse)[:, None]
-            out /= _lengths(many_keys, cells[1], lse)
+            out /= above.diff()[:, None]
+            out /= beside.diff()
         return out
 
     @torch.no_grad()
@@ -343,7 +418,18 @@ def _walk_rows(
     )  # fmt: skip
 
 
-def _lengths(places: int, cells: int, like: Tensor) -> Tensor:
-    """How many places each cell has."""
-    edges = -(-torch.arange(cells + 1, device=like.device) * places // cells)
-    return (edges[1:] - edges[:-1]).to(like.dtype)
+def _tiles_of_cells(places: int, cells: int, widest: int) -> tuple[int, int]:
+    """The side of tiles that start where cells do, and how many a cell takes: little is computed
+    in vain, and tiles are large."""
+    longest = -(-places // cells)
+    sides = [side for side in (128, 64, 32, 16) if side <= widest]
+    # A tile half as large takes more than half the time.
+    side = min(sides, key=lambda side: triton.cdiv(longest, side) * side**0.7)
+    return side, triton.cdiv(longest, side)
+
+
+def _edges(span: tuple[int, int], cells: int, like: Tensor) -> Tensor:
+    """The first place of each cell, and the end of the last."""
+    first, places = span[0], span[1] - span[0]
+    cell = torch.arange(cells + 1, device=like.device)
+    return (first - (-cell * places // cells)).to(torch.int32)
