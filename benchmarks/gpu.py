@@ -24,9 +24,11 @@ def main() -> int:
     options = arguments().parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if device == "cpu" and not (interpreted and (options.smoke or options.sanitized_case)):
+    if device == "cpu" and not (interpreted and (options.smoke or options.sanitized)):
         sys.exit("no CUDA GPU here; with TRITON_INTERPRET=1 --smoke shows that the script works")
-    if options.sanitized_case:
+    if options.sanitized:
+        if options.sanitized == "racecheck":
+            gpu_checks.without_hopper()
         gpu_checks.sanitized_case(device)
         return 0
     if options.warm:
@@ -84,7 +86,7 @@ def arguments() -> argparse.ArgumentParser:
         "--tune", nargs="?", const="forward,backward,looking", help="sweep settings of kernels"
     )
     parser.add_argument("--smoke", action="store_true", help="tiny, once, unchecked, any device")
-    parser.add_argument("--sanitized-case", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--sanitized", metavar="TOOL", help=argparse.SUPPRESS)
     parser.add_argument("--warm", metavar="GROUP", help=argparse.SUPPRESS)
     return parser
 

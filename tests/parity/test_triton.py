@@ -133,10 +133,26 @@ def test_as_set_for_real_calls(mask: str, n: int, D: int) -> None:
     if cases.DEVICE == "cpu" and (n > 40 or D != 64):
         pytest.skip("too long to interpret")
     sizes = Sizes(B=2, H=4, G=2 if D == 96 else 4, Q=n, K=n, D=D, E=D)
-    case = Case(mask, dtype=torch.float16 if D == 64 else torch.bfloat16, sizes=sizes)
+    dtype = {64: torch.float16, 96: torch.bfloat16, 128: torch.bfloat16}[D]
+    case = Case(mask, dtype=dtype, sizes=sizes)
     inputs, learned = case.build()
     assert_conforms(case, observed(Triton(), inputs, learned, TritonPass()), ReferencePass())
     assert_conforms(case, observed(Triton(), inputs, learned, None), None)
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mask", ["none", "documents"])
+def test_wide_heads_with_a_bias(mask: str, dtype: torch.dtype, D: int) -> None:
+    """The tiles that are set for them fit into a multiprocessor."""
+    from regard.backends.triton import Triton
+    from regard.backends.triton.second_pass import TritonPass
+
+    if cases.DEVICE == "cpu":
+        pytest.skip("only a GPU runs out of shared memory")
+    case = Case(mask, bias="dense", dtype=dtype, sizes=Sizes(B=1, H=2, G=2, Q=150, K=150, D=D, E=D))
+    inputs, learned = case.build()
+    assert_conforms(case, observed(Triton(), inputs, learned, TritonPass()), ReferencePass())
 
 
 @pytest.mark.parametrize("backend", ["triton", "sdpa"])
@@ -168,7 +184,9 @@ def test_nothing_hidden_is_seen_by_libraries_either(backend: str, D: int, bad: f
             torch.autograd.grad(out, three[0], pull)[0][:, :, :late]
             for out, three in zip((want, got), learned, strict=True)
         ]
-        torch.testing.assert_close(early[1], early[0])
+        # One way is mended tile by tile, the other is not: they round differently.
+        size = float(early[0].abs().max())
+        torch.testing.assert_close(early[1], early[0], rtol=0, atol=size * 2**-7)
 
 
 def test_a_decoding_step_packs_and_splits() -> None:

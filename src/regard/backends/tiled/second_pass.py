@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.backends.contract import Pool, Top
@@ -60,7 +60,10 @@ class TiledPass:
     ) -> Float[Tensor, "b h q"]:
         step = max(1, (1 << 22) // max(len(keys) * inputs.shape.B * inputs.shape.H, 1))
         places = torch.arange(inputs.shape.Q, device=lse.device)
-        parts = [self.weights(inputs, lse, q, keys).sum(-1) for q in places.split(step)]
+        parts = [
+            _weights(_logits(inputs, inputs.q[:, :, run], some, keys), lse[:, :, run]).sum(-1)
+            for some, run in _runs(places, step)
+        ]
         return torch.cat(parts, -1) if parts else torch.zeros_like(lse)
 
     @torch.no_grad()
@@ -128,27 +131,54 @@ class TiledPass:
         queries: Int[Tensor, "some_q"],
         keys: Int[Tensor, "some_k"],
     ) -> Float[Tensor, "b h some_q some_k"]:
-        s = chosen_logits(inputs, queries, keys)
-        hidden = s == -math.inf
-        away = torch.where(hidden, 0.0, s - lse[..., queries, None])
-        return torch.where(hidden, 0.0, away.exp())
+        return _weights(chosen_logits(inputs, queries, keys), lse[..., queries])
+
+
+def _weights(s: Float[Tensor, "b h q k"], lse: Float[Tensor, "b h q"]) -> Float[Tensor, "b h q k"]:
+    hidden = s == -math.inf
+    away = torch.where(hidden, 0.0, s - lse[..., None])
+    return torch.where(hidden, 0.0, away.exp())
+
+
+def _runs(places: Int[Tensor, "q"], step: int) -> Iterator[tuple[Int[Tensor, "some"], slice]]:
+    """Places in order, some at a time: their indices, and where they are without copying."""
+    for start in range(0, len(places), step):
+        yield places[start : start + step], slice(start, start + step)
 
 
 def chosen_logits(
     x: AttentionInputs, queries: Int[Tensor, "q"], keys: Int[Tensor, "k"]
 ) -> Float[Tensor, "b h q k"]:
     """Logits of chosen queries and keys, made of differentiable operations."""
-    q, k = x.q[:, :, queries].to(x.compute_dtype), x.k[:, :, keys].to(x.compute_dtype)
-    rows = finite(q).unflatten(1, (-1, x.group))
-    s = x.comparison.logits(rows, finite(k)).flatten(1, 2)
-    k_broken = (~k.isfinite()).any(-1).repeat_interleave(x.group, dim=1)
-    broken = (~q.isfinite()).any(-1)[..., None] | k_broken[..., None, :]
+    return _logits(x, x.q[:, :, queries], queries, keys)
+
+
+def _logits(
+    x: AttentionInputs,
+    q: Float[Tensor, "b h q d"],
+    queries: Int[Tensor, "q"],
+    keys: Int[Tensor, "k"],
+) -> Float[Tensor, "b h q k"]:
+    """The same, where the vectors of the queries are at hand."""
+    q, k = q.to(x.compute_dtype), x.k[:, :, keys].to(x.compute_dtype)
+    broken = _broken(q)[..., None] | _broken(k).repeat_interleave(x.group, dim=1)[..., None, :]
+    if torch.is_grad_enabled():
+        # What is not finite stays in its own pair, but would spoil the gradients of others.
+        q, k = finite(q), finite(k)
+    s = x.comparison.logits(q.unflatten(1, (-1, x.group)), k).flatten(1, 2)
     s = s.masked_fill(broken, math.nan)
     if x.softcap is not None:
         s = x.softcap * torch.tanh(s / x.softcap)
     if x.bias is not None:
         s = s + x.bias.at(queries, keys).to(s.dtype)
     return s if x.mask is None else s.masked_fill(~pairs(x.mask, queries, keys), -math.inf)
+
+
+def _broken(vectors: Float[Tensor, "b h n d"]) -> Bool[Tensor, "b h n"]:
+    """Which vectors hold NaN or infinity. The largest number of each says so in one pass."""
+    if not vectors.shape[-1]:
+        return vectors.new_zeros(vectors.shape[:-1], dtype=torch.bool)
+    return ~torch.linalg.vector_norm(vectors.detach(), math.inf, -1).isfinite()
 
 
 class Overlap(NamedTuple):

@@ -16,6 +16,8 @@ from regard.backends.triton.pairs import (
     ALL,
     DENSE,
     LN2,
+    LOG2E,
+    NO_BIAS,
     RELATIVE,
     allowed,
     cell_of,
@@ -101,12 +103,18 @@ def _weights_and_slopes(
 ):  # fmt: skip
     """The weights as they met the values, ∂/∂s, and the slope of the soft-cap."""
     norm, inverse, shift, g_entropy, expected = numbers
-    s, bend = logits_of(products, scoring, bias, b, h, q, k, n)
+    # Scale and shift in one instruction, as the forward pass: rounded in between, a logit of 10^5
+    # would give a weight that is off by a percent.
+    plain: tl.constexpr = scoring.positive and not scoring.capped and bias.kind == NO_BIAS
+    factor = scoring.scale * LOG2E if plain else 1.0
+    s, bend = products, 1.0
+    if not plain:
+        s, bend = logits_of(products, scoring, bias, b, h, q, k, n)
     if PARTIAL:
         # A band goes on past the last query, where a NaN among the keys would meet weight 0.
         seen = allowed(rule, q, k, limit, table, BM, BN) & (q < n.queries)
         s = tl.where(seen, s, float("-inf"))
-    p = tl.exp2(s - norm) * inverse
+    p = tl.exp2(s * factor - norm) * inverse
     met = p
     if drop.on:
         keeps = kept(drop, b, h, q, k)
@@ -114,7 +122,7 @@ def _weights_and_slopes(
         dp = tl.where(keeps, dp * drop.grow, 0.0)
     ds = dp - shift
     if rows.entropy is not None:
-        away = s * LN2 - expected
+        away = s * (factor * LN2) - expected
         if GUARD or PARTIAL:
             away = tl.where(p == 0, 0.0, away)
         ds -= g_entropy * away

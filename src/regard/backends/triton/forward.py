@@ -73,7 +73,9 @@ def _finished(largest, total, energy, sink):
     shift and sum. The sink is one more term; without one it is minus infinity."""
     shift = tl.maximum(largest, sink)
     shrink = tl.exp2(largest - shift)
-    whole = total * shrink + tl.exp2(sink - shift)
+    # Exactly 0 where it is: a sink in units of log 2 is rounded, but not in a fused subtraction.
+    below = tl.where(sink == shift, 0.0, sink - shift)
+    whole = total * shrink + tl.exp2(below)
     nothing = whole == 0
     whole = tl.where(nothing, 1.0, whole)
     lse = tl.where(nothing, float("-inf"), (shift + tl.log2(whole)) * LN2)
@@ -84,7 +86,7 @@ def _finished(largest, total, energy, sink):
     # Entropy of (keys or sink), then within the keys.
     log_share = tl.where(unseen, 0.0, log_keys + (largest - shift) - tl.log2(whole))
     share = tl.where(unseen, 0.0, tl.exp2(log_share))
-    log_rest = sink - shift - tl.log2(whole)
+    log_rest = below - tl.log2(whole)
     rest = tl.where(sink == float("-inf"), 0.0, tl.exp2(log_rest) * log_rest)
     entropy = share * (entropy - log_share) - rest
     seen = tl.where(unseen, float("-inf"), largest * LN2)

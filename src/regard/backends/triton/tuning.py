@@ -11,6 +11,7 @@ import torch
 from regard.backends.triton import cudnn
 from regard.backends.triton.arguments import describable, wide
 from regard.backends.triton.layout import is_simple
+from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 
@@ -68,10 +69,8 @@ def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
         splits = _splits(programs, x.shape.K // (4 * keys), x.q.device)
         return Forward(tile, keys, warps=4, stages=3, packed=packed, splits=splits)
     if not narrow:
-        # Three products of TF32 parts are as accurate as one of float32, and far quicker.
-        if width <= 128:
-            return Forward(128, 64, warps=8, stages=1, precision="tf32x3")
-        return Forward(64, 32, warps=8, stages=1, precision="tf32x3")
+        rows, keys = (128, 64) if width <= 128 else (64, 32)
+        return Forward(rows, keys, warps=8, stages=1, precision=_precision(width))
     # Without a mask PyTorch serves as well; who names these kernels gets them.
     if not statistics and x.mask is not None and cudnn.attends(x):
         return Forward(64, 64, warps=4, cudnn=True)
@@ -82,8 +81,23 @@ def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
             return Forward(64, 128, warps=4, stages=2, described=True)
         return Forward(128, 64, warps=4, stages=3, described=True)
     if width <= 128:
+        if _laden(x):
+            return Forward(128, 64, warps=8, stages=2, described=True)
         return Forward(128, 128, warps=8, stages=3, described=True)
+    if _laden(x):
+        return Forward(64, 64, warps=8, stages=1)
     return Forward(128, 64, warps=8, stages=2, described=True)
+
+
+def _laden(x: AttentionInputs) -> bool:
+    """Whether more than keys and values is loaded for each tile, which takes shared memory."""
+    return isinstance(x.bias, Dense) or not is_simple(x.mask)
+
+
+def _precision(width: int) -> Precision:
+    """Of float32 products. Three of TF32 parts are nearly as accurate as one of float32, and far
+    quicker where heads are wide."""
+    return "ieee" if width <= 32 else "tf32x3"
 
 
 def _splits(programs: int, most: int, device: torch.device) -> int:
@@ -122,13 +136,13 @@ def backward_settings(x: AttentionInputs) -> Backward:
     width = max(wide(x.q.shape[-1]), wide(x.v.shape[-1]))
     if x.q.dtype == torch.float32:
         if width <= 64:
-            return Backward(Tile(64, 32, 4, 1), Tile(32, 64, 4, 1), "tf32x3")
+            return Backward(Tile(64, 32, 4, 1), Tile(32, 64, 4, 1), _precision(width))
         side = 32 if width <= 128 else 16
-        return Backward(Tile(side, side, 4, 1), Tile(side, side, 4, 1), "tf32x3")
+        return Backward(Tile(side, side, 4, 1), Tile(side, side, 4, 1), _precision(width))
     if width <= 64:
         return Backward(Tile(64, 64, 4, 3), Tile(128, 64, 4, 3))
     if width <= 128:
-        return Backward(Tile(64, 128, 8, 1), Tile(128, 64, 8, 3))
+        return Backward(Tile(64, 128, 8, 1), Tile(128, 64, 8, 1 if _laden(x) else 3))
     return Backward(Tile(32, 64, 8, 1), Tile(64, 32, 8, 1))
 
 
@@ -147,7 +161,7 @@ class Looking:
 
 def looking_settings(x: AttentionInputs) -> Looking:
     if x.q.dtype == torch.float32:
-        return Looking(64, 64, warps=4, stages=1, precision="tf32x3")
+        return Looking(64, 64, warps=4, stages=1, precision=_precision(wide(x.q.shape[-1])))
     width = wide(x.q.shape[-1])
     if width > 128:
         return Looking(64, 64)
