@@ -160,9 +160,10 @@ class Looking:
 
 
 def looking_settings(x: AttentionInputs) -> Looking:
-    if x.q.dtype == torch.float32:
-        return Looking(64, 64, warps=4, stages=1, precision=_precision(wide(x.q.shape[-1])))
     width = wide(x.q.shape[-1])
+    if x.q.dtype == torch.float32:
+        side = 64 if width <= 128 else 32
+        return Looking(side, side, warps=4, stages=1, precision=_precision(width))
     if width > 128:
         return Looking(64, 64)
     return Looking(128, 64, warps=4, hopper=width == 128 or x.mask is not None)
