@@ -178,7 +178,8 @@ def _broken(vectors: Float[Tensor, "b h n d"]) -> Bool[Tensor, "b h n"]:
     """Which vectors hold NaN or infinity. The largest number of each says so in one pass."""
     if not vectors.shape[-1]:
         return vectors.new_zeros(vectors.shape[:-1], dtype=torch.bool)
-    return ~torch.linalg.vector_norm(vectors.detach(), math.inf, -1).isfinite()
+    largest: Tensor = torch.linalg.vector_norm(vectors.detach(), math.inf, -1)
+    return ~largest.isfinite()
 
 
 class Overlap(NamedTuple):
