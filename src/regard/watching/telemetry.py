@@ -9,7 +9,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard import masks
-from regard.backends.poison import finite
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
 from regard.masks.tiles import band_edges, seen_keys
@@ -46,8 +45,8 @@ class Telemetry:
             if mean is None:
                 mean = trace.second_pass.mean_logit(x)
             places = _places(x).to(rows.lse.dtype)
-            out = rows.out.to(rows.lse.dtype)
-            whole = out.isfinite().all(-1)
+            size = torch.linalg.vector_norm(rows.out, dim=-1, dtype=rows.lse.dtype)
+            whole = size.isfinite()
             broken = ~(seeing | (rows.max_logit == -torch.inf)) | ~whole
 
             def summed(t: Tensor, where: Tensor = seeing) -> Tensor:
@@ -61,7 +60,7 @@ class Telemetry:
                 summed(mean),
                 summed(places.clamp_min(1).log()),
                 sink,
-                summed(out.square().mean(-1), seeing & whole),
+                summed(size.square() / max(rows.out.shape[-1], 1), seeing & whole),
                 broken.to(rows.lse.dtype).sum((0, 2)),
             )
 
@@ -102,22 +101,21 @@ def _mean_logit_of_band(x: AttentionInputs) -> Float[Tensor, "b h q"] | None:
     if band is None or not plain or not x.shape.K:
         return None
     assert isinstance(x.comparison, Dot)
-    k = finite(x.k.to(x.compute_dtype))
+    k = x.k.to(x.compute_dtype).nan_to_num(0.0, 0.0, 0.0)
+    start, stop = band_edges(band, x.shape, x.q.device)
     if x.mask is None:
-        mean = k.mean(2, keepdim=True)
+        total = k.sum(2, keepdim=True)
     else:
-        start, stop = band_edges(band, x.shape, x.q.device)
         before = _before(k)
-        mean = before[:, :, stop]
+        total = before[:, :, stop]
         if band[0] > -x.shape.Q:
-            mean = mean - before[:, :, start]
-        mean = mean / (stop - start).clamp_min(1)[:, None]
+            total -= before[:, :, start]
     q = x.q.to(x.compute_dtype).unflatten(1, (-1, x.group))
-    products: Tensor = (q * mean[:, :, None]).sum(-1).flatten(1, 2)
-    return products * x.comparison.scale
+    products: Tensor = (q * total[:, :, None]).sum(-1).flatten(1, 2)
+    return products * x.comparison.scale / (stop - start).clamp_min(1)
 
 
-def _before(k: Float[Tensor, "b g k d"], run: int = 64) -> Float[Tensor, "b g n d"]:
+def _before(k: Float[Tensor, "b g k d"], run: int = 32) -> Float[Tensor, "b g n d"]:
     """The sum of all keys before each place, 0 before the first; at least K + 1 places.
 
     Runs of keys are added up by a triangular product: a plain cumsum along this axis would have a
