@@ -219,6 +219,17 @@ def test_score_mods_that_a_trace_cannot_hold_are_refused_with_the_layer(
         model(*qkv())
 
 
+def test_a_layer_that_cannot_be_traced_can_be_left_out() -> None:
+    model = nn.ModuleList([Flex(score_mod=lambda s, b, h, q, k: s.clamp(max=3)), Flex()])
+    model.forward = lambda *given: [layer(*given) for layer in model]
+    with torch.no_grad():
+        want = model(*qkv())
+        with regard.watch(model, layers=["1"]) as seen:
+            got = model(*qkv())
+    assert list(seen) == ["1"]
+    assert torch.equal(got[0], want[0])
+
+
 def test_a_bias_too_large_to_write_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.watching.score_mods.LARGEST", N * N)
     change_of(SCORES["alibi"], SHAPE, CPU)

@@ -580,6 +580,7 @@ def test_some_layers_some_runs() -> None:
 BY_HAND: dict[str, tuple[str, Sizes]] = {
     "bloom": ("BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
     "gptj": ("GPTJForCausalLM", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}),
+    "deberta": ("DebertaModel", TEXT),
     "deberta-v2": ("DebertaV2Model", TEXT),
     "longformer": ("LongformerModel", TEXT | {"attention_window": 4}),
 }

@@ -38,9 +38,9 @@ class FlexCalls:
     than the output, or the compiled kernel, FlexAttention answers and the trace is made beside it.
     """
 
-    def __init__(self, where: Callable[[], str]) -> None:
-        self.where = where
-        """Says which module is running."""
+    def __init__(self, where: Callable[[], str], wanted: Callable[[str], bool]) -> None:
+        self.where, self.wanted = where, wanted
+        """Say which module is running, and whether it is to be looked at."""
         self.thread = threading.get_ident()
         self._read: dict[Any, Any] = {}
         """What functions were found to mean, held with them: layers share masks."""
@@ -146,7 +146,8 @@ def _fits(block_mask: Any, queries: int, keys: int) -> bool:
 def called(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of flex_attention by anybody."""
     here = threading.get_ident()
-    calls = next((calls for calls in reversed(_watching) if calls.thread == here), None)
+    looking = (calls for calls in reversed(_watching) if calls.thread == here)
+    calls = next((calls for calls in looking if calls.wanted(calls.where())), None)
     if calls is None or not dispatch.WATCHERS:
         return own(*args, **kwargs)
     try:

@@ -24,9 +24,9 @@ class AttentionMode(TorchFunctionMode):
     the trace is made beside it: gradients, checkpointing and random numbers stay as they were.
     """
 
-    def __init__(self, where: Callable[[], str]) -> None:
+    def __init__(self, where: Callable[[], str], wanted: Callable[[str], bool]) -> None:
         super().__init__()
-        self._flex = FlexCalls(where)
+        self._flex = FlexCalls(where, wanted)
 
     def __enter__(self) -> AttentionMode:
         self._flex.__enter__()

@@ -214,7 +214,7 @@ class Watch:
             )
 
     def _start(self) -> None:
-        self._active = AttentionMode(lambda: self._running[-1])
+        self._active = AttentionMode(lambda: self._running[-1], self._wanted)
         self._active.__enter__()
         dispatch.WATCHERS.append(self.see)
 
