@@ -31,6 +31,7 @@ check: $(READY)  ## style, types and layers
 
 bench: $(READY)  ## measure on this machine; results go to benchmarks/results
 	$(BIN)/python benchmarks/cpu.py
+	$(BIN)/python benchmarks/watching.py
 
 gpu:  ## check and measure on a CUDA GPU, with the Python that has PyTorch and Triton for it
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu.py
