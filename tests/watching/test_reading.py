@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,25 @@ def test_generating_adds_a_token_a_step(how: str) -> None:
     else:
         # The last token was written, and never read.
         assert seen.tokens == letters(out[:, :-1])
+
+
+def test_beams_that_change_places_keep_their_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    m, given = build("llama"), []
+    own = m.prepare_inputs_for_generation
+
+    def prepare(input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+        given.append(input_ids.clone())
+        return own(input_ids, *args, **kwargs)
+
+    monkeypatch.setattr(m, "prepare_inputs_for_generation", prepare)
+    with regard.watch(m, tokenizer=LETTERS) as seen:
+        generate(m, tokens(2), num_beams=4, max_new_tokens=8)
+    assert any(
+        not torch.equal(after[:, : before.shape[1]], before)
+        for before, after in itertools.pairwise(given)
+    ), "the beams of this test change places"
+    assert seen.tokens == letters(given[-1])
+    assert m.prepare_inputs_for_generation is prepare
 
 
 def test_a_second_text_begins_again() -> None:

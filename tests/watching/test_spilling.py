@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import weakref
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 import regard
 from regard import RegardError, RegardWarning
 from regard.watching import memory
+from regard.watching.tensor_file import KINDS
 from tests.watching.test_store import assert_same
 from tests.watching.test_watch import Model, Plain, x
 
@@ -55,6 +57,12 @@ def test_numbers_of_every_width_lie_where_they_may(dtype: torch.dtype, tmp_path:
             m(X.to(dtype))
     for name, layer in want.items():
         assert_same(seen[name].trace, layer.trace)
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    del header["__metadata__"]
+    for entry in header.values():
+        width = KINDS[entry["dtype"]].itemsize
+        assert entry["data_offsets"][0] % width == 0
 
 
 def test_memory_is_released_and_shared_masks_are_written_once(tmp_path: Path) -> None:
