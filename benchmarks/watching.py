@@ -74,12 +74,9 @@ def check(device: str) -> str:
 def speed(n: int, device: str, repeats: int) -> dict[str, Any]:
     runs: dict[str, Callable[[], Any]] = {}
     for case in ("unwatched", "unwatched again", "watched", "eager with weights"):
-        try:
-            runs[case] = prepared(case.removesuffix(" again"), n, device)
-            runs[case]()
-        except torch.OutOfMemoryError:
-            del runs[case]
-            torch.cuda.empty_cache()
+        run = prepared(case.removesuffix(" again"), n, device)
+        if _fits(run):
+            runs[case] = run
     seconds = interleaved({case: _dropped(run) for case, run in runs.items()}, repeats)
     plain, eager = seconds["unwatched"], seconds.get("eager with weights")
     return {
@@ -90,6 +87,19 @@ def speed(n: int, device: str, repeats: int) -> dict[str, Any]:
         "watched / unwatched": seconds["watched"] / plain,
         "eager with weights / unwatched": "out of memory" if eager is None else eager / plain,
     }
+
+
+def _fits(run: Callable[[], Any]) -> bool:
+    """Whether a run finds memory. What it took is given back before anything else is measured."""
+    try:
+        run()
+    except torch.OutOfMemoryError:
+        found = False
+    else:
+        found = True
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return found
 
 
 def _dropped(run: Callable[[], Any]) -> Callable[[], None]:
