@@ -254,8 +254,8 @@ def _volunteers(backend: Backend, inputs: AttentionInputs) -> bool:
 
 
 def _left_to_triton(inputs: AttentionInputs) -> bool:
-    """PyTorch's CUDA kernels let a NaN behind a mask reach other rows. Ours keep it out at no
-    cost; around PyTorch's that takes passes over q, k and v."""
+    """PyTorch's CUDA kernels let a NaN behind a mask reach other rows. Ours mend that without
+    waiting for the device; around PyTorch's one has to ask."""
     return inputs.q.device.type == "cuda" and hides(inputs) and not why_not(inputs)
 
 
@@ -271,7 +271,7 @@ def _why_not(
         return ["runs only when asked for on CPU: it is interpreted"]
     if backend.name == "sdpa" and not _volunteers(backend, inputs):
         if inputs.q.device.type == "cuda":
-            return ["runs only when asked for: keeping hidden NaN out of it takes longer"]
+            return ["runs only when asked for: to keep hidden NaN out it waits for the device"]
         return ["runs only when asked for: tiled, compiled for this CPU, is quicker"]
     if not _volunteers(backend, inputs):
         return ["runs only when asked for on CPU or with a bias: it compiles for seconds"]

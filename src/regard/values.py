@@ -121,7 +121,13 @@ class Value:
 
     def tensors(self) -> list[Tensor]:
         """Every tensor inside, in a fixed order."""
-        return encode([self]).tensors
+        found: list[Tensor] = []
+        for part in self._parts():
+            if isinstance(part, Tensor):
+                found.append(part)
+            elif isinstance(part, Value):
+                found += part.tensors()
+        return found
 
 
 def encode(values: Sequence[Value | None]) -> Encoded:

@@ -170,7 +170,9 @@ def test_several_at_once_and_functions(tmp_path: Path) -> None:
     assert writers(found[0]) == [found[0]]
 
 
-@pytest.mark.parametrize("to", ["run.json", 7, object()], ids=["a suffix nobody knows", "a number", "an object"])
+@pytest.mark.parametrize(
+    "to", ["run.json", 7, object()], ids=["a suffix nobody knows", "a number", "an object"]
+)
 def test_what_is_no_place_for_reports(to: Any) -> None:
     with pytest.raises(RegardError, match=r"a path that ends in \.jsonl"):
         writers(to)

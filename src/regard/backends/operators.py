@@ -256,8 +256,9 @@ def register(
             return None, None, given.q.to(x.q.dtype), given.k.to(x.k.dtype), given.v.to(x.v.dtype)
 
     def run(x: AttentionInputs, *, statistics: bool) -> Rows:
-        learned = [t for t in x.tensors() if t.requires_grad] if torch.is_grad_enabled() else []
-        if _unobserved(x) and all(t is x.q or t is x.k or t is x.v for t in learned):
+        inside = x.tensors()
+        learned = [t for t in inside if t.requires_grad] if torch.is_grad_enabled() else []
+        if _unobserved(inside) and all(t is x.q or t is x.k or t is x.v for t in learned):
             if not learned:
                 return directly(x, statistics)[0]
             return Rows(*Direct.apply(x, statistics, x.q, x.k, x.v))  # type: ignore[no-untyped-call]
@@ -272,14 +273,14 @@ def register(
     return run
 
 
-def _unobserved(x: AttentionInputs) -> bool:
+def _unobserved(tensors: list[Tensor]) -> bool:
     """Whether nobody looks at operators: no compiler, no mode, no transform, no kind of tensor that
     is not plain."""
     return (
         not torch.compiler.is_compiling()
         and not is_in_torch_dispatch_mode()
         and not torch._C._are_functorch_transforms_active()
-        and all(type(t) in (Tensor, torch.nn.Parameter) for t in x.tensors())
+        and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
     )
 
 

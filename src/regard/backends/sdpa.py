@@ -58,21 +58,18 @@ class Sdpa:
         mask = None if causal else _written(x)
         if x.bias is not None or not (causal or mask is not None):
             return _sdpa(x, q, k, v, causal, mask)
-        if x.q.device.type == "cpu" and not torch.compiler.is_compiling():
-            # A value that leaked shows in the output, a key perhaps only in gradients. (Asking
-            # would break the compiler's graph, and wait for a GPU: there care is taken always.)
-            # The CPU kernel's rows come in blocks of 32 or more, and a hidden value spoils a
-            # causal block as a whole.
+        if _may_ask(x):
+            # A value that leaked shows in the output, a key perhaps only in gradients. The CPU
+            # kernel's rows come in blocks of 32 or more, and a hidden value spoils a causal block
+            # as a whole; on a GPU the last row, from which nothing is hidden, tells.
             out = _sdpa(x, q, k, v, causal, mask)
-            if all_finite(out[:, :, ::32] if causal else out) and (
+            rows = slice(None, None, 32) if x.q.device.type == "cpu" else slice(-1, None)
+            if all_finite(out[:, :, rows] if causal else out) and (
                 not x.needs_grad or all_finite(k)
             ):
-                return out
+                return _without_empty(x, out, mask)
         out = _sdpa(x, finite(q), finite(k), finite(v), causal, mask)
-        if mask is not None and x.q.device.type != "cpu":
-            # Rows that see nothing, for which CUDA's kernels give anything.
-            out = out.masked_fill(~mask.any(-1, keepdim=True), 0.0)
-        return out + _spoiled(x, causal, mask)
+        return _without_empty(x, out, mask) + _spoiled(x, causal, mask)
 
     def observe(self, inputs: AttentionInputs) -> Rows:
         raise RegardError("sdpa keeps no row statistics", do="let regard.trace choose the backend")
@@ -120,6 +117,21 @@ def _sdpa(
     return torch.nn.functional.scaled_dot_product_attention(
         q, k, v, mask, x.dropout, causal, scale=x.comparison.scale, enable_gqa=_grouped(x)
     )
+
+
+def _may_ask(x: AttentionInputs) -> bool:
+    """Whether numbers may be looked at: that would break the compiler's graph, and one that is
+    being recorded. There care is taken always."""
+    if torch.compiler.is_compiling():
+        return False
+    return x.q.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
+
+
+def _without_empty(x: AttentionInputs, out: Tensor, mask: Tensor | None) -> Tensor:
+    """0 for rows that see nothing, for which CUDA's kernels give anything."""
+    if mask is None or x.q.device.type == "cpu":
+        return out
+    return out.masked_fill(~mask.any(-1, keepdim=True), 0.0)
 
 
 # Under the compiler a comparison of lengths is symbolic, and PyTorch's function wants a plain

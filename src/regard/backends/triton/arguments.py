@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import torch
 import triton
 from torch import Tensor
 
@@ -38,17 +41,29 @@ def wide(width: int) -> int:
     return max(16, 1 << (width - 1).bit_length())
 
 
+def tiles_of(length: int, size: int) -> int:
+    """How many tiles of a size a length takes. (Triton's own function takes 20 µs.)"""
+    return -(-length // size)
+
+
+_YES, _NO = triton.language.constexpr(True), triton.language.constexpr(False)
+
+
 def score(x: AttentionInputs) -> Score:
     assert isinstance(x.comparison, Dot)
-    capped = x.softcap is not None
-    scale, constant = float(x.comparison.scale), triton.language.constexpr
-    return Score(scale, constant(scale > 0), constant(capped), x.softcap or 1.0)
+    scale = float(x.comparison.scale)
+    capped = _NO if x.softcap is None else _YES
+    return Score(scale, _YES if scale > 0 else _NO, capped, x.softcap or 1.0)
+
+
+_NOTHING = Added(NO_BIAS, None, 0, 0, 0, 0, 0, 0)
+_ALL_KEPT = Dropping(_NO, 0, 0, 1.0)
 
 
 def added(x: AttentionInputs) -> Added:
     match x.bias:
         case None:
-            return Added(NO_BIAS, None, 0, 0, 0, 0, 0, 0)
+            return _NOTHING
         case Alibi(slopes, offset):
             return Added(ALIBI, slopes.contiguous(), 0, 0, 0, 0, 0, offset)
         case Relative(table, offset):
@@ -68,15 +83,19 @@ def broadcast_strides(t: Tensor) -> tuple[int, int, int, int]:
 
 def dropping(x: AttentionInputs) -> Dropping:
     if not x.dropout:
-        return Dropping(triton.language.constexpr(False), 0, 0, 1.0)
+        return _ALL_KEPT
     assert x.seed is not None
-    return Dropping(
-        triton.language.constexpr(True), int(x.seed), int(x.dropout * 2**32), 1 / (1 - x.dropout)
-    )
+    return Dropping(_YES, int(x.seed), int(x.dropout * 2**32), 1 / (1 - x.dropout))
 
 
 def describable(t: Tensor) -> bool:
     """Whether the copy engine can read a tensor: addresses and strides in steps of 16 bytes."""
-    if t.stride(-1) != 1 or t.data_ptr() % 16:
-        return False
-    return all(s * t.element_size() % 16 == 0 for s in t.stride()[:-1])
+    batch, head, row, last = t.stride()
+    step = 16 // t.element_size()
+    return not (last != 1 or batch % step or head % step or row % step or t.data_ptr() % 16)
+
+
+@cache
+def generation(device: torch.device) -> int:
+    """Of a card: 9 is Hopper."""
+    return torch.cuda.get_device_capability(device)[0]

@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -30,6 +29,7 @@ from regard.backends.triton.arguments import (
     score,
     sheet,
     sizes,
+    tiles_of,
     wide,
 )
 from regard.backends.triton.backward_kernels import (
@@ -61,9 +61,7 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: 
     g_lse = None if g_lse is None else g_lse.contiguous()
     n = sizes(x)
     g = sheet(g_out)
-    row_shift[(triton.cdiv(Q, 64), B * H)](
-        sheet(rows.out), g, g_lse, shift, n, E=E, BE=wide(E), BM=64
-    )
+    row_shift[(tiles_of(Q, 64), B * H)](sheet(rows.out), g, g_lse, shift, n, E=E, BE=wide(E), BM=64)
     expected = None if g_entropy is None else rows.lse - rows.entropy
     if expected is not None:
         # A row that sees nothing expects nothing; its weights are all 0.
@@ -80,9 +78,9 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: 
     if handed:
         dq, dk, dv = cudnn.backward(x, rows, g_out)
     for kernel, tile, grid, to in (
-        (keys_and_values, how.keys, (triton.cdiv(x.shape.K, how.keys.keys), B * x.k.shape[1]),
+        (keys_and_values, how.keys, (tiles_of(x.shape.K, how.keys.keys), B * x.k.shape[1]),
          (sheet(dk), sheet(dv))),
-        (queries, how.queries, (triton.cdiv(Q, how.queries.rows), B * H),
+        (queries, how.queries, (tiles_of(Q, how.queries.rows), B * H),
          (sheet(dq), _to_bias(x, given_bias))),
     ):  # fmt: skip
         by_keys = kernel is keys_and_values
@@ -90,7 +88,7 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: 
         flags = torch.empty(grid[0] * grid[1], dtype=torch.int8, device=x.q.device)
         rest = (*to, numbers, flags, rule, added(x), dropping(x), score(x), n)
         size = {"BM": tile.rows, "BN": tile.keys}
-        may_leak = rule.kind != ALL or rule.limits is not None
+        may_leak = rule.kind is not ALL or rule.limits is not None
         if not handed:
             kernel[grid](
                 *tensors, *rest, **widths, **size, CAREFUL=False, STAGES=tile.stages,

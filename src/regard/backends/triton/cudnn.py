@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.backends.contract import Rows
 from regard.backends.operators import Pull
-from regard.backends.triton.arguments import describable
+from regard.backends.triton.arguments import describable, generation
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 
@@ -83,7 +83,7 @@ def _fits(x: AttentionInputs) -> bool:
         and x.v.shape[-1] == width
         and (x.mask is None or _plainly_causal(x))
         and min(x.shape.Q, x.shape.K) >= 128
-        and torch.cuda.get_device_capability(x.q.device)[0] >= 9
+        and generation(x.q.device) >= 9
         and torch.backends.cudnn.is_available()
         and all(describable(t) for t in (x.q, x.k, x.v))
     )

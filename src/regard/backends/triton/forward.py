@@ -25,6 +25,7 @@ from regard.backends.triton.arguments import (
     score,
     sheet,
     sizes,
+    tiles_of,
     wide,
 )
 from regard.backends.triton.hopper import run_on_hopper
@@ -330,12 +331,12 @@ def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Te
     vs: Any = _described(x.v, how.keys, wide(E)) if described else v
     to = Written(lse, largest, entropy, norm)
     rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=False)
-    tiles = triton.cdiv(Q * (x.group if how.packed else 1), how.rows)
+    tiles = tiles_of(Q * (x.group if how.packed else 1), how.rows)
     programs = B * (x.k.shape[1] if how.packed else H)
     parts = Parts(None, None)
     if how.splits > 1:
         parts = Parts(lse.new_empty(how.splits, B, H, Q, E), lse.new_empty(3, how.splits, B, H, Q))
-    may_leak = how.splits == 1 and (rule.kind != ALL or rule.limits is not None)
+    may_leak = how.splits == 1 and (rule.kind is not ALL or rule.limits is not None)
     flags = None
     if may_leak and not how.cudnn:
         flags = torch.empty(programs * tiles, dtype=torch.int8, device=x.q.device)

@@ -8,7 +8,6 @@ place, pair by pair, and over the queries only once at the end.
 from __future__ import annotations
 
 import torch
-import triton
 from jaxtyping import Float
 from torch import Tensor
 from triton.experimental import gluon
@@ -20,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from regard.backends.triton.arguments import sizes
+from regard.backends.triton.arguments import sizes, tiles_of
 from regard.backends.triton.hopper import described, fetch, hidden, limit_on_hopper
 from regard.backends.triton.layout import FAR, rule_of
 from regard.backends.triton.pairs import ALL, BAND, LOG2E, span_of_rows
@@ -188,10 +187,10 @@ def received_on_hopper(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> Float
     B, H, _, K = x.shape
     out = torch.empty(B, H, GROUPS.value, K, dtype=torch.float32, device=x.q.device)
     rule = rule_of(x.mask, x.shape, (QUERIES, KEYS), x.q.device, by_keys=True)
-    if rule.kind == ALL:
+    if rule.kind is ALL:
         # The widest band. (Triton 3.6 fails to compile the kernel without one.)
         rule = rule._replace(kind=BAND, low=-FAR, high=FAR)
-    _received_on_hopper[(triton.cdiv(K, KEYS), B * H)](
+    _received_on_hopper[(tiles_of(K, KEYS), B * H)](
         described(x.q, QUERIES), described(x.k, KEYS), lse, out, rule, sizes(x),
         float(x.comparison.scale), D=x.q.shape[-1], BM=QUERIES, BN=KEYS, STAGES=STAGES,
         num_warps=4,

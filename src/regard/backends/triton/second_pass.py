@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.backends.contract import Pool, Top
 from regard.backends.tiled.second_pass import TiledPass
-from regard.backends.triton.arguments import added, score, sheet, sizes, wide
+from regard.backends.triton.arguments import added, score, sheet, sizes, tiles_of, wide
 from regard.backends.triton.hopper_received import received_on_hopper
 from regard.backends.triton.layout import is_simple, rule_of
 from regard.backends.triton.pairs import (
@@ -315,7 +315,7 @@ class TritonPass(TiledPass):
         B, H, _, K = x.shape
         out = lse.new_empty(B, H, K)
         rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=True)
-        _received[(triton.cdiv(K, how.keys), B * H)](
+        _received[(tiles_of(K, how.keys), B * H)](
             sheet(x.q), sheet(x.k), lse.contiguous(), out, rule, added(x), score(x), sizes(x),
             **_constants(x, how), STAGES=how.stages, num_warps=how.warps, num_stages=how.stages,
         )  # fmt: skip
@@ -356,7 +356,7 @@ class TritonPass(TiledPass):
             )  # fmt: skip
         else:
             rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=False)
-            tiles = triton.cdiv(queries[1], how.rows) - queries[0] // how.rows
+            tiles = tiles_of(queries[1], how.rows) - queries[0] // how.rows
             _pooled[(tiles, B * H)](
                 *rest, rule, *call, **_constants(x, how), **largest,
                 WHOLE=many_keys == x.shape.K, **launch,
@@ -411,7 +411,7 @@ def _walk_rows(
     B, H, Q, _ = x.shape
     rows = min(how.rows, 32) if many else how.rows
     rule = rule_of(x.mask, x.shape, (rows, how.keys), x.q.device, by_keys=False)
-    _top_and_mean[(triton.cdiv(Q, rows), B * H)](
+    _top_and_mean[(tiles_of(Q, rows), B * H)](
         sheet(x.q), sheet(x.k), lse, values, indices, mean, rule, added(x), score(x), sizes(x),
         many, **_constants(x, how) | {"BM": rows}, BT=max(2, triton.next_power_of_2(many)),
         TOP=many > 0, num_warps=4, num_stages=how.stages,
@@ -424,8 +424,8 @@ def _tiles_of_cells(places: int, cells: int, widest: int) -> tuple[int, int]:
     longest = -(-places // cells)
     sides = [side for side in (128, 64, 32, 16) if side <= widest]
     # A tile half as large takes more than half the time.
-    side = min(sides, key=lambda side: triton.cdiv(longest, side) * side**0.7)
-    return side, triton.cdiv(longest, side)
+    side = min(sides, key=lambda side: tiles_of(longest, side) * side**0.7)
+    return side, tiles_of(longest, side)
 
 
 def _edges(span: tuple[int, int], cells: int, like: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from regard.backends.triton import cudnn
-from regard.backends.triton.arguments import describable, wide
+from regard.backends.triton.arguments import describable, generation, wide
 from regard.backends.triton.layout import is_simple
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
@@ -42,7 +42,7 @@ def fits_hopper(x: AttentionInputs) -> bool:
     width = x.q.shape[-1]
     return (
         x.q.device.type == "cuda"
-        and torch.cuda.get_device_capability(x.q.device)[0] == 9
+        and generation(x.q.device) == 9
         and x.q.dtype != torch.float32
         and width in (64, 128)
         and x.comparison.scale > 0
