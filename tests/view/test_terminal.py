@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import re
 from itertools import pairwise
 
 import pytest
 import torch
 from rich.cells import cell_len
-from rich.console import Console
 
 import regard
 from regard import masks
 from regard.traces import Trace
 from regard.view import heat_map, shaded
 from regard.view.colours import colour, luminance
+from regard.view.figures import figures
+from regard.view.labels import clean
 from regard.view.layout import CAP
+from tests.view.drawing import bare, coloured, drawn, seen_model
 
 WORDS = ["to", "be", "or", "not"]
 WIDE = ["漢字", "🙂", "read", "naïve", "👍🏽", "한국어のながいことば"]
@@ -31,24 +32,6 @@ def known() -> Trace:
     """Weights that can be computed by hand: every visible key but the query's own weighs alike."""
     x = torch.eye(4)
     return regard.trace(x, x, x, mask=masks.causal(), scale=2.0)
-
-
-def drawn(thing: object, width: int = 80, **options: object) -> str:
-    settings = {"color_system": None, "force_terminal": False, **options}
-    console = Console(width=width, file=io.StringIO(), highlight=False, **settings)  # type: ignore[arg-type]
-    console.print(thing)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
-def coloured(thing: object, width: int = 80) -> str:
-    return drawn(
-        thing, width, color_system="truecolor", force_terminal=True, no_color=False, _environ={}
-    )
-
-
-def bare(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
 def map_lines(text: str) -> list[str]:
@@ -299,7 +282,7 @@ def test_not_a_number_is_shown_as_unknown() -> None:
         (lambda t: shaded(t, ["one"], 0), "tokens name each key"),
         (lambda t: heat_map(t, WORDS, queries=["x"]), "queries= names each query"),
         (lambda t: shaded(t, WORDS, 4), "queries: index out of range"),
-        (lambda t: heat_map(t, WORDS, head=1), "heads: index out of range"),
+        (lambda t: heat_map(t, WORDS, head=1), "there is no such head\n  got:      1"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(call: object, text: str) -> None:
@@ -320,3 +303,154 @@ def test_nothing_to_draw_is_refused() -> None:
     x = torch.zeros(0, 4)
     with pytest.raises(regard.RegardError, match="nothing to draw"):
         heat_map(regard.trace(x, x, x), [])
+
+
+def cells(text: str, keys: int, rows: int) -> list[list[str]]:
+    """The cells of a map in plain text, read back by their columns."""
+    lines = map_lines(text)
+    first = next(i for i, line in enumerate(lines) if "entropy" in line) + 1
+    return [
+        [line[9 + 3 * i : 12 + 3 * i].strip() for i in range(keys)]
+        for line in lines[first : first + rows]
+    ]
+
+
+def in_percent(weights: torch.Tensor, *, causal: bool = True) -> list[list[str]]:
+    return [
+        [
+            "" if causal and key > query else "." if w < 0.005 else f"{100 * w:.0f}"
+            for key, w in enumerate(row)
+        ]
+        for query, row in enumerate(weights.tolist())
+    ]
+
+
+@pytest.mark.parametrize("layer", [1, "1", "layers.1", "*.1", -2])
+def test_a_head_of_a_model_is_chosen_by_layer_and_number(layer: int | str) -> None:
+    seen = seen_model(6)
+    shown = cells(drawn(heat_map(seen, layer=layer, head=2), 100), 6, 6)
+    weights = seen["layers.1"].trace.weights()[0]
+    assert shown == in_percent(weights[2])
+    assert shown != in_percent(weights[1])
+
+
+def test_the_mean_over_heads_is_the_mean_of_their_weights() -> None:
+    seen = seen_model(6)
+    text = drawn(heat_map(seen, layer=2, head="mean"), 100)
+    weights = seen["layers.2"].trace.weights()[0].mean(0)
+    assert cells(text, 6, 6) == in_percent(weights)
+    strongest = [line.split()[-2:] for line in map_lines(text) if line.rstrip().endswith("%")]
+    for row, (name, share) in enumerate(strongest):
+        assert name == str(int(weights[row].argmax()) + 1)
+        assert share == f"{weights[row].max().item():.0%}"
+
+
+def test_tokens_are_those_the_model_read() -> None:
+    seen = seen_model(4)
+    seen.tokens = [" To", "be", " or", " not"]
+    assert drawn(heat_map(seen)) == drawn(heat_map(seen, ["To", "be", "or", "not"]))
+    seen.tokens = [["x"] * 4]
+    assert drawn(heat_map(seen)) == drawn(heat_map(seen, ["x"] * 4))
+    seen.tokens = ["too", "few"]
+    assert drawn(heat_map(seen)) == drawn(heat_map(seen, ["1", "2", "3", "4"]))
+
+
+def test_calls_of_a_layer_are_told_apart() -> None:
+    seen = seen_model(4, calls=2)
+    seen.tokens = [*WORDS, "written", "later"]
+    with pytest.raises(regard.RegardError, match=r"'layers\.0' was called 2 times"):
+        heat_map(seen)
+    assert drawn(heat_map(seen, call=1)) == drawn(heat_map(seen["layers.0"].traces[1], WORDS))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "text"),
+    [
+        ({"layer": 3}, "no such layer was seen\n  got:      3\n  accepted: 0 to 2, or one of"),
+        ({"layer": "nowhere"}, "no such layer was seen\n  got:      'nowhere'"),
+        ({"layer": "layers.*"}, "more than one layer has such a path"),
+        ({"head": 4}, "there is no such head\n  got:      4\n  accepted: 0 to 3, or 'mean'"),
+        ({"call": 1}, "was called 1 times\n  got:      call=1\n  accepted: a call from 0 to 0"),
+        ({"tokens": ["one"]}, "tokens name each key"),
+    ],
+)
+def test_what_was_not_seen_is_not_drawn(chosen: dict[str, object], text: str) -> None:
+    with pytest.raises(regard.RegardError, match=re.escape(text)):
+        heat_map(seen_model(3), **chosen)  # type: ignore[arg-type]
+
+
+def test_statistics_alone_cannot_be_drawn_as_weights() -> None:
+    with pytest.raises(regard.RegardError, match="no traces, only statistics"):
+        heat_map(seen_model(3, keep="statistics"))
+
+
+@pytest.mark.parametrize("head", [1, "mean"])
+def test_who_looks_at_a_token_is_a_column_of_the_weights(head: int | str) -> None:
+    seen = seen_model(5)
+    weights = seen["layers.0"].trace.weights()[0]
+    column = (weights.mean(0) if head == "mean" else weights[1])[:, 2].tolist()
+    names, numbers = drawn(shaded(seen, key=2, head=head)).splitlines()  # type: ignore[arg-type]
+    assert names.split() == ["1", "2", "3", "4", "5"]
+    assert numbers.split() == ["." if w < 0.005 else f"{100 * w:.0f}" for w in column[2:]]
+    assert drawn(shaded(seen, key=-3, head=head)) == drawn(shaded(seen, key=2, head=head))  # type: ignore[arg-type]
+
+
+def test_who_looks_in_decoding_stands_under_its_own_token() -> None:
+    x = torch.eye(4)
+    t = regard.trace(x[2:], x, x, mask=masks.causal(), scale=2.0)
+    assert drawn(shaded(t, WORDS, key=2)).splitlines() == [
+        "  to   be   or  not ",
+        "            79   10 ",
+    ]
+
+
+def test_a_text_is_shaded_by_one_query_or_one_key() -> None:
+    for wrong in ({}, {"query": 0, "key": 0}):
+        with pytest.raises(regard.RegardError, match="one of query= and key="):
+            shaded(known(), WORDS, **wrong)
+
+
+def test_pooled_rows_say_what_they_hold() -> None:
+    words = [f"w{i}" for i in range(100)]
+    wide = drawn(heat_map(sample(100), words), width=100)
+    assert re.search(r"^1-\d +w0 w1", wide, re.MULTILINE)
+    narrow = drawn(heat_map(sample(100), words), width=50)
+    assert "w0" not in narrow
+    seen = seen_model(100)
+    pooled = drawn(heat_map(seen, layer=1, head="mean"), width=100)
+    assert "weights, mean of the heads" in pooled
+
+
+def test_a_pooled_map_of_all_heads_is_the_mean_of_their_maps() -> None:
+    seen = seen_model(100)
+    trace = seen["layers.1"].trace
+    shown = figures(trace, 10, 10)
+    torch.testing.assert_close(torch.tensor(shown.weights), trace.map(10, pool="max")[0].mean(0))
+
+
+def test_words_from_right_to_left_keep_their_columns() -> None:
+    words = ["שלום", "עולם", "مرحبا", "read"]
+    for thing in (heat_map(sample(4), words), shaded(sample(4), words, query=0)):
+        for line in drawn(thing).splitlines():
+            for run in re.findall("[\u0590-\u06ff]+.?", line):
+                assert run[-1] == "\u200e", "the line goes on from left to right after each word"
+    lines = map_lines(drawn(heat_map(sample(4), words)))
+    assert len({cell_len(line) for line in lines}) == 1
+
+
+@pytest.mark.parametrize(
+    ("token", "shown"),
+    [
+        (" word", "word"),
+        (" ", "␣"),
+        ("\u3000", "␣"),
+        ("\n", "\\n"),
+        ("\u0301x", "◌\u0301x"),
+        ("\ufeff", "\\ufeff"),
+        ("\u2066x\u2069", "\\u2066x\\u2069"),
+        ("\u200d", ""),
+        ("", ""),
+    ],
+)
+def test_labels(token: str, shown: str) -> None:
+    assert clean(token) == shown

@@ -11,23 +11,26 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from regard.masks.algebra import pairs
-from regard.traces import Trace
+from regard.traces import Trace, places
+
+STRONGEST, NEAR, FAINT = 8, 2, 0.005
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One head in rows × columns cells. A pooled cell holds its largest weight."""
+    """One head, or the mean of some, in rows × columns cells. A pooled cell holds its largest
+    weight."""
 
     weights: list[list[float]]
     seen: list[list[bool]]
     entropy: list[float]
     strongest: list[tuple[int, float]]
-    """Key and weight for each query; empty when queries are pooled."""
+    """Key and weight for each query, -1 for one that sees nothing; empty where cells are pooled."""
     received: list[float]
 
 
 def figures(trace: Trace, rows: int, columns: int) -> Figures:
-    """The numbers of a trace of one head, pooled into so many cells.
+    """The numbers of one batch entry, the mean over its heads, pooled into so many cells.
 
     >>> import regard, torch
     >>> x = torch.zeros(4, 2)
@@ -40,19 +43,18 @@ def figures(trace: Trace, rows: int, columns: int) -> Figures:
     """
     trace = trace.detach()
     _, _, Q, K = trace.inputs.shape
-    pooled = (rows, columns) != (Q, K)
-    if pooled:
-        weights = trace.map((rows, columns), pool="max").reshape(rows, columns)
+    strongest: list[tuple[int, float]] = []
+    if (rows, columns) != (Q, K):
+        weights = trace.map((rows, columns), pool="max").reshape(-1, rows, columns).mean(0)
         seen = weights != 0
-        strongest = []
     else:
-        weights = trace.weights().reshape(rows, columns)
+        weights = trace.weights().reshape(-1, rows, columns).mean(0)
         seen = allowed(trace, range(rows))
-        top = trace.top(1)
-        strongest = list(
-            zip(top.indices.flatten().tolist(), top.values.flatten().tolist(), strict=True)
-        )
-    entropy, received = trace.entropy.flatten(), trace.received().flatten()
+        most, key = weights.max(-1)
+        key = torch.where(seen.any(-1).to(key.device), key, -1)
+        strongest = list(zip(key.tolist(), most.tolist(), strict=True))
+    entropy = trace.entropy.reshape(-1, Q).mean(0)
+    received = trace.received().reshape(-1, K).mean(0)
     return Figures(
         weights.tolist(),
         seen.tolist(),
@@ -60,6 +62,38 @@ def figures(trace: Trace, rows: int, columns: int) -> Figures:
         strongest,
         [float(received[start:stop].sum()) for start, stop in runs(K, columns)],
     )
+
+
+def given(trace: Trace, query: int) -> list[float | None]:
+    """What one query gives each key, the mean over heads; None where it may not look."""
+    query = int(places(query, trace.inputs.shape.Q, "queries", trace.inputs.q.device))
+    weights = trace.weights(queries=[query]).reshape(-1, trace.inputs.shape.K).mean(0)
+    return _where(weights, allowed(trace, [query])[0])
+
+
+def got(trace: Trace, key: int) -> list[float | None]:
+    """What one key gets from each query, the mean over heads; None where it is not seen."""
+    _, _, Q, K = trace.inputs.shape
+    key = int(places(key, K, "keys", trace.inputs.q.device))
+    weights = trace.weights(keys=[key]).reshape(-1, Q).mean(0)
+    return _where(weights, allowed(trace, range(Q), [key])[:, 0])
+
+
+def _where(weights: Tensor, seen: Tensor) -> list[float | None]:
+    pairs = zip(weights.tolist(), seen.tolist(), strict=True)
+    return [weight if shown else None for weight, shown in pairs]
+
+
+def worth_showing(weights: Sequence[float | None], always: Sequence[int] = ()) -> list[int]:
+    """The places of a long text that matter: the strongest with their neighbours.
+
+    >>> worth_showing([0.0] * 50 + [1.0] + [0.0] * 50)
+    [48, 49, 50, 51, 52]
+    """
+    heard = [place for place, weight in enumerate(weights) if (weight or 0.0) >= FAINT]
+    strongest = sorted(heard, key=lambda place: -(weights[place] or 0.0))[:STRONGEST]
+    near = {p + step for p in (*strongest, *always) for step in range(-NEAR, NEAR + 1)}
+    return sorted(near.intersection(range(len(weights))))
 
 
 def runs(places: int, cells: int) -> list[tuple[int, int]]:
@@ -71,11 +105,16 @@ def runs(places: int, cells: int) -> list[tuple[int, int]]:
     return list(pairwise(-(-cell * places // max(cells, 1)) for cell in range(cells + 1)))
 
 
-def allowed(trace: Trace, queries: Sequence[int]) -> Bool[Tensor, "q k"]:
-    """Which keys some queries of one head may see."""
+def allowed(
+    trace: Trace, queries: Sequence[int], keys: Sequence[int] | None = None
+) -> Bool[Tensor, "q k"]:
+    """Which keys some queries may see, in any head."""
     x = trace.inputs
-    q = torch.tensor(list(queries), dtype=torch.long, device=x.q.device)
-    k = torch.arange(x.shape.K, device=x.q.device)
+    device = x.q.device
+    q = torch.tensor(list(queries), dtype=torch.long, device=device)
+    k = torch.arange(x.shape.K, device=device)
+    if keys is not None:
+        k = k[list(keys)]
     if x.mask is None:
         return torch.ones(len(q), len(k), dtype=torch.bool)
-    return pairs(x.mask, q, k)[0, 0]
+    return pairs(x.mask, q, k)[0].any(0)

@@ -9,16 +9,25 @@ from rich.cells import cell_len, set_cell_size
 
 # Joiners and variation selectors change how wide a terminal draws the characters beside them.
 SILENT = {"\u200d", "\u200c", *map(chr, range(0xFE00, 0xFE10))}
+# Ends a run that is written from right to left, so that what stands beside it stays there.
+LEFT_TO_RIGHT = "\u200e"
 
 
 def clean(token: str) -> str:
     r"""A token with everything that is no visible character spelled out.
 
-    >>> clean("\x1b[31mred\n")
-    '\\x1b[31mred\\n'
+    The space that a word begins with is left out; a token of nothing but spaces shows them. A mark
+    that would combine with what stands before the token is given a circle to stand on.
+
+    >>> clean("\x1b[31mred\n"), clean(" word"), clean("  "), clean("\u0301")
+    ('\\x1b[31mred\\n', 'word', '␣␣', '◌́')
     """
-    kept = (sign for sign in unicodedata.normalize("NFC", token) if sign not in SILENT)
-    return "".join(sign if _shows(sign) else _spelled(sign) for sign in kept)
+    kept = "".join(s for s in unicodedata.normalize("NFC", token) if s not in SILENT)
+    label = "".join(sign if _shows(sign) else _spelled(sign) for sign in kept)
+    if label.isspace():
+        return "␣" * len(label)
+    label = label.removeprefix(" ")
+    return f"◌{label}" if label and unicodedata.category(label[0])[0] == "M" else label
 
 
 def fit(label: str, width: int, mark: str = "…") -> str:
@@ -28,8 +37,8 @@ def fit(label: str, width: int, mark: str = "…") -> str:
     ('read  ', 'atten…', '漢字 …')
     """
     if cell_len(label) <= width:
-        return set_cell_size(label, width)
-    return set_cell_size(label, max(width - 1, 0)) + mark[:width]
+        return held(label) + " " * (width - cell_len(label))
+    return held(set_cell_size(label, max(width - 1, 0))) + mark[:width]
 
 
 def stack(labels: Sequence[str], cell: int, height: int, mark: str = "⋮") -> list[str]:
@@ -65,8 +74,20 @@ def centre(text: str, width: int) -> str:
     >>> centre("to", 5), centre("漢", 5)
     ('  to ', '  漢 ')
     """
+    if cell_len(text) > width:
+        return held(set_cell_size(text, width))
     left = (width - cell_len(text) + 1) // 2
-    return set_cell_size(" " * left + text, width)
+    return " " * left + held(text) + " " * (width - cell_len(text) - left)
+
+
+def held(text: str) -> str:
+    """A text after which the line goes on from left to right, whichever way the text is written.
+
+    >>> held("read"), held("קרא").encode("unicode_escape")
+    ('read', b'\\\\u05e7\\\\u05e8\\\\u05d0\\\\u200e')
+    """
+    turns = any(unicodedata.bidirectional(sign) in {"R", "AL", "AN"} for sign in text)
+    return text + LEFT_TO_RIGHT if turns else text
 
 
 def _shows(sign: str) -> bool:

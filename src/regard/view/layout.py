@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 CAP = 60
 LABEL, SHORT = 14, 8
+WORDS, WIDE = 12, 70
+"""How much of a pooled row's text stands beside it, and how wide a console has room for that."""
 ENTROPY = len("  entropy")
 SHARE = len(" 100%")
 
@@ -39,13 +41,14 @@ def lay_out(width: int, queries: int, keys: int, label: int, *, plain: bool) -> 
     >>> lay_out(80, 14, 14, 9, plain=False).width
     77
     >>> lay_out(80, 1000, 1000, 9, plain=False)
-    Layout(cell=2, label=9, rows=30, columns=30, entropy=True, strongest=0, pooled=True)
+    Layout(cell=2, label=21, rows=24, columns=24, entropy=True, strongest=0, pooled=True)
     """
     if max(queries, keys) <= CAP:
         for layout in _unpooled(queries, keys, label, plain=plain):
             if layout.width <= width:
                 return layout
     label = max(len("received"), 2 * len(str(max(queries, keys))) + 1)
+    label += WORDS if width >= WIDE else 0
     entropy = width >= label + 1 + ENTROPY + 40
     cells = max(1, min(CAP, (width - label - 1 - ENTROPY * entropy) // 2))
     return Layout(2, label, min(queries, cells), min(keys, cells), entropy, pooled=True)

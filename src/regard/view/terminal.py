@@ -16,29 +16,34 @@ from rich.text import Text
 
 from regard.errors import RegardError
 from regard.traces import Trace
+from regard.view.choosing import Choice, Head, choose
 from regard.view.colours import GLYPHS, glyph, ground
-from regard.view.figures import Figures, allowed, figures, runs
-from regard.view.labels import centre, clean, fit, stack
+from regard.view.figures import FAINT, Figures, figures, given, got, runs, worth_showing
+from regard.view.labels import centre, fit, stack
 from regard.view.layout import CAP, ENTROPY, SHARE, Layout, lay_out
+from regard.watching.seen import Seen
 
 TALLEST = 10
-STRONGEST, NEAR, FAINT = 8, 2, 0.005
 
 
 def heat_map(
-    trace: Trace,
-    tokens: Sequence[str],
+    what: Trace | Seen,
+    tokens: Sequence[str] | None = None,
     batch: int = 0,
-    head: int = 0,
+    head: Head = 0,
     *,
+    layer: int | str = 0,
+    call: int | None = None,
     queries: Sequence[str] | None = None,
     plain: bool = False,
 ) -> HeatMap:
-    """The weights of one head as something rich can print.
+    """The weights of one head, or the mean of all heads, as something rich can print.
 
-    `tokens` name the keys. `queries` name the queries; without them they are the last of `tokens`,
-    as in self-attention and in decoding. Past 60 tokens, or where the console is too narrow, cells
-    are pooled and the legend says so. `plain` draws with ASCII even where there is colour.
+    Out of what was seen of a model, `layer` chooses by number or by path; `call` is needed where a
+    layer was called more than once. `tokens` name the keys; without them they are what the model
+    read, or numbers. `queries` name the queries; without them they are the last of `tokens`, as in
+    self-attention and in decoding. Past 60 tokens, or where the console is too narrow, cells are
+    pooled and the legend says so. `plain` draws with ASCII even where there is colour.
 
     >>> import regard, torch
     >>> from rich.console import Console
@@ -52,52 +57,52 @@ def heat_map(
     or         8  8 83     0.56  or         83%
     ...
     """
-    keys = tuple(map(clean, tokens))
-    part = _one_head(trace, keys, batch, head)
-    _, _, Q, K = part.inputs.shape
-    if queries is not None:
-        names = tuple(map(clean, queries))
-        if len(names) != Q:
-            raise RegardError(
-                "queries= names each query", got=f"{len(names)} names", accepted=f"{Q} names"
-            )
-        return HeatMap(part, keys, names, 0, plain)
-    if Q > K:
-        raise RegardError(
-            "queries that are no keys need names of their own",
-            got=f"{Q} queries, {K} keys",
-            do="pass queries=",
-        )
-    return HeatMap(part, keys, keys[K - Q :], K - Q, plain)
+    chosen = choose(what, tokens, layer=layer, head=head, batch=batch, call=call, queries=queries)
+    return HeatMap(chosen, plain)
 
 
 def shaded(
-    trace: Trace,
-    tokens: Sequence[str],
-    query: int,
+    what: Trace | Seen,
+    tokens: Sequence[str] | None = None,
+    query: int | None = None,
     batch: int = 0,
-    head: int = 0,
+    head: Head = 0,
     *,
+    key: int | None = None,
+    layer: int | str = 0,
+    call: int | None = None,
     plain: bool = False,
 ) -> Shaded:
-    """The tokens in their order, each shaded by the weight that one query gives it.
+    """The tokens in their order, each shaded by the weight that one query gives it; or, with
+    `key=`, by the weight that it gives one key: who looks at that token.
 
     Under each token stands its weight in percent, or nothing where it is hidden. Of a text longer
-    than 60 tokens only the strongest keys are shown, with their neighbours.
+    than 60 tokens only the strongest are shown, with their neighbours.
 
     >>> import regard, torch
     >>> from rich.console import Console
     >>> x = torch.eye(3) * 2
     >>> t = regard.trace(x, x, x, mask=regard.masks.causal())
     >>> Console(width=60).print(shaded(t, ["to", "be", "or"], query=1, plain=True))
-     to   be   or
-     9   91
+      to   be   or
+       9   91
+    >>> Console(width=60).print(shaded(t, ["to", "be", "or"], key=1, plain=True))
+      to   be   or
+           91   8
     """
-    names = tuple(map(clean, tokens))
-    part = _one_head(trace, names, batch, head).detach()
-    weights = part.weights(queries=[query]).flatten().tolist()
-    seen = allowed(part, [query % part.inputs.shape.Q])[0].tolist()
-    return Shaded(names, tuple(w if s else None for w, s in zip(weights, seen, strict=True)), plain)
+    if (query is None) == (key is None):
+        raise RegardError(
+            "a text is shaded by what one token gives, or by what it gets",
+            got=f"query={query}, key={key}",
+            accepted="one of query= and key=",
+        )
+    chosen = choose(what, tokens, layer=layer, head=head, batch=batch, call=call)
+    if query is not None:
+        return Shaded(chosen.keys, tuple(given(chosen.trace, query)), plain)
+    assert key is not None
+    before = (None,) * chosen.shift
+    names = (*chosen.keys[: chosen.shift], *chosen.queries)
+    return Shaded(names, (*before, *got(chosen.trace, key)), plain)
 
 
 def colourless(console: Console) -> bool:
@@ -107,21 +112,18 @@ def colourless(console: Console) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class HeatMap:
-    """One head of one batch entry, drawn when it is printed."""
+    """One head of one batch entry, or the mean of all, drawn when it is printed."""
 
-    trace: Trace
-    keys: tuple[str, ...]
-    queries: tuple[str, ...]
-    shift: int = 0
-    """How far the first query stands from the first key."""
+    chosen: Choice
     plain: bool = False
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         plain = self.plain or colourless(console)
-        longest = max(map(cell_len, (*self.queries, *self.keys, "received")))
-        layout = lay_out(options.max_width, len(self.queries), len(self.keys), longest, plain=plain)
-        shown = figures(self.trace, layout.rows, layout.columns)
-        yield from _Drawing(self, layout, shown, plain).lines()
+        queries, keys = self.chosen.queries, self.chosen.keys
+        longest = max(map(cell_len, (*queries, *keys, "received")))
+        layout = lay_out(options.max_width, len(queries), len(keys), longest, plain=plain)
+        shown = figures(self.chosen.trace, layout.rows, layout.columns)
+        yield from _Drawing(self.chosen, layout, shown, plain).lines()
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,20 +160,16 @@ class Shaded:
             yield gap, None
 
     def _worth_showing(self) -> Sequence[int]:
-        places = range(len(self.tokens))
-        if len(places) <= CAP:
-            return places
-        heard = [place for place in places if (self.weights[place] or 0.0) >= FAINT]
-        strongest = sorted(heard, key=lambda place: -(self.weights[place] or 0.0))[:STRONGEST]
-        near = {p + step for p in strongest for step in range(-NEAR, NEAR + 1)}
-        return sorted(near.intersection(places))
+        if len(self.tokens) <= CAP:
+            return range(len(self.tokens))
+        return worth_showing(self.weights)
 
 
 @dataclass(frozen=True, eq=False)
 class _Drawing:
     """A heat map with its measures and numbers settled."""
 
-    map: HeatMap
+    map: Choice
     at: Layout
     shown: Figures
     plain: bool
@@ -210,8 +208,13 @@ class _Drawing:
     def _row_names(self) -> list[str]:
         names, shift = self.map.queries, self.map.shift
         if self.at.pooled:
-            spans = [(shift + a + 1, shift + b) for a, b in runs(len(names), self.at.rows)]
-            return [str(a) if a == b else f"{a}-{b}" for a, b in spans]
+            cells = runs(len(names), self.at.rows)
+            spans = [span(shift + a, shift + b) for a, b in cells]
+            room = max(map(len, spans))
+            return [
+                f"{place:<{room}} {' '.join(names[a : min(a + self.at.label, b)])}"
+                for place, (a, b) in zip(spans, cells, strict=True)
+            ]
         if self._numbered():
             return [f"{shift + place + 1} {name}" for place, name in enumerate(names)]
         return list(names)
@@ -286,7 +289,8 @@ class _Drawing:
             tall = math.ceil(len(self.map.queries) / self.at.rows)
             wide = math.ceil(len(self.map.keys) / self.at.columns)
             times = "x" if self.plain else "×"
-            return says + f"a cell is the largest of up to {tall} {times} {wide} weights"
+            says += f"a cell is the largest of up to {tall} {times} {wide} weights"
+            return says + (", mean of the heads" if self.map.heads > 1 else "")
         if self.at.cell > 2:
             says += "percent (. below 0.5); "
         return says + "blank: hidden by the mask"
@@ -298,16 +302,13 @@ class _Drawing:
         return line.append(" " * (self.at.width - line.cell_len))
 
 
-def _one_head(trace: Trace, tokens: Sequence[str], batch: int, head: int) -> Trace:
-    if len(tokens) != trace.inputs.shape.K:
-        raise RegardError(
-            "tokens name each key",
-            got=f"{len(tokens)} tokens",
-            accepted=f"{trace.inputs.shape.K} tokens",
-        )
-    if not tokens or not trace.inputs.shape.Q:
-        raise RegardError("there is nothing to draw", got=repr(trace), accepted="a query and a key")
-    return trace[batch, head]
+def span(start: int, stop: int) -> str:
+    """Places [start, stop), counted from 1.
+
+    >>> span(0, 4), span(4, 5)
+    ('1-4', '5')
+    """
+    return str(stop) if stop == start + 1 else f"{start + 1}-{stop}"
 
 
 def _line(text: str = "") -> Text:

@@ -44,7 +44,7 @@ class Telemetry:
             mean = _mean_logit_of_band(x)
             if mean is None:
                 mean = trace.second_pass.mean_logit(x)
-            places = _places(x).to(rows.lse.dtype)
+            places = open_places(x).to(rows.lse.dtype)
             size = torch.linalg.vector_norm(rows.out, dim=-1, dtype=rows.lse.dtype)
             whole = size.isfinite()
             broken = ~(seeing | (rows.max_logit == -torch.inf)) | ~whole
@@ -78,7 +78,7 @@ class Telemetry:
         return Telemetry(Statistics(*stacked[:many]), *stacked[many:])
 
 
-def _places(x: AttentionInputs) -> Tensor:
+def open_places(x: AttentionInputs) -> Tensor:
     """How many places each row may look at, a sink being one more: broadcasts to [B, H, Q]."""
     allowed = x.mask
     if isinstance(x.bias, Dense):
