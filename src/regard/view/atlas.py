@@ -1,0 +1,332 @@
+"""An atlas: the maps of what was seen, one per layer and text, and what can be asked of each.
+
+A map joins the calls of one text: the run that begins it and the steps of generating that follow,
+each step's queries below those before. Nothing n×n is ever held: a map answers from q, k and lse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.masks.algebra import EMPTY, Mask, Tiles
+from regard.traces import Trace
+from regard.watching.seen import Layer, Seen, Tokens, Traces
+from regard.watching.telemetry import open_places
+
+QUANTITIES = ("weight", "value")
+"""What a map can show: the weights, or the weights times the length of the value each carries."""
+NEAR = 128
+"""Queries that look back at themselves are asked so many at a time."""
+
+
+@dataclass(eq=False)
+class Map:
+    """The weights of one layer over one text."""
+
+    name: str
+    traces: Traces
+    calls: range
+    batch: int = 0
+    queries: Sequence[str] | None = None
+    keys: Sequence[str] | None = None
+    _heads: dict[tuple[int, int], Trace] = field(default_factory=dict)
+
+    @cached_property
+    def shape(self) -> tuple[int, int, int]:
+        """Heads, queries, keys."""
+        found = [self.traces[call].inputs.shape for call in self.calls]
+        return found[0].H, sum(s.Q for s in found), max(s.K for s in found)
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The first query of each call, and at last the number of queries."""
+        starts = [0]
+        for call in self.calls:
+            starts.append(starts[-1] + self.traces[call].inputs.shape.Q)
+        return starts
+
+    def head(self, head: int, call: int) -> Trace:
+        """One head of one call. The few that were asked last are kept."""
+        place = head, call
+        if place not in self._heads:
+            while len(self._heads) >= max(2, len(self.calls)):
+                self._heads.pop(next(iter(self._heads)))
+            self._heads[place] = self.traces[call][self.batch, [head]].detach()
+        return self._heads[place]
+
+    @torch.no_grad()
+    def weights(
+        self,
+        head: int,
+        queries: Sequence[int],
+        keys: range,
+        quantity: str = "weight",
+    ) -> Float[Tensor, "q k"]:
+        """The weights of some queries and keys of a head, 0 for keys that came later.
+
+        As "value" each is multiplied by the length of the value it carries, over the mean length.
+        """
+        H, Q, K = self.shape
+        _check(head, H, "head")
+        if quantity not in QUANTITIES:
+            raise RegardError(
+                "unknown quantity", got=repr(quantity), accepted=" or ".join(QUANTITIES)
+            )
+        for chosen, n, what in ((queries, Q, "query"), (keys, K, "key")):
+            for end in (chosen[0], chosen[-1]) if len(chosen) else ():
+                _check(end, n, what)
+        found = torch.zeros(len(queries), len(keys))
+        wanted = torch.tensor(queries, dtype=torch.long)
+        for call, start, stop in zip(self.calls, self.starts, self.starts[1:], strict=False):
+            row = ((wanted >= start) & (wanted < stop)).nonzero().squeeze(-1)
+            if not len(row):
+                continue
+            t = self.head(head, call)
+            x = t.inputs
+            k = torch.arange(keys.start, min(keys.stop, x.shape.K), device=x.q.device)
+            q = (wanted[row] - start).to(x.q.device)
+            part = t.second_pass.weights(x, t.rows.lse, q, k)[0, 0]
+            if quantity == "value":
+                length = x.v[0, 0].to(part.dtype).norm(dim=-1)
+                part = part * (length / length.mean().clamp_min(1e-30))[k]
+            if len(row) == len(wanted) and len(k) == len(keys):
+                return part.float().cpu()
+            found[row, : len(k)] = part.float().cpu()
+        return found
+
+    @torch.no_grad()
+    def largest(self, head: int) -> Float[Tensor, "q"]:
+        """The largest weight of each query, from its row statistics; 0 where it sees nothing."""
+        rows = []
+        for call in self.calls:
+            t = self.head(head, call)
+            most = (t.rows.max_logit - t.rows.lse).exp()[0, 0]
+            rows.append(most.nan_to_num(0.0).float().cpu())
+        return torch.cat(rows)
+
+    @cached_property
+    def visible(self) -> Float[Tensor, "q"]:
+        """How many keys each query may see."""
+        rows = []
+        for call in self.calls:
+            x = self.traces[call].inputs
+            seen = open_places(x).to(torch.float32).expand(x.shape.B, x.shape.H, x.shape.Q)
+            rows.append(seen[self.batch, 0].cpu())
+        return torch.cat(rows)
+
+    def span(self, queries: range, keys: range) -> range:
+        """The part of the keys outside of which the mask hides everything from these queries."""
+        if len(self.calls) > 1 or not queries or not keys:
+            return keys
+        x = self.traces[self.calls[0]].inputs
+        mask: Mask | None = x.mask
+        if mask is None:
+            return keys
+        step = max(1, -(-len(keys) // 64))
+        first = torch.arange(keys.start, keys.stop, step, device=x.q.device)
+        ones = torch.ones_like(first)
+        tiles = Tiles(
+            ones * queries[0], ones * (queries[-1] + 1), first, (first + step).clamp_max(keys.stop)
+        )
+        shown = (mask.judge(tiles) != EMPTY).any(0).any(0).expand(len(first)).nonzero()
+        if not len(shown):
+            return range(keys.start, keys.start)
+        low, high = int(shown[0]), int(shown[-1])
+        return range(keys.start + low * step, min(keys.start + (high + 1) * step, keys.stop))
+
+    @torch.no_grad()
+    def statistics(self) -> dict[str, list[float]]:
+        """What can be said of each head without walking the pairs: means over its queries."""
+        H, Q, K = self.shape
+        sums = {name: torch.zeros(H) for name in ("entropy", "first", "self", "previous")}
+        most = torch.full((H,), -torch.inf)
+        for call in self.calls:
+            t = self.traces[call]
+            t = t[self.batch].detach() if t.inputs.shape.B > 1 else t.detach()
+            x, lse = t.inputs, t.rows.lse
+            sums["entropy"] += t.rows.entropy[0].nan_to_num(0.0).sum(-1).float().cpu()
+            most = torch.maximum(most, t.rows.max_logit[0].amax(-1).float().cpu())
+            zero = torch.zeros(1, dtype=torch.long, device=lse.device)
+            sums["first"] += t.second_pass.mass(x, lse, zero)[0].nan_to_num(0.0).sum(-1).cpu()
+            own, before = self._near(t)
+            sums["self"] += own
+            sums["previous"] += before
+        found = {name: [round(v, 5) for v in (s / max(Q, 1)).tolist()] for name, s in sums.items()}
+        if Q != K:  # Queries and keys are not the same text: there is no self to look at.
+            del found["self"], found["previous"]
+        found["max_logit"] = [round(v, 4) for v in most.nan_to_num(0.0, 0.0, 0.0).tolist()]
+        return found
+
+    @staticmethod
+    def _near(t: Trace) -> tuple[Tensor, Tensor]:
+        """What the queries of each head give themselves and the key before, summed."""
+        x, device = t.inputs, t.inputs.q.device
+        _, H, Q, K = x.shape
+        own, before = torch.zeros(H), torch.zeros(H)
+        offset = K - Q
+        for start in range(max(0, -offset), Q, NEAR):
+            stop = min(start + NEAR, Q)
+            first = max(start + offset - 1, 0)
+            q = torch.arange(start, stop, device=device)
+            k = torch.arange(first, stop + offset, device=device)
+            p = t.second_pass.weights(x, t.rows.lse, q, k)[0].nan_to_num(0.0)
+            at = start + offset - first
+            own += p.diagonal(at, 1, 2).sum(-1).float().cpu()
+            # A query without a key before it starts the diagonal one row further down.
+            before += p.diagonal(at - 1, 1, 2).sum(-1).float().cpu()
+        return own, before
+
+    def describe(self) -> dict[str, Any]:
+        """What a front end is told of the map."""
+        H, Q, K = self.shape
+        x = self.traces[self.calls[0]].inputs
+        mask = self.traces[self.calls[0]].mask
+        band = x.mask.band() if x.mask is not None and len(self.calls) == 1 else None
+        edge = None if band is None else [_finite(band[0]), _finite(band[1])]
+        return {
+            "name": self.name,
+            "heads": H,
+            "keyHeads": x.k.shape[1],
+            "queries": Q,
+            "keys": K,
+            "band": edge,
+            "mask": "none" if mask is None else repr(mask)[:200],
+            "width": x.q.shape[-1],
+            "backend": self.traces[self.calls[0]].backend,
+            "starts": self.starts[:-1][:10_000],
+        }
+
+
+class Atlas:
+    """The maps of what was seen. `Atlas.of` takes a trace, or what a watch saw.
+
+    >>> import regard, torch
+    >>> x = torch.randn(1, 2, 5, 4)
+    >>> atlas = Atlas.of(regard.trace(x, x, x), tokens=["a", "b", "c", "d", "e"])
+    >>> [(m.name, m.shape) for m in atlas.maps]
+    [('trace', (2, 5, 5))]
+    """
+
+    def __init__(self, maps: Sequence[Map], model: str = "") -> None:
+        self.maps = list(maps)
+        self.model = model
+
+    @staticmethod
+    def of(
+        what: Trace | Seen | Atlas,
+        tokens: Tokens | None = None,
+        *,
+        queries: Sequence[str] | None = None,
+        batch: int = 0,
+    ) -> Atlas:
+        """The atlas of a trace, or of all layers that were seen with their traces.
+
+        `tokens` name the keys, and the queries where there are as many; `queries=` names those of
+        another text. What was seen with a tokenizer knows its own."""
+        if isinstance(what, Atlas):
+            return what
+        if isinstance(what, Trace):
+            layer = Layer("trace", 1, None, [what], [0], [0])
+            model, layers, known = "", [layer], None
+        elif isinstance(what, Seen):
+            model, layers, known = what.model, list(what.values()), what.tokens
+        else:
+            raise RegardError(
+                "this cannot be looked at",
+                got=type(what).__name__,
+                accepted="a Trace, or what regard.watch or regard.load gave",
+            )
+        words = _of_batch(known if tokens is None else tokens, batch)
+        maps = [m for layer in layers for m in _maps(layer, batch, words, queries)]
+        if not maps:
+            raise RegardError(
+                "there are no traces to look at",
+                got=f"{len(layers)} layers without traces",
+                do='keep them with watch(model, keep="traces"), and run the model',
+            )
+        given = [text for text in (words if tokens is not None else None, queries) if text]
+        for text in given:
+            if not any(text in (m.keys, m.queries) for m in maps):
+                _, Q, K = maps[0].shape
+                raise RegardError(
+                    "tokens are one text for each place",
+                    got=f"{len(text)} tokens",
+                    accepted=f"{K} for the keys, {Q} for the queries",
+                )
+        return Atlas(maps, model)
+
+    def __getitem__(self, place: int) -> Map:
+        _check(place, len(self.maps), "map")
+        return self.maps[place]
+
+    def index(self) -> dict[str, Any]:
+        """Everything about the maps that is no weight, as JSON: O(n)."""
+        texts: list[Sequence[str]] = []
+
+        def known(text: Sequence[str] | None) -> int:
+            if text is None:
+                return -1
+            for place, other in enumerate(texts):
+                if other is text or other == text:
+                    return place
+            texts.append(text)
+            return len(texts) - 1
+
+        maps = [
+            m.describe() | {"queryText": known(m.queries), "keyText": known(m.keys)}
+            for m in self.maps
+        ]
+        return {"version": 1, "model": self.model, "maps": maps, "texts": [list(t) for t in texts]}
+
+
+def _maps(
+    layer: Layer, batch: int, words: Sequence[str] | None, queries: Sequence[str] | None
+) -> list[Map]:
+    """One map per text that the layer read."""
+    n = len(layer.traces)
+    begins = [i for i in range(n) if i == 0 or i >= len(layer.steps) or layer.steps[i] == 0]
+    maps = []
+    for text, (start, stop) in enumerate(zip(begins, [*begins[1:], n], strict=True)):
+        path = layer.path or "(model)"
+        m = Map(
+            path if len(begins) == 1 else f"{path} · {text + 1}",
+            layer.traces,
+            range(start, stop),
+        )
+        B = layer.traces[start].inputs.shape.B
+        _check(batch, B, "batch")
+        m.batch = batch
+        _, Q, K = m.shape
+        m.keys = words if words is not None and len(words) == K else None
+        own = queries if queries is not None else words
+        m.queries = own if own is not None and len(own) == Q else None
+        maps.append(m)
+    return maps
+
+
+def _of_batch(tokens: Tokens | None, batch: int) -> Sequence[str] | None:
+    if tokens is None or not len(tokens):
+        return None
+    if isinstance(tokens[0], str):
+        return tokens  # type: ignore[return-value]
+    _check(batch, len(tokens), "batch")
+    return tokens[batch]
+
+
+def _finite(edge: float) -> float | None:
+    return edge if abs(edge) != float("inf") else None
+
+
+def _check(place: int, n: int, what: str) -> None:
+    if not 0 <= place < n:
+        raise RegardError(
+            f"there is no such {what}", got=str(place), accepted=f"0 to {n - 1}" if n else "none"
+        )
