@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from regard import RegardError
 from tests.real.packages import UZMORPH, Package, cache
 
 
@@ -31,7 +32,7 @@ def test_what_cannot_be_had_is_an_error_that_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(pytest.fail.Exception) as refused:
+    with pytest.raises(RegardError) as refused:
         replace(UZMORPH, **change).path()
     for part in ("pip download", "accepted: uzmorph_", "put that file into", str(tmp_path)):
         assert part in str(refused.value)
