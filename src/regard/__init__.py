@@ -1,6 +1,6 @@
 """Attention for PyTorch that is fast and can be looked into."""
 
-from regard import biases, interpret, masks, nn, scores
+from regard import biases, cost, interpret, masks, nn, scores
 from regard.dispatch import attention, plan, trace
 from regard.errors import RegardError, RegardWarning
 from regard.plans import Plan
@@ -17,6 +17,7 @@ __all__ = [
     "Trace",
     "attention",
     "biases",
+    "cost",
     "interpret",
     "load",
     "masks",

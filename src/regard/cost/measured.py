@@ -1,0 +1,127 @@
+"""This machine as a device: how fast its matrix products and copies really are.
+
+Measured once and kept in the user's cache folder; `regard.cost.device("here")` reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from regard.cost.devices import Device
+from regard.errors import RegardError
+
+SIDE = {"cpu": 2048, "cuda": 8192}
+COPIED = {"cpu": 1 << 28, "cuda": 1 << 31}
+"""Bytes of the tensor that is copied: more than any cache holds."""
+SECONDS = 1.0
+"""How long each thing is repeated. The best time counts: others may use the machine too."""
+
+Progress = Callable[[str], None]
+
+
+def measure(where: str | None = None, *, progress: Progress | None = None) -> Device:
+    """Measure this machine: its GPU where PyTorch finds one, else its CPU."""
+    kind = where or ("cuda" if torch.cuda.is_available() else "cpu")
+    side = SIDE.get(kind, 4096)
+    rates = {}
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        if progress is not None:
+            progress(f"matrix products in {name}")
+        a, b, out = (torch.zeros(side, side, dtype=dtype, device=kind) for _ in range(3))
+        rates[name] = 2 * side**3 / _best(partial(torch.mm, a, b, out=out), kind)
+    if progress is not None:
+        progress("copies")
+    source = torch.ones(COPIED.get(kind, 1 << 30), dtype=torch.uint8, device=kind)
+    target = torch.empty_like(source)
+    bandwidth = 2 * source.numel() / _best(partial(target.copy_, source), kind)
+    return Device(f"here ({_called(kind)})", rates, bandwidth, _memory(kind))
+
+
+def keep(found: Device) -> Path:
+    """Store a measured device as "here"."""
+    path = _path()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        part.write_text(json.dumps(found.as_dict(), indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise RegardError(
+            "what was measured cannot be kept",
+            got=f"{path}: {error.strerror}",
+            do="let XDG_CACHE_HOME name a folder that can be written",
+        ) from None
+    return path
+
+
+def here() -> Device:
+    """This machine, as it was measured."""
+    path = _path()
+    if not path.exists():
+        raise RegardError("this machine was not measured yet", do="run: regard doctor --measure")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        rates = {str(dtype): float(rate) for dtype, rate in found["rates"].items()}
+        bandwidth = float(found["bandwidth"])
+        memory = None if found["memory"] is None else float(found["memory"])
+        if not (rates and bandwidth > 0 and all(rate > 0 for rate in rates.values())):
+            raise ValueError("rates must be above 0")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RegardError(
+            "what was measured of this machine cannot be read",
+            got=f"{path}: {error}",
+            do="measure again: regard doctor --measure",
+        ) from None
+    return Device(str(found["name"]), rates, bandwidth, memory)
+
+
+def _best(run: Callable[[], object], kind: str) -> float:
+    """The shortest of many times, in seconds."""
+    best, spent = float("inf"), 0.0
+    run()
+    while spent < SECONDS:
+        _wait(kind)
+        start = time.perf_counter()
+        run()
+        _wait(kind)
+        took = time.perf_counter() - start
+        best, spent = min(best, took), spent + took
+    return best
+
+
+def _wait(kind: str) -> None:
+    if kind == "cuda":
+        torch.cuda.synchronize()
+
+
+def _called(kind: str) -> str:
+    if kind == "cuda":
+        return str(torch.cuda.get_device_name())
+    names = Path("/proc/cpuinfo")
+    if names.exists():
+        for line in names.read_text().splitlines():
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                return f"{name}, {torch.get_num_threads()} threads"
+    return f"{platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def _memory(kind: str) -> float | None:
+    if kind == "cuda":
+        return float(torch.cuda.get_device_properties(0).total_memory)
+    known = {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= os.sysconf_names.keys()
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) if known else None
+
+
+def _path() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return Path(base or "~/.cache").expanduser() / "regard" / "here.json"

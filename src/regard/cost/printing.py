@@ -1,0 +1,132 @@
+"""A cost as text, 80 columns wide."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from regard.cost.parts import Step
+from regard.cost.units import counted, sized, timed
+
+if TYPE_CHECKING:
+    from regard.cost.costs import Cost
+
+WIDTH = 80
+
+
+def table(rows: list[list[str]], *, rules: tuple[int, ...] = ()) -> str:
+    """Columns: the first to the left, numbers to the right. A rule stands before some rows.
+
+    >>> print(table([["", "a"], ["b", "10"]], rules=(1,)))
+          a
+    ───────
+      b  10
+    """
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = []
+    for at, row in enumerate(rows):
+        if at in rules:
+            lines.append("─" * (2 + sum(widths) + 2 * (len(widths) - 1)))
+        cells = [f"{row[0]:<{widths[0]}}"]
+        cells += [f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return "\n".join(lines)
+
+
+def printed(cost: Cost) -> str:
+    head = textwrap.fill(cost.what, WIDTH, subsequent_indent="  ", break_long_words=False)
+    body = [_work(cost), _memory(cost)]
+    body += [text for text in (_cache(cost), _roofline(cost)) if text]
+    return "\n\n".join([head, *body, _legend(cost)])
+
+
+def _work(cost: Cost) -> str:
+    total = max(cost.flops("needed"), 1)
+    rows = [["forward pass", "MACs", "FLOPs: needed", "executed", "dense", "share"]]
+    rows += [
+        [
+            part.name,
+            counted(part.macs.dense),
+            *(counted(part.flops(c)) for c in ("needed", "executed", "dense")),
+            f"{part.flops('needed') / total:.1%}",
+        ]
+        for part in cost.parts
+    ]
+    after = len(rows)
+    steps: tuple[tuple[str, Step], ...] = (
+        ("forward", "forward"), ("backward", "backward"), ("training step", "training")
+    )  # fmt: skip
+    for label, step in steps:
+        macs = counted(cost.macs.dense) if step == "forward" else ""
+        flops = [counted(cost.flops(c, step)) for c in ("needed", "executed", "dense")]
+        rows.append([label, macs, *flops, "100.0%" if step == "forward" else ""])
+    return table(rows, rules=(1, after))
+
+
+def _memory(cost: Cost) -> str:
+    moved = [sized(cost.bytes_moved(how)) for how in ("eager", "fused")]
+    layers = cost.configuration is not None
+    rows = [
+        ["memory", "eager", "fused"],
+        ["bytes moved, forward", *moved],
+        ["FLOPs for each byte", *(_ratio(cost.intensity(how)) for how in ("eager", "fused"))],
+        [
+            "most held by attention" + (" (one layer)" if layers else ""),
+            *(sized(m.peak) for m in (cost.eager, cost.fused)),
+        ],
+        [
+            "kept for backward" + (" (all layers)" if layers else ""),
+            *(sized(m.kept) for m in (cost.eager, cost.fused)),
+        ],
+    ]
+    return table(rows, rules=(1,))
+
+
+def _ratio(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}"
+
+
+def _cache(cost: Cost) -> str:
+    if cost.cache is None:
+        return ""
+    rows = [
+        ["weights", sized(cost.weights)],
+        ["cache, one token", sized(cost.cache.per_token)],
+        ["cache, this context", sized(cost.cache.in_context)],
+    ]
+    return table(rows)
+
+
+def _roofline(cost: Cost) -> str:
+    if cost.device is None:
+        return ""
+    device = cost.device
+    peaks = f"{counted(device.rate(cost.dtype))}FLOP/s, {counted(device.bandwidth)}B/s"
+    rows = [[f"at best on {device.name}", f"{peaks}, ridge {device.ridge(cost.dtype):.0f}"]]
+    for label, (seconds, by) in (
+        ("forward, fused", cost.time()),
+        ("forward, eager", cost.time(how="eager")),
+        ("training step, fused", cost.time(step="training")),
+    ):
+        rows.append([label, f"{timed(seconds)}, bound by {by}"])
+    if cost.decoding is not None:
+        each = cost.decode_time()
+        rate = cost.tokens_per_second()
+        rows.append(["decoding", f"{rate:,.1f} tokens/s, bound by {each.by}"])
+        if device.memory is not None and cost.cache is not None:
+            need = cost.weights + cost.cache.in_context
+            fits = "fits" if need <= device.memory else "does not fit"
+            rows.append(["weights and cache", f"{sized(need)}: {fits} in {sized(device.memory)}"])
+    width = max(len(label) for label, _ in rows)
+    lines = [f"  {label:<{width}}  {text}" for label, text in rows]
+    return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
+
+
+def _legend(cost: Cost) -> str:
+    tile = "×".join(map(str, cost.tile))
+    text = (
+        "One MAC is two FLOPs; MACs are of all pairs, as in textbooks. needed: pairs that the mask "
+        f"allows; executed: tiles of {tile} that hold one; dense: all. share: of what is needed."
+    )
+    notes = [textwrap.fill(note, WIDTH) for note in (*cost.notes, text)]
+    return "\n".join(notes)
