@@ -193,6 +193,17 @@ def _assert_near(got: torch.Tensor, want: torch.Tensor) -> None:
     torch.testing.assert_close(got, want, rtol=0, atol=size * 2**-7)
 
 
+def test_kernels_run_where_their_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.backends.triton.arguments import on_card
+
+    class There:
+        device = torch.device("cuda", 1)
+
+    for current, guarded in ((0, True), (1, False)):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
+        assert isinstance(on_card(There()), torch.cuda.device) == guarded  # type: ignore[arg-type]
+
+
 def test_a_decoding_step_packs_and_splits() -> None:
     from regard.backends.triton.tuning import forward_settings
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -99,3 +101,10 @@ def describable(t: Tensor) -> bool:
 def generation(device: torch.device) -> int:
     """Of a card: 9 is Hopper."""
     return torch.cuda.get_device_capability(device)[0]
+
+
+def on_card(t: Tensor) -> AbstractContextManager[Any]:
+    """Triton launches on the current card, which need not be the one that holds the tensors."""
+    if t.device.type != "cuda" or t.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(t.device)

@@ -35,13 +35,12 @@ from regard.backends.triton.arguments import (
 from regard.backends.triton.backward_kernels import (
     BiasGradient,
     RowNumbers,
-    flag_tiles,
     keys_and_values,
     queries,
     row_shift,
 )
 from regard.backends.triton.layout import rule_of
-from regard.backends.triton.pairs import ALL, LOG2E
+from regard.backends.triton.pairs import ALL, LOG2E, MANY
 from regard.backends.triton.tuning import backward_settings, forward_settings
 from regard.biases.alibi import Alibi
 from regard.biases.dense import Dense
@@ -61,13 +60,17 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: 
     g_lse = None if g_lse is None else g_lse.contiguous()
     n = sizes(x)
     g = sheet(g_out)
-    row_shift[(tiles_of(Q, 64), B * H)](sheet(rows.out), g, g_lse, shift, n, E=E, BE=wide(E), BM=64)
+    handed = cudnn.pulls(x, pull)
+    out = sheet(rows.out)
+    if not handed or x.mask is not None:
+        row_shift[(tiles_of(Q, 64), B * H)](
+            out, g, g_lse, shift, n, E=E, BE=wide(E), BM=64, MENDING=handed
+        )
     expected = None if g_entropy is None else rows.lse - rows.entropy
     if expected is not None:
         # A row that sees nothing expects nothing; its weights are all 0.
         expected = torch.where(expected.isfinite() | expected.isnan(), expected, 0.0)
     g_entropy = None if g_entropy is None else g_entropy.contiguous()
-    handed = cudnn.pulls(x, pull)
     norm = _norm(x, rows, kept)
     numbers = RowNumbers(norm, shift, g_entropy, expected, B * H * Q)
     dq, dk, dv = (_empty_rows(t) for t in (x.q, x.k, x.v))
@@ -85,23 +88,21 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: 
     ):  # fmt: skip
         by_keys = kernel is keys_and_values
         rule = rule_of(x.mask, x.shape, (tile.rows, tile.keys), x.q.device, by_keys=by_keys)
-        flags = torch.empty(grid[0] * grid[1], dtype=torch.int8, device=x.q.device)
-        rest = (*to, numbers, flags, rule, added(x), dropping(x), score(x), n)
-        size = {"BM": tile.rows, "BN": tile.keys}
         may_leak = rule.kind is not ALL or rule.limits is not None
+        flags = None
+        if may_leak and not handed:
+            flags = torch.empty(grid[0] * grid[1], dtype=torch.int8, device=x.q.device)
+        rest = (*to, numbers, flags, rule, added(x), dropping(x), score(x), n, out, grid[0])
+        size = {"BM": tile.rows, "BN": tile.keys, "num_warps": tile.warps}
         if not handed:
             kernel[grid](
-                *tensors, *rest, **widths, **size, CAREFUL=False, STAGES=tile.stages,
-                num_warps=tile.warps, num_stages=tile.stages,
+                *tensors, *rest, **widths, **size, STAGES=tile.stages, MANY=0,
+                num_stages=tile.stages,
             )  # fmt: skip
-        elif may_leak:
-            length, step = (x.shape.K, tile.keys) if by_keys else (Q, tile.rows)
-            flag_tiles[grid](to[0], flags, length, grid[1] // B, D=D, BD=wide(D), N=step)
         if may_leak:
-            kernel[grid](
-                *tensors, *rest, **widths, **size, CAREFUL=True, STAGES=1, num_warps=tile.warps,
-                num_stages=1,
-            )  # fmt: skip
+            kernel[(tiles_of(grid[0], MANY), grid[1])](
+                *tensors, *rest, **widths, **size, STAGES=1, MANY=MANY, num_stages=1
+            )
     if given_bias is not None and isinstance(x.bias, Alibi):
         given_bias = given_bias.sum((0, 2))
     d_sink = _sink_gradient(x, norm, shift, g_entropy, expected)

@@ -13,7 +13,6 @@ import triton.language as tl
 
 from regard.backends.triton.pairs import (
     ALIBI,
-    ALL,
     DENSE,
     LN2,
     LOG2E,
@@ -23,6 +22,7 @@ from regard.backends.triton.pairs import (
     cell_of,
     distance_of,
     finite_only,
+    flagged,
     full_at,
     kept,
     keys_for,
@@ -31,6 +31,7 @@ from regard.backends.triton.pairs import (
     part_at,
     product,
     rows_for,
+    spoilt,
 )
 
 
@@ -58,10 +59,16 @@ class BiasGradient(NamedTuple):
 
 
 @triton.jit
-def row_shift(out, g_out, g_lse, shift, n, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr):
-    """D = g_out·out - g_lse, for a tile of rows."""
+def row_shift(
+    out, g_out, g_lse, shift, n,
+    E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, MENDING: tl.constexpr,
+):  # fmt: skip
+    """D = g_out·out - g_lse, for a tile of rows; MENDING, only if there is something to mend."""
     b = tl.program_id(1) // n.heads
     h = tl.program_id(1) % n.heads
+    if MENDING:
+        if not spoilt(None, out, n, b, h, 0, 0, E, BE, 1):
+            return
     start = tl.program_id(0) * BM
     o = load_rows(out, b, h, start, n.queries, E, BE, BM, False).to(tl.float32)
     g = load_rows(g_out, b, h, start, n.queries, E, BE, BM, False).to(tl.float32)
@@ -71,16 +78,6 @@ def row_shift(out, g_out, g_lse, shift, n, E: tl.constexpr, BE: tl.constexpr, BM
     if g_lse is not None:
         total -= tl.load(g_lse + at, mask=row < n.queries, other=0.0)
     tl.store(shift + at, total, mask=row < n.queries)
-
-
-@triton.jit
-def flag_tiles(gradient, flags, count, heads, D: tl.constexpr, BD: tl.constexpr, N: tl.constexpr):
-    """Flag a tile of gradients that holds NaN."""
-    tile = tl.program_id(0)
-    b, h = tl.program_id(1) // heads, tl.program_id(1) % heads
-    t = load_rows(gradient, b, h, tile * N, count, D, BD, N, False)
-    found = tl.max(tl.max((t != t).to(tl.int32), 1), 0).to(tl.int8)
-    tl.store(flags + tl.program_id(1) * tl.num_programs(0) + tile, found)
 
 
 @triton.jit
@@ -161,20 +158,15 @@ def _pull_keys(
 
 
 @triton.jit
-def keys_and_values(
-    q, k, v, g_out, dk, dv, rows, flags, rule, bias, drop, scoring, n,
+def _tile_of_keys(
+    tile, tiles, q, k, v, g_out, dk, dv, rows, flags, rule, bias, drop, scoring, n,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CAREFUL: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of keys and their values, from all query heads of their group."""
-    tile = tl.program_id(0)
     groups = n.heads // n.group
     b, g = tl.program_id(1) // groups, tl.program_id(1) % groups
-    flag = flags + tl.program_id(1) * tl.num_programs(0) + tile
-    if CAREFUL:
-        if tl.load(flag) == 0:
-            return
     first = tile * BN
     last = tl.minimum(first + BN, n.keys) - 1
     columns = first + tl.arange(0, BN)
@@ -202,10 +194,37 @@ def keys_and_values(
                 columns, n, limit, table, BM, BN, True, CAREFUL, PRECISION,
             )  # fmt: skip
     sum_k *= scoring.scale
-    if not CAREFUL and (rule.kind != ALL or rule.limits is not None):
-        tl.store(flag, tl.max(tl.max((sum_k != sum_k).to(tl.int32), 1), 0).to(tl.int8))
+    if not CAREFUL and flags is not None:
+        found = tl.max(tl.max((sum_k != sum_k).to(tl.int32), 1), 0).to(tl.int8)
+        tl.store(flags + tl.program_id(1) * tiles + tile, found)
     _store_rows(dk, sum_k, b, g, first, n.keys, D, BD, BN)
     _store_rows(dv, sum_v, b, g, first, n.keys, E, BE, BN)
+
+
+@triton.jit
+def keys_and_values(
+    q, k, v, g_out, dk, dv, rows, flags, rule, bias, drop, scoring, n, out, tiles,
+    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    MANY: tl.constexpr,
+):  # fmt: skip
+    """A tile of keys; or, if MANY, those of so many that a hidden NaN may have spoilt, with care.
+    (Without flags there is one query head to a key head: the output of its last query tells.)"""
+    if MANY == 0:
+        _tile_of_keys(
+            tl.program_id(0), tiles, q, k, v, g_out, dk, dv, rows, flags, rule, bias, drop,
+            scoring, n, D, E, BD, BE, BM, BN, False, PRECISION, STAGES,
+        )  # fmt: skip
+    else:
+        first = tl.program_id(0) * MANY
+        b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
+        if spoilt(flags, out, n, b, h, first, tiles, E, BE, MANY):
+            for tile in range(first, tl.minimum(first + MANY, tiles)):
+                if flagged(flags, tiles, tile):
+                    _tile_of_keys(
+                        tile, tiles, q, k, v, g_out, dk, dv, rows, flags, rule, bias, drop,
+                        scoring, n, D, E, BD, BE, BM, BN, True, PRECISION, 1,
+                    )  # fmt: skip
 
 
 @triton.jit
@@ -257,20 +276,15 @@ def _pull_query(
 
 
 @triton.jit
-def queries(
-    q, k, v, g_out, dq, d_bias, rows, flags, rule, bias, drop, scoring, n,
+def _tile_of_queries(
+    tile, tiles, q, k, v, g_out, dq, d_bias, rows, flags, rule, bias, drop, scoring, n,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CAREFUL: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of queries, and what its pairs give to the bias."""
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
     b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
     g = h // n.group
-    flag = flags + tl.program_id(1) * tl.num_programs(0) + tile
-    if CAREFUL:
-        if tl.load(flag) == 0:
-            return
     first = tile * BM
     last = tl.minimum(first + BM, n.queries) - 1
     row = first + tl.arange(0, BM)
@@ -303,8 +317,34 @@ def queries(
         )  # fmt: skip
     total *= scoring.scale
     if not CAREFUL:
-        if rule.kind != ALL or rule.limits is not None:
-            tl.store(flag, tl.max(tl.max((total != total).to(tl.int32), 1), 0).to(tl.int8))
+        if flags is not None:
+            found = tl.max(tl.max((total != total).to(tl.int32), 1), 0).to(tl.int8)
+            tl.store(flags + tl.program_id(1) * tiles + tile, found)
         if d_bias.ptr is not None and bias.kind == ALIBI:
             tl.store(d_bias.ptr + at, slopes, mask=row < n.queries)
     _store_rows(dq, total, b, h, first, n.queries, D, BD, BM)
+
+
+@triton.jit
+def queries(
+    q, k, v, g_out, dq, d_bias, rows, flags, rule, bias, drop, scoring, n, out, tiles,
+    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    MANY: tl.constexpr,
+):  # fmt: skip
+    """A tile of queries; or, if MANY, those of so many that a hidden NaN may have spoilt."""
+    if MANY == 0:
+        _tile_of_queries(
+            tiles - 1 - tl.program_id(0), tiles, q, k, v, g_out, dq, d_bias, rows, flags, rule,
+            bias, drop, scoring, n, D, E, BD, BE, BM, BN, False, PRECISION, STAGES,
+        )  # fmt: skip
+    else:
+        first = tl.program_id(0) * MANY
+        b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
+        if spoilt(flags, out, n, b, h, first, tiles, E, BE, MANY):
+            for tile in range(first, tl.minimum(first + MANY, tiles)):
+                if flagged(flags, tiles, tile):
+                    _tile_of_queries(
+                        tile, tiles, q, k, v, g_out, dq, d_bias, rows, flags, rule, bias, drop,
+                        scoring, n, D, E, BD, BE, BM, BN, True, PRECISION, 1,
+                    )  # fmt: skip

@@ -36,9 +36,11 @@ from regard.backends.triton.pairs import (
     LEAST,
     LN2,
     LOG2E,
+    MANY,
     NO_BIAS,
     allowed,
     finite_only,
+    flagged,
     full_at,
     kept,
     keys_for,
@@ -46,6 +48,7 @@ from regard.backends.triton.pairs import (
     logits_of,
     part_at,
     product,
+    spoilt,
 )
 from regard.backends.triton.tuning import Forward, forward_settings
 from regard.inputs import AttentionInputs
@@ -143,8 +146,8 @@ def _spoiled(seen, v, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def _forward(
-    q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring, n,
+def _attend(
+    tile, tiles, q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring, n,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STATISTICS: tl.constexpr, PACKED: tl.constexpr,
     SPLITS: tl.constexpr, CAREFUL: tl.constexpr, DESCRIBED: tl.constexpr,
@@ -152,13 +155,10 @@ def _forward(
 ):  # fmt: skip
     """A tile of queries against its keys.
 
-    CAREFUL takes only tiles that an earlier run flagged for NaN in their output, and keeps hidden
-    NaN and infinities among the values out of the products. After a run that set no flags, the
-    last query tells: a causal mask hides no key from it. Split keys are walked with that care at
-    once: there memory is the limit, not arithmetic.
+    CAREFUL keeps hidden NaN and infinities among the values out of the products; otherwise a tile
+    with NaN in its output is flagged. Split keys are walked with that care at once: there memory
+    is the limit, not arithmetic.
     """
-    # Under a band later tiles have more keys: they start first.
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
     split = tl.program_id(2)
     row = tile * BM + tl.arange(0, BM)
     if PACKED:
@@ -178,18 +178,6 @@ def _forward(
         place = row
         first, last = tile * BM, tl.minimum(tile * BM + BM, n.queries) - 1
     wide_d, wide_e = tl.arange(0, BD), tl.arange(0, BE)
-    if flags is not None:
-        flag = flags + tl.program_id(1) * tl.num_programs(0) + tile
-    if CAREFUL:
-        if flags is not None:
-            if tl.load(flag) == 0:
-                return
-        else:
-            end = out.ptr + b.to(tl.int64) * out.batch + first_head.to(tl.int64) * out.head
-            end += (n.queries - 1).to(tl.int64) * out.row
-            final = tl.load(end + wide_e, mask=wide_e < E, other=0.0).to(tl.float32)
-            if tl.min((tl.abs(final) < float("inf")).to(tl.int32), 0) == 1:
-                return
     at_query = b.to(tl.int64) * q.batch + h.to(tl.int64) * q.head + place.to(tl.int64) * q.row
     keep = inside[:, None] & (wide_d < D)[None, :]
     qs = tl.load(q.ptr + at_query[:, None] + wide_d[None, :], mask=keep, other=0.0)
@@ -263,7 +251,8 @@ def _forward(
         if CAREFUL:
             mixed += bad
         elif flags is not None:
-            tl.store(flag, tl.max(tl.max((mixed != mixed).to(tl.int32), 1), 0).to(tl.int8))
+            found = tl.max(tl.max((mixed != mixed).to(tl.int32), 1), 0).to(tl.int8)
+            tl.store(flags + tl.program_id(1) * tiles + tile, found)
         to_row = b.to(tl.int64) * out.batch + h.to(tl.int64) * out.head
         to_row += place.to(tl.int64) * out.row
         tl.store(
@@ -271,6 +260,40 @@ def _forward(
             mask=store,
         )  # fmt: skip
         _write_rows(to, at, inside, rows, lse, seen, entropy, shift, inverse, STATISTICS)
+
+
+@triton.jit
+def _forward(
+    q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring, n,
+    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, STATISTICS: tl.constexpr, PACKED: tl.constexpr,
+    SPLITS: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    # Under a band later tiles have more keys: they start first.
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    _attend(
+        tile, tl.num_programs(0), q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring,
+        n, D, E, BD, BE, BM, BN, STATISTICS, PACKED, SPLITS, False, DESCRIBED, PRECISION, STAGES,
+    )  # fmt: skip
+
+
+@triton.jit
+def _mend(
+    q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring, n, tiles,
+    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, STATISTICS: tl.constexpr, PACKED: tl.constexpr,
+    SPLITS: tl.constexpr, PRECISION: tl.constexpr, MANY: tl.constexpr,
+):  # fmt: skip
+    """Of so MANY tiles, those that a hidden NaN may have spoilt, again and with care."""
+    first = tl.program_id(0) * MANY
+    b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
+    if spoilt(flags, out, n, b, h, first, tiles, E, BE, MANY):
+        for tile in range(first, tl.minimum(first + MANY, tiles)):
+            if flagged(flags, tiles, tile):
+                _attend(
+                    tile, tiles, q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring,
+                    n, D, E, BD, BE, BM, BN, STATISTICS, PACKED, SPLITS, True, False, PRECISION, 1,
+                )  # fmt: skip
 
 
 @triton.jit
@@ -353,14 +376,13 @@ def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Te
         run_on_hopper(x, to_out, to, flags, rule, (tiles, programs), how, statistics=statistics)
     elif not how.cudnn:
         _forward[(tiles, programs, how.splits)](
-            q, ks, vs, *rest, sizes(x), **constants, CAREFUL=False, DESCRIBED=described,
+            q, ks, vs, *rest, sizes(x), **constants, DESCRIBED=described,
             STAGES=how.stages, num_warps=how.warps, num_stages=how.stages,
         )  # fmt: skip
     if may_leak:
-        _forward[(tiles, programs, 1)](
-            q, k, v, *rest, sizes(x), **constants, CAREFUL=True, DESCRIBED=False, STAGES=1,
-            num_warps=8,
-        )  # fmt: skip
+        _mend[(tiles_of(tiles, MANY), programs, 1)](
+            q, k, v, *rest, sizes(x), tiles, **constants, MANY=MANY, num_warps=8, num_stages=1
+        )
     if how.splits > 1:
         _merge[(B * H * Q,)](
             to_out, to, parts, x.sink, sizes(x), B * H * Q, E=E, BE=wide(E), SPLITS=how.splits,

@@ -17,6 +17,9 @@ LN2 = tl.constexpr(0.6931471805599453)
 LEAST = tl.constexpr(-8.0e37)
 """The largest logit of a row that has seen nothing: finite, and below every logit."""
 
+MANY = 32
+"""Tiles that one program looks after when it is seen whether any is to be mended."""
+
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 # Kinds of masks.
@@ -330,3 +333,34 @@ def finite_only(t):
     """0 in place of NaN and infinity."""
     wide = t.to(tl.float32)
     return tl.where(tl.abs(wide) < float("inf"), wide, 0.0).to(t.dtype)
+
+
+@triton.jit
+def spoilt(
+    flags, out, n, b, h, first, tiles, E: tl.constexpr, BE: tl.constexpr, MANY: tl.constexpr
+):
+    """Whether a hidden NaN may have spoilt one of MANY tiles from `first` on.
+
+    Flags tell, one per tile. Without flags the last row of the output tells: a causal mask hides
+    nothing from it, so if it is finite there is no NaN that could have leaked.
+    """
+    if flags is not None:
+        tile = first + tl.arange(0, MANY)
+        mine = flags + tl.program_id(1) * tiles
+        found = tl.max(tl.load(mine + tile, mask=tile < tiles, other=0).to(tl.int32), 0)
+    else:
+        wide = tl.arange(0, BE)
+        row = out.ptr + b.to(tl.int64) * out.batch + h.to(tl.int64) * out.head
+        row += (n.queries - 1).to(tl.int64) * out.row
+        final = tl.load(row + wide, mask=wide < E, other=0.0).to(tl.float32)
+        found = tl.max((tl.abs(final) < float("inf")).to(tl.int32) ^ 1, 0)
+    return found != 0
+
+
+@triton.jit
+def flagged(flags, tiles, tile):
+    """Whether a tile was flagged; without flags every one counts as if it were."""
+    here = tile >= 0
+    if flags is not None:
+        here = tl.load(flags + tl.program_id(1) * tiles + tile) != 0
+    return here

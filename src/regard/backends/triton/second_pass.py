@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.backends.contract import Pool, Top
 from regard.backends.tiled.second_pass import TiledPass
-from regard.backends.triton.arguments import added, score, sheet, sizes, tiles_of, wide
+from regard.backends.triton.arguments import added, on_card, score, sheet, sizes, tiles_of, wide
 from regard.backends.triton.hopper_received import received_on_hopper
 from regard.backends.triton.layout import is_simple, rule_of
 from regard.backends.triton.pairs import (
@@ -309,17 +309,8 @@ class TritonPass(TiledPass):
     ) -> Float[Tensor, "b h k"]:
         if not _takes(inputs):
             return super().received(inputs, lse)
-        x, how = inputs, looking_settings(inputs)
-        if how.hopper and fits_hopper(x):
-            return received_on_hopper(x, lse.contiguous())
-        B, H, _, K = x.shape
-        out = lse.new_empty(B, H, K)
-        rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=True)
-        _received[(tiles_of(K, how.keys), B * H)](
-            sheet(x.q), sheet(x.k), lse.contiguous(), out, rule, added(x), score(x), sizes(x),
-            **_constants(x, how), STAGES=how.stages, num_warps=how.warps, num_stages=how.stages,
-        )  # fmt: skip
-        return out
+        with on_card(lse):
+            return _received_by_keys(inputs, lse)
 
     @torch.no_grad()
     def pooled(
@@ -335,36 +326,8 @@ class TritonPass(TiledPass):
         unordered = pool != "max" and torch.are_deterministic_algorithms_enabled()
         if unordered or not _takes(inputs):
             return super().pooled(inputs, lse, cells, queries, keys, pool)
-        x, how = inputs, looking_settings(inputs)
-        B, H, _, _ = x.shape
-        out = lse.new_zeros(B, H, *cells)
-        many_queries, many_keys = queries[1] - queries[0], keys[1] - keys[0]
-        region = Region(queries[0], many_queries, cells[0], keys[0], many_keys, cells[1])
-        above = _edges(queries, cells[0], lse)
-        beside = _edges(keys, cells[1], lse)
-        rest = (sheet(x.q), sheet(x.k), lse.contiguous(), out, region)
-        call = (added(x), score(x), sizes(x))
-        largest: dict[str, Any] = {"LARGEST": pool == "max", "STAGES": how.stages}
-        launch = {"num_warps": how.warps, "num_stages": how.stages}
-        if is_simple(x.mask):
-            rows, tall = _tiles_of_cells(many_queries, cells[0], how.rows)
-            columns, broad = _tiles_of_cells(many_keys, cells[1], how.keys)
-            rule = rule_of(x.mask, x.shape, (rows, columns), x.q.device, by_keys=False)
-            _pooled_by_cell[(cells[0] * tall, B * H)](
-                *rest[:-1], above, beside, region, tall, broad, rule, *call,
-                **_constants(x, how) | {"BM": rows, "BN": columns}, **largest, **launch,
-            )  # fmt: skip
-        else:
-            rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=False)
-            tiles = tiles_of(queries[1], how.rows) - queries[0] // how.rows
-            _pooled[(tiles, B * H)](
-                *rest, rule, *call, **_constants(x, how), **largest,
-                WHOLE=many_keys == x.shape.K, **launch,
-            )  # fmt: skip
-        if pool == "mean":
-            out /= above.diff()[:, None]
-            out /= beside.diff()
-        return out
+        with on_card(lse):
+            return _pooled_map(inputs, lse, cells, queries, keys, pool)
 
     @torch.no_grad()
     def top(self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], n: int) -> Top:
@@ -374,7 +337,8 @@ class TritonPass(TiledPass):
         x = inputs
         values = lse.new_empty(*lse.shape, many)
         indices = torch.empty_like(values, dtype=torch.int64)
-        _walk_rows(x, lse.contiguous(), values, indices, None, many)
+        with on_card(lse):
+            _walk_rows(x, lse.contiguous(), values, indices, None, many)
         values, order = values.sort(-1, descending=True)
         return Top(values.clamp_min_(0), indices.gather(-1, order))
 
@@ -384,7 +348,8 @@ class TritonPass(TiledPass):
             return super().mean_logit(inputs)
         B, H, Q, _ = inputs.shape
         mean = torch.empty(B, H, Q, dtype=torch.float32, device=inputs.q.device)
-        _walk_rows(inputs, None, None, None, mean, 0)
+        with on_card(mean):
+            _walk_rows(inputs, None, None, None, mean, 0)
         return mean
 
 
@@ -397,6 +362,60 @@ def _takes(x: AttentionInputs) -> bool:
 def _constants(x: AttentionInputs, how: Looking) -> dict[str, Any]:
     D = x.q.shape[-1]
     return {"D": D, "BD": wide(D), "BM": how.rows, "BN": how.keys, "PRECISION": how.precision}
+
+
+def _received_by_keys(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> Float[Tensor, "b h k"]:
+    how = looking_settings(x)
+    if how.hopper and fits_hopper(x):
+        return received_on_hopper(x, lse.contiguous())
+    B, H, _, K = x.shape
+    out = lse.new_empty(B, H, K)
+    rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=True)
+    _received[(tiles_of(K, how.keys), B * H)](
+        sheet(x.q), sheet(x.k), lse.contiguous(), out, rule, added(x), score(x), sizes(x),
+        **_constants(x, how), STAGES=how.stages, num_warps=how.warps, num_stages=how.stages,
+    )  # fmt: skip
+    return out
+
+
+def _pooled_map(
+    x: AttentionInputs,
+    lse: Float[Tensor, "b h q"],
+    cells: tuple[int, int],
+    queries: tuple[int, int],
+    keys: tuple[int, int],
+    pool: Pool,
+) -> Float[Tensor, "b h rows columns"]:
+    how = looking_settings(x)
+    B, H, _, _ = x.shape
+    out = lse.new_zeros(B, H, *cells)
+    many_queries, many_keys = queries[1] - queries[0], keys[1] - keys[0]
+    region = Region(queries[0], many_queries, cells[0], keys[0], many_keys, cells[1])
+    above = _edges(queries, cells[0], lse)
+    beside = _edges(keys, cells[1], lse)
+    rest = (sheet(x.q), sheet(x.k), lse.contiguous(), out, region)
+    call = (added(x), score(x), sizes(x))
+    largest: dict[str, Any] = {"LARGEST": pool == "max", "STAGES": how.stages}
+    launch = {"num_warps": how.warps, "num_stages": how.stages}
+    if is_simple(x.mask):
+        rows, tall = _tiles_of_cells(many_queries, cells[0], how.rows)
+        columns, broad = _tiles_of_cells(many_keys, cells[1], how.keys)
+        rule = rule_of(x.mask, x.shape, (rows, columns), x.q.device, by_keys=False)
+        _pooled_by_cell[(cells[0] * tall, B * H)](
+            *rest[:-1], above, beside, region, tall, broad, rule, *call,
+            **_constants(x, how) | {"BM": rows, "BN": columns}, **largest, **launch,
+        )  # fmt: skip
+    else:
+        rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=False)
+        tiles = tiles_of(queries[1], how.rows) - queries[0] // how.rows
+        _pooled[(tiles, B * H)](
+            *rest, rule, *call, **_constants(x, how), **largest,
+            WHOLE=many_keys == x.shape.K, **launch,
+        )  # fmt: skip
+    if pool == "mean":
+        out /= above.diff()[:, None]
+        out /= beside.diff()
+    return out
 
 
 def _walk_rows(
