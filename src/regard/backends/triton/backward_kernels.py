@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from regard.backends.triton.launching import launched
 from regard.backends.triton.pairs import (
     ALIBI,
     DENSE,
@@ -58,6 +59,7 @@ class BiasGradient(NamedTuple):
     """Whether several programs add to one number."""
 
 
+@launched
 @triton.jit
 def row_shift(
     out, g_out, g_lse, shift, n,
@@ -201,6 +203,7 @@ def _tile_of_keys(
     _store_rows(dv, sum_v, b, g, first, n.keys, E, BE, BN)
 
 
+@launched
 @triton.jit
 def keys_and_values(
     q, k, v, g_out, dk, dv, rows, flags, rule, bias, drop, scoring, n, out, tiles,
@@ -325,6 +328,7 @@ def _tile_of_queries(
     _store_rows(dq, total, b, h, first, n.queries, D, BD, BM)
 
 
+@launched
 @triton.jit
 def queries(
     q, k, v, g_out, dq, d_bias, rows, flags, rule, bias, drop, scoring, n, out, tiles,

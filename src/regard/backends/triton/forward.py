@@ -29,6 +29,7 @@ from regard.backends.triton.arguments import (
     wide,
 )
 from regard.backends.triton.hopper import run_on_hopper
+from regard.backends.triton.launching import launched
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import (
     ALL,
@@ -262,6 +263,7 @@ def _attend(
         _write_rows(to, at, inside, rows, lse, seen, entropy, shift, inverse, STATISTICS)
 
 
+@launched
 @triton.jit
 def _forward(
     q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring, n,
@@ -277,6 +279,7 @@ def _forward(
     )  # fmt: skip
 
 
+@launched
 @triton.jit
 def _mend(
     q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring, n, tiles,
@@ -296,6 +299,7 @@ def _mend(
                 )  # fmt: skip
 
 
+@launched
 @triton.jit
 def _merge(
     out, to, parts, sink, n, rows,

@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from regard.backends.triton.arguments import sizes
+from regard.backends.triton.launching import launched
 from regard.backends.triton.pairs import (
     BAND,
     LEAST,
@@ -234,6 +235,7 @@ def _multiply(
     )
 
 
+@launched
 @gluon.jit
 def forward_on_hopper(
     q, k, v, out, to, flags, rule, n, scale,

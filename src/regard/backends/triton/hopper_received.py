@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from regard.backends.triton.arguments import sizes, tiles_of
 from regard.backends.triton.hopper import described, fetch, hidden, limit_on_hopper
+from regard.backends.triton.launching import launched
 from regard.backends.triton.layout import FAR, rule_of
 from regard.backends.triton.pairs import ALL, BAND, LOG2E, span_of_rows
 from regard.inputs import AttentionInputs
@@ -127,6 +128,7 @@ def _sum(
     gl.store(sums, gl.sum(total, 0), mask=key < n.keys)
 
 
+@launched
 @gluon.jit
 def _received_on_hopper(
     q, k, lse, out, rule, n, scale,

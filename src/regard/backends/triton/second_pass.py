@@ -18,6 +18,7 @@ from regard.backends.contract import Pool, Top
 from regard.backends.tiled.second_pass import TiledPass
 from regard.backends.triton.arguments import added, on_card, score, sheet, sizes, tiles_of, wide
 from regard.backends.triton.hopper_received import received_on_hopper
+from regard.backends.triton.launching import launched
 from regard.backends.triton.layout import is_simple, rule_of
 from regard.backends.triton.pairs import (
     BAND,
@@ -44,6 +45,7 @@ def _norms(lse, at, inside):
     return tl.where(norm == float("-inf"), float("inf"), norm * LOG2E)
 
 
+@launched
 @triton.jit
 def _received(
     q, k, lse, out, rule, bias, scoring, n,
@@ -130,6 +132,7 @@ def _pool_tile(
                 tl.atomic_add(at, found, mask=row_here)
 
 
+@launched
 @triton.jit
 def _pooled(
     q, k, lse, out, region, rule, bias, scoring, n,
@@ -171,6 +174,7 @@ def _pooled(
             _pool_tile(p, out, region, row, key, seen, BM, BN, LARGEST)
 
 
+@launched
 @triton.jit
 def _pooled_by_cell(
     q, k, lse, out, above, beside, region, tall, broad, rule, bias, scoring, n,
@@ -231,6 +235,7 @@ def _pooled_by_cell(
                 found = tl.zeros((BM,), tl.float32)
 
 
+@launched
 @triton.jit
 def _top_and_mean(
     q, k, lse, values, indices, mean, rule, bias, scoring, n, many,
