@@ -15,6 +15,7 @@ from torch import nn
 from transformers.utils import logging
 
 from regard.errors import RegardError
+from regard.models.devices import chosen_device
 
 DTYPES = {
     "float32": torch.float32,
@@ -32,17 +33,21 @@ class Loaded(NamedTuple):
     """How many tokens the model has positions for; None if it does not say."""
 
 
-def load_model(name: str, *, dtype: str = "auto", device: str = "auto") -> Loaded:
+def load_model(
+    name: str, *, dtype: str = "auto", device: str = "auto", gguf: str | None = None
+) -> Loaded:
     """A model of transformers and its tokenizer, from a folder or by its name on the hub.
 
-    Weights are read from safetensors files only, and code that comes with a model is never run.
+    Weights are read from safetensors files only, or from the one `gguf` file named; code that comes
+    with a model is never run.
     `dtype="auto"` is float32 on a CPU and the type of the file elsewhere; `device="auto"` is CUDA
     where there is one.
     """
-    where = _device(device)
+    where = chosen_device(device)
     folder = Path(name).expanduser()
     if folder.is_dir():
-        _refuse_folder(folder)
+        if gguf is None:
+            _refuse_folder(folder)
     elif folder.exists() or not _could_be_a_name(name):
         raise RegardError(
             "there is no such model",
@@ -53,7 +58,10 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto") -> Loade
     source = str(folder) if folder.is_dir() else name
     kind = _type(dtype, where)
     with _quiet(), _explained(name):
-        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+        how: dict[str, Any] = {"trust_remote_code": False}
+        if gguf is not None:
+            how["gguf_file"] = gguf
+        config = transformers.AutoConfig.from_pretrained(source, **how)
         if getattr(config, "is_encoder_decoder", False):
             raise RegardError(
                 "a model that reads one text and writes another cannot be recorded by one text",
@@ -61,14 +69,14 @@ def load_model(name: str, *, dtype: str = "auto", device: str = "auto") -> Loade
                 accepted="decoders and encoders",
                 do="run it under regard.watch, and save what was seen",
             )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **how)
         model, info = _auto(config).from_pretrained(
             source,
             config=config,
             dtype=kind,
-            use_safetensors=True,
-            trust_remote_code=False,
+            use_safetensors=None if gguf else True,
             output_loading_info=True,
+            **how,
         )
     _refuse_gaps(name, info)
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -138,21 +146,6 @@ def _could_be_a_name(name: str) -> bool:
     plain = all(part and part.replace("-", "a").replace("_", "a").replace(".", "a").isalnum()
                 for part in parts)  # fmt: skip
     return plain and len(parts) <= 2 and not name.startswith(".")
-
-
-def _device(device: str) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        where = torch.device(device)
-        torch.empty(0, device=where)
-    except (RuntimeError, AssertionError) as error:
-        raise RegardError(
-            "there is no such device here",
-            got=f"{device!r}: {str(error).splitlines()[0]}",
-            accepted="auto, cpu, cuda or cuda:1",
-        ) from None
-    return where
 
 
 def _type(dtype: str, device: torch.device) -> torch.dtype | str:

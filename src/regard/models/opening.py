@@ -1,0 +1,60 @@
+"""A model by its name, wherever it lies: in this package, in another, in a folder, on the hub."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from regard.errors import RegardError
+from regard.models import folder as own
+from regard.models.card import Card
+from regard.models.devices import chosen_device
+from regard.models.installed import MODELS
+from regard.models.readers import HuggingFaceReader, OwnReader, OwnTranslator, Reader
+from regard.models.translator import TranslatorModel
+
+EMBEDDED = Path(__file__).parent / "embedded"
+NAMES = {
+    "regard-small": "a causal language model",
+    "regard-king-james": "an encoder–decoder: newer English into that of the King James Bible",
+}
+"""The models that come with this package."""
+
+
+def load(name: str, *, dtype: str = "auto", device: str = "auto") -> Reader:
+    """A model and its tokenizer, ready to read.
+
+    `name` is one of this package's own (`regard-small`, `regard-king-james`), one that lies in an
+    installed package (`smollm2`, `minilm`), a folder, or a name on the Hugging Face hub. Weights
+    are never unpickled, and code that comes with a model is never run.
+    """
+    where = chosen_device(device)
+    place = EMBEDDED / name if name in NAMES else Path(name).expanduser()
+    if name in NAMES and not (place / "model.safetensors").exists():
+        raise RegardError(
+            f"the weights of {name!r} are not there",
+            got=f"no {place / 'model.safetensors'}",
+            do="make them from a clone of the repository, as docs/models.md says: "
+            "python -m models.train.prepare, then sample, causal or translate, and heads",
+        )
+    if own.is_own(place):
+        model, tokenizer = own.read(place, where)
+        kind = OwnTranslator if isinstance(model, TranslatorModel) else OwnReader
+        card = Card.read(place / "card.json")
+        return kind(name, model, tokenizer, card, model.config.longest)
+    gguf = None
+    source = name
+    if name in MODELS and not place.is_dir():
+        source, gguf = str(MODELS[name].place(name)), MODELS[name].gguf or None
+    if find_spec("transformers") is None:
+        raise RegardError(
+            "this model is loaded with transformers, which is not installed",
+            got=repr(name),
+            accepted=f"without it: {', '.join(NAMES)}",
+            do="pip install 'regard[huggingface]'",
+        )
+    # Imported late: importing transformers takes seconds.
+    from regard.models.loading import load_model
+
+    loaded = load_model(source, dtype=dtype, device=device, gguf=gguf)
+    return HuggingFaceReader(name, loaded.model, loaded.tokenizer, Card({}), loaded.longest)

@@ -1,0 +1,181 @@
+"""One small face for every model: it reads a text, is watched meanwhile, and goes on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.models.card import Card
+from regard.models.causal import CausalModel, refuse_long
+from regard.models.tokenizer import MARK, MARK_TEXT, Tokenizer
+from regard.models.translator import TranslatorModel
+from regard.watching import Seen, watch
+from regard.watching.reading import spelled
+from regard.watching.watcher import Keep
+
+
+class Reader:
+    """A model, its tokenizer, and what is known of it.
+
+    `read` gives the tokens the model sees, `run` what its attention does with them, `generate` the
+    text that follows. The model itself is `model`, a plain module for `regard.watch`.
+    """
+
+    def __init__(
+        self, name: str, model: nn.Module, tokenizer: Any, card: Card, longest: int | None
+    ) -> None:
+        self.name, self.model, self.tokenizer = name, model, tokenizer
+        self.card, self.longest = card, longest
+
+    def ids(self, text: str) -> Int[Tensor, "1 n"]:
+        """A text as the model takes it."""
+        raise NotImplementedError
+
+    def read(self, text: str) -> list[str]:
+        """The tokens of a text as the model sees them."""
+        return self._spelled(self.ids(text)[0].tolist())
+
+    @torch.no_grad()
+    def run(self, text: str, *, keep: Keep = "traces", layers: Sequence[str] | None = None) -> Seen:
+        """What attention does while the model reads a text."""
+        ids = self.ids(text)
+        with watch(self.model, keep=keep, layers=layers) as seen:
+            self.model(ids)
+        seen.tokens = self._spelled(ids[0].tolist())
+        return seen
+
+    def generate(
+        self, text: str, tokens: int = 40, *, temperature: float = 0.8, seed: int = 0
+    ) -> str:
+        """The text that follows, without the text itself; temperature 0 is the likeliest."""
+        raise NotImplementedError
+
+    def _spelled(self, ids: list[int]) -> list[str]:
+        return spelled(self.tokenizer, ids)
+
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def __repr__(self) -> str:
+        size = sum(p.numel() for p in self.model.parameters()) / 1e6
+        kind = type(self.model).__name__
+        return f"{type(self).__name__}({self.name!r}, {kind}, {size:.3g} M parameters)"
+
+
+class OwnReader(Reader):
+    """A causal model of this package."""
+
+    model: CausalModel
+    tokenizer: Tokenizer
+
+    def ids(self, text: str) -> Int[Tensor, "1 n"]:
+        ids = torch.tensor([[MARK, *self.tokenizer.encode(text)]], device=self._device())
+        refuse_long(ids.shape[1], self.model.config.longest)
+        return ids
+
+    def generate(
+        self, text: str, tokens: int = 40, *, temperature: float = 0.8, seed: int = 0
+    ) -> str:
+        ids = self.ids(text)
+        refuse_long(ids.shape[1] + tokens, self.model.config.longest)
+        told = self.model.continued(ids, tokens, temperature=temperature, seed=seed, stop=MARK)
+        return self.tokenizer.decode(told[0, ids.shape[1] :].tolist())
+
+    def _spelled(self, ids: list[int]) -> list[str]:
+        return [MARK_TEXT if i == MARK else text
+                for i, text in zip(ids, spelled(self.tokenizer, ids), strict=True)]  # fmt: skip
+
+
+class OwnTranslator(OwnReader):
+    """A model of this package that reads one text and writes another."""
+
+    model: TranslatorModel  # type: ignore[assignment]
+
+    def ids(self, text: str) -> Int[Tensor, "1 n"]:
+        ids = torch.tensor([[*self.tokenizer.encode(text), MARK]], device=self._device())
+        refuse_long(ids.shape[1], self.model.config.longest)
+        return ids
+
+    def targets(self, text: str) -> Int[Tensor, "1 n"]:
+        """A text to be written, from its mark to its mark."""
+        ids = [MARK, *self.tokenizer.encode(text), MARK]
+        refuse_long(len(ids) - 1, self.model.config.longest)
+        return torch.tensor([ids], device=self._device())
+
+    def writes(self, text: str) -> list[str]:
+        """The token that each row of the decoder writes."""
+        return self._spelled(self.targets(text)[0, 1:].tolist())
+
+    @torch.no_grad()
+    def run(
+        self,
+        text: str,
+        *,
+        keep: Keep = "traces",
+        layers: Sequence[str] | None = None,
+        target: str | None = None,
+    ) -> Seen:
+        """What attention does while the model reads a text and writes `target`; its own
+        translation, if none is given.
+
+        The rows of decoder.*.memory are the tokens of `writes(target)`, its keys those of
+        `read(text)`. What is seen has no `tokens`, as there are two texts.
+        """
+        if target is None:
+            # As text and back, so that rows are `writes(generate(text))` whatever was written.
+            ids = [MARK, *self.tokenizer.encode(self.generate(text)), MARK]
+            written = torch.tensor([ids[: self.model.config.longest + 1]], device=self._device())
+        else:
+            written = self.targets(target)
+        with watch(self.model, keep=keep, layers=layers) as seen:
+            self.model(self.ids(text), written[:, :-1])
+        return seen
+
+    def generate(
+        self, text: str, tokens: int = 160, *, temperature: float = 0.0, seed: int = 0
+    ) -> str:
+        """The translation: always the likeliest, so that `temperature` has to be 0."""
+        if temperature:
+            raise RegardError(
+                "a translation is not drawn by chance", got=f"{temperature=}", accepted="0"
+            )
+        return self.tokenizer.decode(self.model.written(self.ids(text), tokens, MARK)[0].tolist())
+
+
+class HuggingFaceReader(Reader):
+    """A model of transformers."""
+
+    def ids(self, text: str) -> Int[Tensor, "1 n"]:
+        found: list[int] = self.tokenizer(text, verbose=False)["input_ids"]
+        if not found:
+            raise RegardError("the tokenizer made no token of the text", got=repr(text[:20]))
+        if self.longest is not None:
+            refuse_long(len(found), self.longest)
+        return torch.tensor([found], device=self._device())
+
+    def generate(
+        self, text: str, tokens: int = 40, *, temperature: float = 0.8, seed: int = 0
+    ) -> str:
+        model: Any = self.model
+        if not (hasattr(model, "can_generate") and model.can_generate()):
+            raise RegardError(
+                "this model reads, and does not write",
+                got=f"{self.name!r} ({type(model).__name__})",
+                accepted="models with a last layer that foretells tokens",
+                do="look at what it reads: run(text)",
+            )
+        ids = self.ids(text)
+        drawing = {"do_sample": True, "temperature": temperature} if temperature else {
+            "do_sample": False, "temperature": None, "top_p": None, "top_k": None
+        }  # fmt: skip
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            told = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, **drawing
+            )
+        return str(self.tokenizer.decode(told[0, ids.shape[1] :], skip_special_tokens=True))

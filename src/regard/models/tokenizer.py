@@ -1,0 +1,119 @@
+"""Byte-level BPE out of a tokenizer.json: text to ids and back, for any text, without a library.
+
+The file is the usual one, and the `tokenizers` library reads it too. What this reads of it is the
+vocabulary and the merges; how text is cut into words is fixed here, and said in the file as well.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+from regard.errors import RegardError
+
+MARK = 0
+"""The id that stands before each text, and after it. No text contains it."""
+MARK_TEXT = "<text>"
+
+# Words with the space before them, numbers digit by digit, marks, white space. Classes are of plain
+# letters, so that every library of regular expressions cuts at the same places.
+PATTERN = (
+    r"'(?:s|t|d|m|ll|re|ve)| ?[A-Za-z]+| ?[0-9]| ?[^ \t\n\rA-Za-z0-9]+"
+    r"|[ \t\n\r]+(?![^ \t\n\r])|[ \t\n\r]+"
+)
+
+
+class Tokenizer:
+    """Ids of text, and text of ids.
+
+    >>> t = Tokenizer({MARK_TEXT: 0, "a": 1, "b": 2, "ab": 3, "Ġ": 4, "Ġab": 5},
+    ...               [("a", "b"), ("Ġ", "ab")])
+    >>> t.encode("ab abb"), t.decode([3, 5, 2])
+    ([3, 5, 2], 'ab abb')
+    """
+
+    def __init__(self, vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> None:
+        self.vocabulary = vocabulary
+        self.pieces = {i: piece for piece, i in vocabulary.items()}
+        self._ranks = {pair: rank for rank, pair in enumerate(merges)}
+        self._word = lru_cache(1 << 16)(self._merged)
+
+    @staticmethod
+    def read(path: Path) -> Tokenizer:
+        """From a tokenizer.json that models/train/vocabulary.py wrote."""
+        try:
+            about = json.loads(Path(path).read_text(encoding="utf-8"))
+            model = about["model"]
+            merges = [tuple(m.split(" ") if isinstance(m, str) else m) for m in model["merges"]]
+            split = about["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+            if split != PATTERN or about["normalizer"] is not None or about["added_tokens"]:
+                raise ValueError("text is cut into words in another way")
+            return Tokenizer(dict(model["vocab"]), merges)
+        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+            raise RegardError(
+                "the tokenizer cannot be read",
+                got=f"{path}: {error}",
+                accepted="a tokenizer.json of byte-level BPE as models/train makes it",
+                do="tokenizers of other models are read through regard.models.load(folder)",
+            ) from None
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without marks."""
+        try:
+            words = [word.encode() for word in re.findall(PATTERN, text)]
+        except UnicodeEncodeError as error:
+            raise RegardError(
+                "half a character cannot be read", got=str(error), accepted="text of whole ones"
+            ) from None
+        return [i for word in words for i in self._word(word)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, without marks; bytes that are no text become �."""
+        spelled = "".join(self._piece(i) for i in ids if i != MARK)
+        return bytes(BYTES[letter] for letter in spelled).decode(errors="replace")
+
+    def convert_ids_to_tokens(self, ids: Iterable[int]) -> list[str]:
+        """The pieces as the vocabulary spells them; `regard.watch` shows half characters so."""
+        return [self._piece(i) for i in ids]
+
+    def __len__(self) -> int:
+        return len(self.vocabulary)
+
+    def _piece(self, i: int) -> str:
+        if i not in self.pieces:
+            raise RegardError("no token has that id", got=str(i), accepted=f"0 to {len(self) - 1}")
+        return self.pieces[i]
+
+    def _merged(self, word: bytes) -> tuple[int, ...]:
+        """The pieces of one word: the oldest merge first, everywhere, until none is left."""
+        parts = [LETTERS[byte] for byte in word]
+        while len(parts) > 1:
+            known = [pair for pair in pairwise(parts) if pair in self._ranks]
+            if not known:
+                break
+            left, right = min(known, key=self._ranks.__getitem__)
+            joined: list[str] = []
+            for part in parts:
+                if joined and joined[-1] == left and part == right:
+                    joined[-1] = left + right
+                else:
+                    joined.append(part)
+            parts = joined
+        return tuple(self.vocabulary[part] for part in parts)
+
+
+def _letters() -> dict[int, str]:
+    """A visible letter for each byte, as GPT-2 chose them."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {byte: chr(byte) for byte in plain} | {
+        byte: chr(256 + i) for i, byte in enumerate(others)
+    }
+
+
+LETTERS = _letters()
+BYTES = {letter: byte for byte, letter in LETTERS.items()}
