@@ -68,6 +68,10 @@ def test_view_of_two_words_is_exactly_this() -> None:
         "what 'bet' (word 2) looks at, in percent",
         "  be  bet",
         "  4    96",
+        "",
+        "who looks at 'bet' (word 2), in percent of what each gives",
+        "  be  bet",
+        "       96",
     ]
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import sys
-from functools import reduce
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from importlib.util import find_spec
-from operator import and_
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -30,19 +27,11 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 import regard
-from regard import masks, scores
-from regard.masks import Mask
-from regard.scores import Score
-from regard.view import heat_map, shaded
-from regard.view.labels import clean
-from regard.view.spelling import vectors, words
-from regard.view.terminal import colourless
+from regard import cost_command, masks
+from regard.view.showing import Wanted, drawn, look, show
+from regard.view.subjects import SPELLING, Spelling, subject_of, text_of
 from regard.watching.memory import shown
 from regard.watching.watcher import Keep
-
-SENTENCE = "A word attends to words like it: attention reads what readers read and reread."
-TOKEN = "reread"
-TEMPERATURE = 6.0
 
 
 class Explained(TyperGroup):
@@ -87,54 +76,112 @@ def view(
     text: Annotated[
         list[str] | None,
         typer.Argument(
-            help="The words to look at; - reads them from standard input.", show_default=False
+            help="What to look at: a text, a file of text, a trace file, or - for standard input.",
+            show_default=False,
         ),
     ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Who reads the text: spelling (nothing is learned), a model of this package, a "
+            "folder that holds a Hugging Face model, or its name on the hub."
+        ),
+    ] = SPELLING,
+    layer: Annotated[
+        str | None,
+        typer.Option(
+            help="The layer, from 0, or its path; * matches anything.", show_default=False
+        ),
+    ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(help="The head, from 0, or mean: that of all heads.", show_default=False),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(help="The token to look at, or its number from 1.", show_default=False),
+    ] = None,
+    call: Annotated[
+        int | None,
+        typer.Option(help="Which call, where a layer has several.", show_default=False),
+    ] = None,
+    terminal: Annotated[
+        bool, typer.Option("--terminal", help="Show it here: what happens if nothing else is said.")
+    ] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Write a .png, .svg or .pdf.", show_default=False)
+    ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(help="Write one HTML file of all layers and heads.", show_default=False),
+    ] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            help="The picture: map, arcs (of a token), heads or entropy (by layer). Without it, "
+            "arcs where a token is named, else a map.",
+            show_default=False,
+        ),
+    ] = None,
+    dark: Annotated[bool, typer.Option("--dark", help="A picture for a dark page.")] = False,
+    numbers: Annotated[
+        bool, typer.Option("--numbers", help="Numbers in the grid of heads.")
+    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Draw with ASCII and numbers.")] = False,
     mask: Annotated[
         str,
         typer.Option(
-            help="Who sees whom: others (all words but itself), causal, full, window:N (itself and "
-            "N before it), or several with commas between."
+            help="With spelling, who sees whom: others (all words but itself), causal, full, "
+            "window:N (itself and N before it), or several with commas between."
         ),
-    ] = "others",
+    ] = Spelling.mask,
     score: Annotated[
-        str, typer.Option(help="How two words are compared: scaled_dot, dot or cosine.")
-    ] = "scaled_dot",
+        str,
+        typer.Option(help="With spelling, how two words are compared: scaled_dot, dot, cosine."),
+    ] = Spelling.score,
     temperature: Annotated[
-        float, typer.Option(help="What scores are divided by: lower is sharper.")
-    ] = TEMPERATURE,
-    token: Annotated[
-        str | None,
-        typer.Option(help="The word to read the text with, or its number.", show_default=False),
-    ] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Draw with ASCII and numbers.")] = False,
+        float, typer.Option(help="With spelling, what scores are divided by: lower is sharper.")
+    ] = Spelling.temperature,
 ) -> None:
-    """See attention over a sentence, in the terminal.
+    """See attention: over a sentence, in a trace file, or while a model reads.
 
-    Words are compared by their spelling, so that "attends" and "attention" find each other. There
-    is no trained model behind it: what you see is the mechanism.
+    Without a model, words are compared by their spelling, so that "attends" and "attention" find
+    each other. There is nothing learned behind that: what you see is the mechanism.
     """
-    tokens = _words(text)
-    chosen_mask, chosen_score = _mask(mask), _score(score, temperature)
-    if token is None and not text:
-        token = TOKEN
-    query = None if token is None else _place(token, tokens)
-    x = vectors(tokens)
-    unit = {"scaled_dot": 1 / math.sqrt(x.shape[-1]), "dot": 1.0}.get(score)
-    scale = None if unit is None else unit / temperature
-    t = regard.trace(x, x, x, mask=chosen_mask, score=chosen_score, scale=scale)
-    query = _leaning(t) if query is None else query
+    if picture is None and (kind is not None or dark):
+        raise regard.RegardError(
+            "--kind and --dark say how a picture is drawn",
+            got="no --picture",
+            do="name the file to write: --picture attention.svg",
+        )
+    wanted = Wanted(layer, head, token, call, numbers, plain, dark, kind)
+    with _bar() as bar:
+        task = bar.add_task("looking", total=None)
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        subject = subject_of(text, model, Spelling(mask, score, temperature))
+        this = look(subject, wanted, progress)
+        written = []
+        if picture is not None:
+            figure = drawn(this)
+            # Imported late: matplotlib is an extra, and takes its time.
+            from regard.view.ink import save
+
+            save(figure, picture)
+            written.append(picture)
+        if page is not None:
+            from regard.view.page import page as write_page
+
+            bar.update(task, description="writing")
+            write_page(subject.what, page, subject.tokens, progress=progress)
+            written.append(page)
     console = _console()
-    plain = plain or colourless(console)
-    bold, dim = ("", "") if plain else ("bold", "dim")
-    many = f"{len(tokens)} word{'s' if len(tokens) > 1 else ''}"
-    console.print(Text(f"{many} compared by their spelling; no trained model", bold))
-    how = f"score={chosen_score!r}" + ("" if score == "cosine" else f" / {temperature:g}")
-    console.print(Text(f"mask={chosen_mask!r}, {how}, backend={t.backend}\n", dim))
-    console.print(heat_map(t, tokens, plain=plain))
-    asked = f"what '{clean(tokens[query])}' (word {query + 1}) looks at"
-    console.print(Text(f"\n{asked}, in percent{'' if plain else ', brightest where most'}", bold))
-    console.print(shaded(t, tokens, query, plain=plain))
+    if terminal or not written:
+        show(this, console)
+    for path in written:
+        console.print(Text(f"wrote {path} ({shown(path.stat().st_size)})"))
 
 
 @app.command()
@@ -175,17 +222,13 @@ def record(
         raise regard.RegardError(
             "--keep says what to keep", got=repr(keep), accepted="traces or statistics"
         )
-    words = _text(text)
+    words = text_of(text)
     if find_spec("transformers") is None:
         raise regard.RegardError(
             "models are loaded with transformers, which is not installed",
             do="pip install regard[huggingface]",
         )
-    bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
-        console=Console(stderr=True), transient=True,
-    )  # fmt: skip
-    with bar:
+    with _bar() as bar:
         task = bar.add_task("loading", total=None)
         # Imported late: importing transformers takes seconds.
         from regard.models.loading import load_model
@@ -204,8 +247,16 @@ def record(
     console.print(Text(f'{out} ({size}) holds the {keep}: regard.load("{out}") opens it'))
 
 
+app.command()(cost_command.cost)
+
+
 @app.command()
-def doctor() -> None:
+def doctor(
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Measure this machine, for regard cost --device here."),
+    ] = False,
+) -> None:
     """Versions, devices, and which backends run here and why the others do not."""
     console = _console()
     facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -228,6 +279,8 @@ def doctor() -> None:
         for plan in plans:
             if plan.inner_loop:
                 console.print(Text(f"inner loop of {plan.backend}: {plan.inner_loop}"))
+    if measure:
+        console.print(Text(f"\n{cost_command.measure_here()}"))
 
 
 def _console() -> Console:
@@ -237,85 +290,12 @@ def _console() -> Console:
     return Console(highlight=False)
 
 
-def _text(name: str) -> str:
-    try:
-        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise regard.RegardError(
-            "the text cannot be read",
-            got=f"{name}: {error}",
-            accepted="a file of UTF-8 text, or - for standard input",
-        ) from None
-
-
-def _words(text: list[str] | None) -> list[str]:
-    if text == ["-"]:
-        text = [sys.stdin.read()]
-    found = words(SENTENCE if not text else " ".join(text))
-    if not found:
-        raise regard.RegardError(
-            "there is no word in the text",
-            got=repr(" ".join(text or [])),
-            accepted="at least one word",
-            do='try: regard view "the words you care about"',
-        )
-    return found
-
-
-def _mask(names: str) -> Mask | None:
-    """A mask by name; several names, with commas between, must all allow a pair."""
-    chosen = [mask for mask in map(_one_mask, names.split(",")) if mask is not None]
-    return reduce(and_, chosen) if chosen else None
-
-
-def _one_mask(name: str) -> Mask | None:
-    kind, _, size = name.strip().partition(":")
-    if kind == "window" and size.isdecimal():
-        return masks.window(int(size))
-    if size or kind not in ("others", "causal", "full"):
-        raise regard.RegardError(
-            "unknown mask",
-            got=repr(name),
-            accepted="others, causal, full or window:N, or several with commas between",
-            do="window:3 lets each word see itself and the three before it",
-        )
-    return {"others": ~masks.window(0), "causal": masks.causal(), "full": None}[kind]
-
-
-def _score(name: str, temperature: float) -> Score:
-    if not 0 < temperature < float("inf"):
-        raise regard.RegardError(
-            "temperature divides the scores", got=f"{temperature:g}", accepted="a number above 0"
-        )
-    if name == "cosine":
-        return scores.cosine(temperature)
-    if name not in ("scaled_dot", "dot"):
-        raise regard.RegardError(
-            "unknown score", got=repr(name), accepted="scaled_dot, dot or cosine"
-        )
-    return scores.dot() if name == "dot" else scores.scaled_dot()
-
-
-def _place(token: str, tokens: list[str]) -> int:
-    """The last place of a word: under a causal mask it is the one that saw most."""
-    places = [i for i, word in enumerate(tokens) if word.casefold() == token.casefold()]
-    if places:
-        return places[-1]
-    if token.isdecimal() and 1 <= int(token) <= len(tokens):
-        return int(token) - 1
-    raise regard.RegardError(
-        "--token is not in the text",
-        got=repr(token),
-        accepted=f"a word of the text, or a number from 1 to {len(tokens)}",
-        do="words: " + " ".join(clean(word) for word in tokens[:20]),
-    )
-
-
-def _leaning(t: regard.Trace) -> int:
-    """The query that gives most to a single other word."""
-    top = t.top(2)
-    own = torch.arange(len(top.indices))[:, None]
-    return int(torch.where(top.indices == own, 0.0, top.values).amax(-1).argmax())
+def _bar() -> Progress:
+    """Progress on standard error, gone when the work is done."""
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
+        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
+    )  # fmt: skip
 
 
 def _facts() -> list[tuple[str, str]]:

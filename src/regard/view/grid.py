@@ -19,7 +19,7 @@ from regard.watching.seen import Seen
 
 GAP = 3
 MEANING = {
-    "entropy": "how spread a row is, in percent of the most it could be",
+    "entropy": "how spread a row is, in percent of the most",
     "sink": "what falls on the first token, in percent",
     "distance": "how far a row looks, in tokens",
 }
@@ -47,7 +47,7 @@ def head_grid(
     0   97  61   0   0   47  33  25   0  0.6 0.3 0.0
     <BLANKLINE>
     rows: layers, columns: heads
-    entropy: how spread a row is, in percent of the most it could be
+    entropy: how spread a row is, in percent of the most
     sink: what falls on the first token, in percent
     distance: how far a row looks, in tokens
     """

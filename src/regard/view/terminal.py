@@ -90,19 +90,25 @@ def shaded(
       to   be   or
            91   8
     """
-    if (query is None) == (key is None):
-        raise RegardError(
-            "a text is shaded by what one token gives, or by what it gets",
-            got=f"query={query}, key={key}",
-            accepted="one of query= and key=",
-        )
     chosen = choose(what, tokens, layer=layer, head=head, batch=batch, call=call)
-    if query is not None:
+    return shading(chosen, query, key, plain=plain)
+
+
+def shading(
+    chosen: Choice, query: int | None = None, key: int | None = None, *, plain: bool = False
+) -> Shaded:
+    """The tokens of a head that was chosen, shaded by one query or by one key."""
+    if query is not None and key is None:
         return Shaded(chosen.keys, tuple(given(chosen.trace, query)), plain)
-    assert key is not None
-    before = (None,) * chosen.shift
-    names = (*chosen.keys[: chosen.shift], *chosen.queries)
-    return Shaded(names, (*before, *got(chosen.trace, key)), plain)
+    if key is not None and query is None:
+        before = (None,) * chosen.shift
+        names = (*chosen.keys[: chosen.shift], *chosen.queries)
+        return Shaded(names, (*before, *got(chosen.trace, key)), plain)
+    raise RegardError(
+        "a text is shaded by what one token gives, or by what it gets",
+        got=f"query={query}, key={key}",
+        accepted="one of query= and key=",
+    )
 
 
 def colourless(console: Console) -> bool:

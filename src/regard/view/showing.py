@@ -1,0 +1,199 @@
+"""What the command shows: everything that was seen of a model, or one head of it, and a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from regard.errors import RegardError
+from regard.traces import Trace
+from regard.view.choosing import Choice, Head, choose, layer_of
+from regard.view.grid import head_grid
+from regard.view.heads import HeadFigures, head_figures
+from regard.view.labels import clean
+from regard.view.terminal import HeatMap, colourless, shading
+from regard.watching.seen import Seen
+
+KINDS = ("map", "arcs", "heads", "entropy")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What of a model is to be shown; None where the command did not say."""
+
+    layer: str | None = None
+    head: str | None = None
+    token: str | None = None
+    call: int | None = None
+    numbers: bool = False
+    plain: bool = False
+    dark: bool = False
+    kind: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What the command looks at, and what is said of it."""
+
+    what: Trace | Seen
+    tokens: Sequence[str] | None
+    title: str
+    about: str
+    unit: str = "token"
+    token: int | None = None
+    """Where to look when nobody says: the last token, if this does not either."""
+
+
+@dataclass(frozen=True, eq=False)
+class Look:
+    """All that is needed to show a subject, settled: what takes time is done, and nothing that was
+    asked for is missing."""
+
+    subject: Subject
+    wanted: Wanted
+    found: HeadFigures | None
+    """Of every head, where they are shown."""
+    chosen: Choice | None
+    """None where only statistics were kept."""
+    place: int = 0
+    """The token that is looked at."""
+    why: str = ""
+    """Why this head, if nobody chose it."""
+
+
+def look(
+    subject: Subject, wanted: Wanted, progress: Callable[[int, int], None] | None = None
+) -> Look:
+    """What of a subject is wanted, or the reason why it cannot be shown."""
+    kind = wanted.kind or ("map" if wanted.token is None else "arcs")
+    if kind not in KINDS:
+        raise RegardError("unknown kind of picture", got=repr(kind), accepted=", ".join(KINDS))
+    wanted = replace(wanted, kind=kind)
+    whole = isinstance(subject.what, Seen) and wanted.layer is None and wanted.head is None
+    counted = whole or wanted.numbers or kind in ("heads", "entropy")
+    found = head_figures(subject.what, progress) if counted else None
+    if whole and found is not None and not found.normalised:
+        return Look(subject, wanted, found, None)
+    wanted = chosen_head(subject, wanted, found if whole else None)
+    chosen = pick(subject, wanted)
+    why = ", the sharpest that looks past the first token" if whole else ""
+    return Look(subject, wanted, found, chosen, placed(subject, wanted, chosen), why)
+
+
+def show(this: Look, console: Console) -> None:
+    """Everything about a subject that fits into a terminal."""
+    subject, wanted, chosen = this.subject, this.wanted, this.chosen
+    plain = wanted.plain or colourless(console)
+    bold, dim = ("", "") if plain else ("bold", "dim")
+    console.print(Text(subject.title, bold))
+    console.print(Text(subject.about + "\n", dim))
+    if this.found is not None:
+        console.print(head_grid(this.found, numbers=wanted.numbers, plain=plain))
+        console.print()
+    if chosen is None:
+        console.print(Text("only statistics were kept: there are no weights to show", bold))
+        return
+    if isinstance(subject.what, Seen):
+        path = layer_of(subject.what, wanted.layer or 0)[1].path
+        console.print(Text(f"{chosen.name}{this.why} ({path})\n", bold))
+    console.print(HeatMap(chosen, plain))
+    name = f"'{chosen.keys[this.place]}' ({subject.unit} {this.place + 1})"
+    brightest = "" if plain else ", brightest where most"
+    if this.place >= chosen.shift:
+        console.print(Text(f"\nwhat {name} looks at, in percent{brightest}", bold))
+        console.print(shading(chosen, query=this.place - chosen.shift, plain=plain))
+    console.print(Text(f"\nwho looks at {name}, in percent of what each gives", bold))
+    console.print(shading(chosen, key=this.place, plain=plain))
+
+
+def drawn(this: Look) -> Any:
+    """The picture of a subject that was asked for, as a matplotlib figure."""
+    # Imported late: matplotlib is an extra, and takes its time.
+    from regard.view import picture
+
+    wanted, chosen = this.wanted, this.chosen
+    if wanted.kind in ("heads", "entropy"):
+        assert this.found is not None
+        draw = picture.head_grid if wanted.kind == "heads" else picture.entropy_by_layer
+        return draw(this.found, dark=wanted.dark)
+    if chosen is None:
+        raise RegardError(
+            "only statistics were kept: there are no weights to draw",
+            got=f"--kind {wanted.kind}",
+            accepted="--kind heads or entropy",
+        )
+    at: dict[str, Any] = {"head": "mean", "title": chosen.name, "dark": wanted.dark}
+    if wanted.kind == "arcs":
+        return picture.arcs(chosen.trace, chosen.keys, this.place, **at)
+    apart = chosen.queries if len(chosen.queries) > len(chosen.keys) else None
+    return picture.heat_map(chosen.trace, chosen.keys, queries=apart, **at)
+
+
+def chosen_head(subject: Subject, wanted: Wanted, found: HeadFigures | None) -> Wanted:
+    """A layer and a head where the command named none, or only one of the two.
+
+    With the numbers of all heads: the sharpest that looks past the first token, which is the one
+    with the least entropy and sink together.
+    """
+    if found is not None:
+        both = [
+            (entropy + sink, layer, head)
+            for layer, rows in enumerate(zip(found.entropy, found.sink, strict=True))
+            for head, (entropy, sink) in enumerate(zip(*rows, strict=True))
+        ]
+        _, layer, head = min(both)
+        return replace(wanted, layer=str(layer), head=str(head))
+    lost = wanted.head is not None and wanted.layer is None
+    if lost and isinstance(subject.what, Seen) and len(subject.what) > 1:
+        raise RegardError(
+            "--head counts the heads of one layer",
+            got=f"--head {wanted.head} without --layer",
+            accepted=f"--layer 0 to {len(subject.what) - 1}",
+        )
+    return replace(wanted, layer=wanted.layer or "0", head=wanted.head or "mean")
+
+
+def pick(subject: Subject, wanted: Wanted) -> Choice:
+    """The layer and the head that are wanted."""
+    if isinstance(subject.what, Trace) and wanted.layer not in (None, "0"):
+        raise RegardError("there is only one layer", got=f"--layer {wanted.layer}", accepted="0")
+    return choose(
+        subject.what,
+        subject.tokens,
+        layer=wanted.layer or 0,
+        head=_head(wanted.head),
+        call=wanted.call,
+    )
+
+
+def placed(subject: Subject, wanted: Wanted, chosen: Choice) -> int:
+    """The place of the token that is wanted: by its text, else by its number.
+
+    Of several with that text it is the last: under a causal mask that is the one that saw most."""
+    keys = chosen.keys
+    if wanted.token is None:
+        return len(keys) - 1 if subject.token is None else subject.token
+    asked = clean(wanted.token).casefold()
+    places = [i for i, key in enumerate(keys) if asked and key.casefold() == asked]
+    if places:
+        return places[-1]
+    if asked.isdecimal() and 1 <= int(asked) <= len(keys):
+        return int(asked) - 1
+    raise RegardError(
+        "--token is not in the text",
+        got=repr(wanted.token),
+        accepted=f"a {subject.unit} of the text, or a number from 1 to {len(keys)}",
+        do=f"{subject.unit}s: " + " ".join(keys[:20]),
+    )
+
+
+def _head(head: str | None) -> Head:
+    if head is None or head == "mean":
+        return "mean"
+    if head.removeprefix("-").isdecimal():
+        return int(head)
+    raise RegardError("--head is a number, or mean", got=repr(head), accepted="0, 1, 2, … or mean")

@@ -1,0 +1,202 @@
+"""What the command looks at: a text that is read now, or a file of what was seen before."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass, fields
+from functools import reduce
+from operator import and_
+from pathlib import Path
+
+import torch
+
+from regard import masks, scores
+from regard.dispatch import trace
+from regard.errors import RegardError
+from regard.masks import Mask
+from regard.scores import Score
+from regard.traces import Trace
+from regard.view.choosing import read
+from regard.view.showing import Subject
+from regard.view.spelling import vectors, words
+from regard.watching import Seen, load
+
+SPELLING = "spelling"
+SENTENCE = "A word attends to words like it: attention reads what readers read and reread."
+TOKEN = "reread"
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """How words are compared by their spelling."""
+
+    mask: str = "others"
+    score: str = "scaled_dot"
+    temperature: float = 6.0
+
+
+def subject_of(
+    text: list[str] | None, model: str = SPELLING, how: Spelling | None = None
+) -> Subject:
+    """What is meant by the words of a command: the example if there are none.
+
+    >>> subject_of(["to", "be"]).title
+    '2 words compared by their spelling; no trained model'
+    """
+    source, how = _source(text), how or Spelling()
+    if isinstance(source, Path):
+        _refuse("a trace file", how, ["--model"] if model != SPELLING else [])
+        return _recorded(source)
+    if model != SPELLING:
+        _refuse(f"--model {model}", how)
+        return _read(source, model)
+    return _spelled(source, how, example=not text)
+
+
+def text_of(name: str) -> str:
+    """The text of a file, or of standard input for -."""
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RegardError(
+            "the text cannot be read",
+            got=f"{name}: {error}",
+            accepted="a file of UTF-8 text, or - for standard input",
+        ) from None
+
+
+def _source(text: list[str] | None) -> str | Path:
+    """The text that is meant, or the trace file."""
+    if not text:
+        return SENTENCE
+    if text == ["-"]:
+        return text_of("-")
+    if len(text) == 1 and "\n" not in text[0]:
+        path = Path(text[0])
+        if _is_file(path):
+            return path if _holds_traces(path) else text_of(text[0])
+        if path.suffix in (".regard", ".safetensors", ".txt", ".md") and " " not in text[0]:
+            raise RegardError(
+                "there is no such file", got=repr(text[0]), accepted="a trace file or a text file"
+            )
+    return " ".join(text)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long for a name, or characters that none can have
+        return False
+
+
+def _holds_traces(path: Path) -> bool:
+    """Whether a file says, by its name or its first bytes, that it is no text."""
+    with path.open("rb") as file:
+        start = file.read(10)
+    return path.suffix in (".regard", ".safetensors") or start[8:10] == b'{"'
+
+
+def _refuse(what: str, how: Spelling, wrong: list[str] | None = None) -> None:
+    """Refuse what only words compared by their spelling can be asked."""
+    changed = [f.name for f in fields(how) if getattr(how, f.name) != f.default]
+    wrong = [*(wrong or []), *(f"--{name}" for name in changed)]
+    if wrong:
+        raise RegardError(
+            f"{what} has its own attention, which is not computed anew",
+            got=", ".join(wrong),
+            accepted="--layer, --head, --token, --call and how to show them",
+        )
+
+
+def _recorded(path: Path) -> Subject:
+    seen = load(path)
+    return _subject(seen, f"{seen.model or 'a model'} read", f"recorded in {path}")
+
+
+def _read(text: str, model: str) -> Subject:
+    if not text.strip():
+        raise _no_word(text)
+    # Imported late: not every look needs a model.
+    from regard.models import load as opened
+
+    reader = opened(model)
+    return _subject(reader.run(text), f"{model} reads", repr(reader))
+
+
+def _subject(seen: Seen, says: str, about: str) -> Subject:
+    tokens = read(seen)
+    many = f"{len(tokens)} tokens" if tokens else "a text"
+    heads = {layer.heads for layer in seen.values()}
+    shape = f"{len(seen)} layers of {'/'.join(map(str, sorted(heads)))} heads"
+    return Subject(seen, None, f"{says} {many}: {shape}", about)
+
+
+def _spelled(text: str, how: Spelling, *, example: bool) -> Subject:
+    """Words compared by their spelling: one layer of one head."""
+    tokens = words(text)
+    if not tokens:
+        raise _no_word(text)
+    mask, score = _mask(how.mask), _score(how.score, how.temperature)
+    x = vectors(tokens)
+    unit = {"scaled_dot": 1 / math.sqrt(x.shape[-1]), "dot": 1.0}.get(how.score)
+    scale = None if unit is None else unit / how.temperature
+    t = trace(x, x, x, mask=mask, score=score, scale=scale)
+    many = f"{len(tokens)} word{'s' if len(tokens) > 1 else ''}"
+    divided = "" if scale is None else f" / {how.temperature:g}"
+    return Subject(
+        t,
+        tokens,
+        f"{many} compared by their spelling; no trained model",
+        f"mask={mask!r}, score={score!r}{divided}, backend={t.backend}",
+        "word",
+        tokens.index(TOKEN) if example else _leaning(t),
+    )
+
+
+def _no_word(text: str) -> RegardError:
+    return RegardError(
+        "there is no word in the text",
+        got=repr(text[:40]),
+        accepted="at least one word",
+        do='try: regard view "the words you care about"',
+    )
+
+
+def _mask(names: str) -> Mask | None:
+    """A mask by name; several names, with commas between, must all allow a pair."""
+    chosen = [mask for mask in map(_one_mask, names.split(",")) if mask is not None]
+    return reduce(and_, chosen) if chosen else None
+
+
+def _one_mask(name: str) -> Mask | None:
+    kind, _, size = name.strip().partition(":")
+    if kind == "window" and size.isdecimal():
+        return masks.window(int(size))
+    if size or kind not in ("others", "causal", "full"):
+        raise RegardError(
+            "unknown mask",
+            got=repr(name),
+            accepted="others, causal, full or window:N, or several with commas between",
+            do="window:3 lets each word see itself and the three before it",
+        )
+    return {"others": ~masks.window(0), "causal": masks.causal(), "full": None}[kind]
+
+
+def _score(name: str, temperature: float) -> Score:
+    if not 0 < temperature < float("inf"):
+        raise RegardError(
+            "temperature divides the scores", got=f"{temperature:g}", accepted="a number above 0"
+        )
+    if name == "cosine":
+        return scores.cosine(temperature)
+    if name not in ("scaled_dot", "dot"):
+        raise RegardError("unknown score", got=repr(name), accepted="scaled_dot, dot or cosine")
+    return scores.dot() if name == "dot" else scores.scaled_dot()
+
+
+def _leaning(t: Trace) -> int:
+    """The query that gives most to a single other word."""
+    top = t.top(2)
+    own = torch.arange(len(top.indices))[:, None]
+    return int(torch.where(top.indices == own, 0.0, top.values).amax(-1).argmax())
