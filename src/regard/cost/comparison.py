@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard.cost.costs import Cost
-from regard.cost.printing import table
+from regard.cost.printing import WIDTH, table
 from regard.cost.units import counted, sized, timed
 from regard.errors import RegardError
 
@@ -62,7 +62,14 @@ class Comparison:
         return json.dumps(self.as_dict(), indent=1)
 
     def __str__(self) -> str:
-        return table(self.rows(), rules=(1,))
+        rows = self.rows()
+        blocks: list[list[int]] = [[]]
+        for column in range(1, len(rows[0])):
+            wider = _columns(rows, [*blocks[-1], column])
+            if blocks[-1] and max(map(len, table(wider).splitlines())) > WIDTH:
+                blocks.append([])
+            blocks[-1].append(column)
+        return "\n\n".join(table(_columns(rows, block), rules=(1,)) for block in blocks)
 
 
 def compare(costs: Sequence[Cost]) -> Comparison:
@@ -89,6 +96,10 @@ def compare(costs: Sequence[Cost]) -> Comparison:
             accepted="a list of what regard.cost.call, layer or model gave",
         )
     return Comparison(found)
+
+
+def _columns(rows: list[list[str]], chosen: list[int]) -> list[list[str]]:
+    return [[row[0], *(row[i] for i in chosen)] for row in rows]
 
 
 def _of_pairs(c: Cost) -> float:

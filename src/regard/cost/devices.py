@@ -35,6 +35,8 @@ class Device:
     """Bytes a second between memory and processor."""
     memory: float | None = None
     """Bytes it has."""
+    about: str = ""
+    """What it is, where its name does not say."""
 
     def rate(self, dtype: str) -> float:
         """FLOPs a second in a dtype; what has no rate of its own is computed in float32."""
@@ -59,6 +61,7 @@ class Device:
             "rates": self.rates,
             "bandwidth": self.bandwidth,
             "memory": self.memory,
+            "about": self.about,
         }
 
 

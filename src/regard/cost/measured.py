@@ -43,7 +43,7 @@ def measure(where: str | None = None, *, progress: Progress | None = None) -> De
     source = torch.ones(COPIED.get(kind, 1 << 30), dtype=torch.uint8, device=kind)
     target = torch.empty_like(source)
     bandwidth = 2 * source.numel() / _best(partial(target.copy_, source), kind)
-    return Device(f"here ({_called(kind)})", rates, bandwidth, _memory(kind))
+    return Device("this machine", rates, bandwidth, _memory(kind), _called(kind))
 
 
 def keep(found: Device) -> Path:
@@ -81,7 +81,7 @@ def here() -> Device:
             got=f"{path}: {error}",
             do="measure again: regard doctor --measure",
         ) from None
-    return Device(str(found["name"]), rates, bandwidth, memory)
+    return Device(str(found["name"]), rates, bandwidth, memory, str(found.get("about", "")))
 
 
 def _best(run: Callable[[], object], kind: str) -> float:

@@ -102,7 +102,8 @@ def _roofline(cost: Cost) -> str:
         return ""
     device = cost.device
     peaks = f"{counted(device.rate(cost.dtype))}FLOP/s, {counted(device.bandwidth)}B/s"
-    rows = [[f"at best on {device.name}", f"{peaks}, ridge {device.ridge(cost.dtype):.0f}"]]
+    ridge = f"ridge {_ratio(device.ridge(cost.dtype))} FLOPs a byte"
+    rows = [[f"at best on {device.name}", f"{peaks}; {ridge}"]]
     for label, (seconds, by) in (
         ("forward, fused", cost.time()),
         ("forward, eager", cost.time(how="eager")),
