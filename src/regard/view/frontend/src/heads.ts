@@ -1,0 +1,205 @@
+/** Every head in a table: sorted by a number, filtered by what heads are known to do. */
+
+import { number, percent } from "./colour";
+import { el } from "./dom";
+import type { Index, Statistics } from "./format";
+import type { Source } from "./sources";
+import type { State } from "./state";
+
+interface Row {
+  map: number;
+  head: number;
+  name: string;
+  figures: Record<string, number | undefined>;
+}
+
+interface Column {
+  name: string;
+  title: string;
+  about: string;
+  share: boolean;
+}
+
+const COLUMNS: Column[] = [
+  { name: "entropy", title: "Entropy", about: "How spread rows are, mean in nats", share: false },
+  { name: "first", title: "On first", about: "Mean weight on the first token", share: true },
+  { name: "self", title: "On self", about: "Mean weight on the token itself", share: true },
+  { name: "previous", title: "On previous", about: "Mean weight on the token before", share: true },
+  { name: "max_logit", title: "Max logit", about: "The largest score of the head", share: false },
+];
+
+const KINDS: [string, string, (row: Row, most: number) => boolean][] = [
+  ["all", "All heads", () => true],
+  ["sink", "Sink: over half on the first token", ({ figures }) => (figures["first"] ?? 0) > 0.5],
+  ["previous", "Previous token: over 40%", ({ figures }) => (figures["previous"] ?? 0) > 0.4],
+  ["self", "Self: over 40%", ({ figures }) => (figures["self"] ?? 0) > 0.4],
+  ["sharp", "Sharp: entropy below 1 nat", ({ figures }) => (figures["entropy"] ?? 9) < 1],
+  [
+    "spread",
+    "Spread: 80% of the largest entropy",
+    ({ figures }, most) => (figures["entropy"] ?? 0) > 0.8 * most,
+  ],
+];
+
+export class HeadsView {
+  readonly root = el("section", { class: "heads", "aria-label": "Heads" });
+  private rows: Row[] = [];
+  private sort = { name: "place", down: false };
+  private kind = "all";
+  private asked = false;
+
+  constructor(
+    private source: Source,
+    private index: Index,
+    private change: (part: Partial<State>) => void,
+  ) {}
+
+  async show(): Promise<void> {
+    if (!this.asked) {
+      this.asked = true;
+      for (const [map, info] of this.index.maps.entries()) {
+        this.fill(`Reading layer ${map + 1} of ${this.index.maps.length} …`);
+        let found: Statistics;
+        try {
+          found = await this.source.statistics(map);
+        } catch (error) {
+          this.asked = false;
+          this.fill(`This could not be read: ${String(error)}`);
+          return;
+        }
+        for (let head = 0; head < info.heads; head++) {
+          const figures = Object.fromEntries(
+            Object.entries(found).map(([name, all]) => [name, all[head]]),
+          );
+          this.rows.push({ map, head, name: info.name, figures });
+        }
+      }
+    }
+    this.fill("");
+  }
+
+  private fill(note: string): void {
+    const most = Math.max(0, ...this.rows.map((row) => row.figures["entropy"] ?? 0));
+    const keep = KINDS.find(([name]) => name === this.kind)![2];
+    const shown = this.rows.filter((row) => keep(row, most));
+    const { name, down } = this.sort;
+    const value = (row: Row) =>
+      name === "place" ? row.map * 1e6 + row.head : (row.figures[name] ?? -Infinity);
+    shown.sort((a, b) => (down ? value(b) - value(a) : value(a) - value(b)));
+    const columns = COLUMNS.filter((column) =>
+      this.rows.some((row) => row.figures[column.name] !== undefined),
+    );
+    const header = (key: string, title: string, about: string) =>
+      el(
+        "th",
+        {
+          scope: "col",
+          "aria-sort": name === key ? (down ? "descending" : "ascending") : undefined,
+          class: key === "place" ? undefined : "figure",
+        },
+        el(
+          "button",
+          {
+            title: about,
+            onclick: () => {
+              this.sort = { name: key, down: name === key ? !down : key !== "place" };
+              this.fill("");
+            },
+          },
+          title,
+          el(
+            "span",
+            { class: "arrow", "aria-hidden": "true" },
+            name === key ? (down ? "↓" : "↑") : "",
+          ),
+        ),
+      );
+    const tops = new Map(
+      columns.map((column) => [
+        column.name,
+        Math.max(1e-9, ...this.rows.map((row) => Math.abs(row.figures[column.name] ?? 0))),
+      ]),
+    );
+    const line = (row: Row) =>
+      el(
+        "tr",
+        {},
+        el(
+          "th",
+          { scope: "row" },
+          el(
+            "button",
+            {
+              class: "jump",
+              title: "Show its map",
+              onclick: () => this.change({ view: "map", map: row.map, head: row.head, span: 0 }),
+            },
+            el("span", { class: "path" }, row.name),
+            el("span", { class: "place" }, `head ${row.head}`),
+          ),
+        ),
+        ...columns.map((column) => {
+          const figure = row.figures[column.name];
+          const share =
+            figure === undefined
+              ? 0
+              : Math.abs(figure) / (column.share ? 1 : tops.get(column.name)!);
+          return el(
+            "td",
+            { class: "figure" },
+            el("span", {
+              class: "bar",
+              style: `width:${Math.round(100 * share)}%`,
+              "aria-hidden": "true",
+            }),
+            el(
+              "span",
+              {},
+              figure === undefined ? "–" : column.share ? percent(figure) : number(figure),
+            ),
+          );
+        }),
+      );
+    const filter = el("select", { id: "regard-kind" });
+    for (const [key, title] of KINDS)
+      filter.append(el("option", { value: key, selected: key === this.kind }, title));
+    filter.addEventListener("change", () => {
+      this.kind = filter.value;
+      this.fill("");
+    });
+    this.root.replaceChildren(
+      el(
+        "div",
+        { class: "ask" },
+        el("label", { for: "regard-kind" }, "Show"),
+        filter,
+        el("span", { class: "note" }, note || `${shown.length} of ${this.rows.length} heads`),
+      ),
+      shown.length
+        ? el(
+            "div",
+            { class: "scroll" },
+            el(
+              "table",
+              {},
+              el(
+                "thead",
+                {},
+                el(
+                  "tr",
+                  {},
+                  header("place", "Head", "By layer and head"),
+                  ...columns.map((c) => header(c.name, c.title, c.about)),
+                ),
+              ),
+              el("tbody", {}, ...shown.map(line)),
+            ),
+          )
+        : el(
+            "p",
+            { class: "note" },
+            note ? "" : "No head is of this kind. Choose another, or all heads.",
+          ),
+    );
+  }
+}

@@ -1,0 +1,449 @@
+/** The shell: one front end for the page, the notebook and the app. */
+
+import { Atlas, type Reading } from "./atlas";
+import { number, percent, POOLS, ramp, css, SCALES, type Pool, type Scale } from "./colour";
+import { choice, download, el } from "./dom";
+import type { Index, MapInfo } from "./format";
+import { HeadsView } from "./heads";
+import { Overview } from "./overview";
+import { AppSource, PageSource, type Source } from "./sources";
+import { read, write, type State, type View } from "./state";
+import style from "./style.css";
+import { TextView } from "./text";
+
+const TITLES: Record<View, string> = {
+  map: "Map",
+  overview: "Overview",
+  text: "Text",
+  heads: "Heads",
+};
+const POOL_NAMES: Record<Pool, string> = { max: "Max", mean: "Mean", sum: "Sum" };
+const SCALE_NAMES: Record<Scale, [string, string]> = {
+  log: ["Log", "Logarithm of the weight, down to a ten-thousandth of the largest in view"],
+  linear: ["Linear", "The weight itself; long texts go pale"],
+  row: ["Row", "Share of the largest weight of each row"],
+  ratio: ["Ratio", "Times what the key would get if all visible keys were alike"],
+};
+const QUANTITIES: Record<string, string> = { weight: "Weight", value: "Weight × value" };
+const THEME = "regard-theme";
+
+export interface Options {
+  /** Keep the view in the address of the page. */
+  address: boolean;
+}
+
+export async function mount(root: HTMLElement, source: Source, options: Options): Promise<void> {
+  root.classList.add("regard");
+  root.append(el("p", { class: "note wait" }, "Opening …"));
+  let index: Index;
+  try {
+    index = await source.index();
+  } catch (error) {
+    root.replaceChildren(
+      el("p", { class: "note wait" }, `This could not be opened: ${String(error)}`),
+    );
+    return;
+  }
+  new Shell(root, source, index, options);
+}
+
+class Shell {
+  private state: State;
+  private atlas: Atlas;
+  private text: TextView;
+  private heads: HeadsView;
+  private overview: Overview;
+  private stage = el("main", { class: "stage" });
+  private side = el("aside", { class: "side", "aria-label": "How the map is drawn" });
+  private legend = el("div", { class: "legend" });
+  private where = el("div", { class: "where" });
+  private tabs = el("nav", { class: "tabs", "aria-label": "Views" });
+  private chosen: "light" | "dark" | null = null;
+  private system = window.matchMedia("(prefers-color-scheme: dark)");
+  private written = 0;
+
+  constructor(
+    private root: HTMLElement,
+    private source: Source,
+    private index: Index,
+    private options: Options,
+  ) {
+    this.state = this.sound(read(options.address ? location.hash : ""));
+    try {
+      const kept = localStorage.getItem(THEME);
+      if (kept === "light" || kept === "dark") this.chosen = kept;
+    } catch {
+      // A page from disk may have no storage; then the system's theme holds.
+    }
+    const state = () => this.state;
+    const theme = () => this.theme;
+    const change = (part: Partial<State>, quiet?: boolean) => this.change(part, quiet);
+    this.atlas = new Atlas(source, index, state, change, (reading) => this.explain(reading), theme);
+    this.text = new TextView(source, index, state, change, theme, (query, key) => {
+      this.change({
+        view: "map",
+        ...(this.state.set.length === 1 ? { head: this.state.set[0]! } : {}),
+      });
+      requestAnimationFrame(() => this.atlas.show(query, key));
+    });
+    this.heads = new HeadsView(source, index, change);
+    this.overview = new Overview(source, index, state, change, theme);
+    root.replaceChildren(
+      el(
+        "header",
+        { class: "top" },
+        el("span", { class: "brand" }, "regard"),
+        this.tabs,
+        this.where,
+        el("span", { class: "model", title: index.model }, index.model),
+        el(
+          "button",
+          {
+            class: "icon",
+            "aria-label": "Light or dark",
+            title: "Light or dark",
+            onclick: () => this.flip(),
+          },
+          "◐",
+        ),
+      ),
+      el("div", { class: "body" }, this.stage, this.side),
+    );
+    this.system.addEventListener("change", () => this.render());
+    root.addEventListener("keydown", (event) => this.key(event));
+    if (options.address)
+      window.addEventListener("hashchange", () => {
+        if (location.hash.slice(1) === write(this.state)) return;
+        this.state = this.sound(read(location.hash));
+        this.render();
+      });
+    this.render();
+  }
+
+  private get theme(): "light" | "dark" {
+    return this.chosen ?? (this.system.matches ? "dark" : "light");
+  }
+
+  private get map(): MapInfo {
+    return this.index.maps[this.state.map]!;
+  }
+
+  private sound(state: State): State {
+    const map = Math.min(state.map, this.index.maps.length - 1);
+    const head = Math.min(state.head, this.index.maps[map]!.heads - 1);
+    const quantity = this.source.quantities.includes(state.quantity) ? state.quantity : "weight";
+    return { ...state, map, head, quantity };
+  }
+
+  private change(part: Partial<State>, quiet = false): void {
+    const before = this.state;
+    this.state = this.sound({ ...before, ...part });
+    const moved = this.index.maps[before.map]!;
+    if (this.map.queries !== moved.queries || this.map.keys !== moved.keys) this.state.span = 0;
+    if (this.options.address) {
+      clearTimeout(this.written);
+      this.written = window.setTimeout(() => {
+        const address = write(this.state);
+        history.replaceState(
+          null,
+          "",
+          address ? `#${address}` : location.pathname + location.search,
+        );
+      }, 150);
+    }
+    if (!quiet) this.render();
+  }
+
+  private flip(): void {
+    this.chosen = this.theme === "dark" ? "light" : "dark";
+    try {
+      localStorage.setItem(THEME, this.chosen);
+    } catch {
+      // See above.
+    }
+    this.render();
+  }
+
+  private render(): void {
+    const { view } = this.state;
+    this.root.dataset["theme"] = this.theme;
+    this.root.dataset["view"] = view;
+    this.renderTabs();
+    this.renderWhere();
+    const views = { map: this.atlas, overview: this.overview, text: this.text, heads: this.heads };
+    if (this.stage.firstChild !== views[view].root) this.stage.replaceChildren(views[view].root);
+    this.side.hidden = view !== "map";
+    if (view === "map") {
+      this.renderSide();
+      this.atlas.point(null);
+      this.atlas.draw();
+    } else void views[view].show();
+  }
+
+  private renderTabs(): void {
+    const focused = document.activeElement?.closest(".tabs") !== null;
+    this.tabs.replaceChildren(
+      ...(Object.keys(TITLES) as View[]).map((view) =>
+        el(
+          "button",
+          {
+            "aria-current": view === this.state.view ? "page" : undefined,
+            "data-view": view,
+            onclick: () => this.change({ view }),
+          },
+          TITLES[view],
+        ),
+      ),
+    );
+    if (focused) this.tabs.querySelector<HTMLElement>("[aria-current]")?.focus();
+  }
+
+  private renderWhere(): void {
+    const { map, head } = this.state;
+    const pick = (
+      id: string,
+      label: string,
+      names: string[],
+      now: number,
+      take: (at: number) => void,
+    ) => {
+      const select = el("select", { id, title: label, "aria-label": label });
+      for (const [at, name] of names.entries())
+        select.append(el("option", { value: at, selected: at === now }, name));
+      select.addEventListener("change", () => take(Number(select.value)));
+      return select;
+    };
+    const { heads, keyHeads } = this.map;
+    const group = heads / keyHeads;
+    const title = (at: number) =>
+      group > 1 ? `head ${at} · keys ${Math.floor(at / group)}` : `head ${at}`;
+    const focused = document.activeElement?.id;
+    this.where.replaceChildren(
+      pick(
+        "regard-layer",
+        "Layer",
+        this.index.maps.map(({ name }) => name),
+        map,
+        (at) => this.change({ map: at, set: [] }),
+      ),
+      pick(
+        "regard-head",
+        "Head",
+        Array.from({ length: heads }, (_, at) => title(at)),
+        head,
+        (at) => this.change({ head: at, set: [] }),
+      ),
+    );
+    if (focused?.startsWith("regard-")) document.getElementById(focused)?.focus();
+  }
+
+  private renderSide(): void {
+    const { pool, scale, quantity } = this.state;
+    const info = this.map;
+    const facts: [string, string][] = [
+      [
+        "Queries × keys",
+        `${info.queries.toLocaleString("en")} × ${info.keys.toLocaleString("en")}`,
+      ],
+      [
+        "Heads",
+        info.heads === info.keyHeads
+          ? `${info.heads}`
+          : `${info.heads} over ${info.keyHeads} key heads`,
+      ],
+      ["Mask", info.mask],
+      ["Computed by", info.backend],
+    ];
+    if (info.starts.length > 1)
+      facts.push(["Generated", `${info.starts.length - 1} steps after ${info.starts[1]} tokens`]);
+    const focused = document.activeElement as HTMLInputElement | null;
+    const again = focused?.closest(".side") ? focused.value : null;
+    this.side.replaceChildren(
+      this.legend,
+      choice(
+        "Colour",
+        SCALES.map((each) => [each, ...SCALE_NAMES[each]]),
+        scale,
+        (value) => this.change({ scale: value }),
+      ),
+      choice(
+        "A cell shows the",
+        POOLS.map((each) => [each, POOL_NAMES[each]]),
+        pool,
+        (value) => this.change({ pool: value }),
+      ),
+      this.source.quantities.length > 1
+        ? choice(
+            "Of the",
+            this.source.quantities.map((each) => [each, QUANTITIES[each] ?? each]),
+            quantity,
+            (value) => this.change({ quantity: value }),
+          )
+        : "",
+      el(
+        "div",
+        { class: "buttons", role: "group", "aria-label": "Zoom" },
+        el("button", { onclick: () => this.atlas.zoom(1.6), "aria-label": "Zoom in" }, "+"),
+        el("button", { onclick: () => this.atlas.zoom(1 / 1.6), "aria-label": "Zoom out" }, "−"),
+        el("button", { onclick: () => this.atlas.all() }, "Whole text"),
+      ),
+      el(
+        "dl",
+        { class: "facts" },
+        ...facts.flatMap(([name, fact]) => [el("dt", {}, name), el("dd", {}, fact)]),
+      ),
+      el(
+        "div",
+        { class: "buttons", role: "group", "aria-label": "Export" },
+        el("button", { onclick: () => this.savePicture() }, "Save PNG"),
+        el(
+          "button",
+          {
+            onclick: () =>
+              download(`${this.fileName}.csv`, new Blob([this.atlas.csv()], { type: "text/csv" })),
+          },
+          "Save CSV",
+        ),
+      ),
+      el(
+        "p",
+        { class: "note keys" },
+        "Drag or arrow keys: pan. Wheel or + −: zoom. 0: whole text. [ ]: head. { }: layer. Shift + arrows: read cell by cell. Enter: its text.",
+      ),
+    );
+    if (again) this.side.querySelector<HTMLElement>(`input[value="${CSS.escape(again)}"]`)?.focus();
+  }
+
+  /** What a pixel means, under the colours of the moment. */
+  private explain(reading: Reading): void {
+    const { pool, scale, quantity } = this.state;
+    const { level, range, draft } = reading;
+    const strip = el("canvas", { width: 256, height: 1, class: "strip", "aria-hidden": "true" });
+    const context = strip.getContext("2d")!;
+    for (const [at, colour] of ramp(this.theme).entries()) {
+      context.fillStyle = css(colour);
+      context.fillRect(at, 0, 1, 1);
+    }
+    const shown = (value: number) => {
+      if (scale === "ratio") return `${number(value)}×`;
+      if (scale === "row") return `${Math.round(100 * value)}%`;
+      return pool === "sum" && value > 1 ? number(value) : percent(value);
+    };
+    const middle =
+      scale === "linear" || scale === "row" ? range.high / 2 : Math.sqrt(range.low * range.high);
+    const cell = 1 << level;
+    const what = quantity === "value" ? "weight × length of the value" : "weight";
+    const unit: Record<Scale, string> = {
+      linear: "",
+      log: "",
+      row: ", as a share of the largest in its row",
+      ratio: ", times what even attention would give",
+    };
+    const pooled = reading.beyond ? "mean" : pool === "max" ? "largest" : pool;
+    const how =
+      cell === 1 ? `one pair: its ${what}` : `${cell} × ${cell} pairs: the ${pooled} ${what}`;
+    const notes = [`A cell is ${how}${unit[scale]}.`];
+    if (reading.beyond)
+      notes.push("Full colour: single pairs, the strongest of each row, exactly.");
+    else if (reading.finest === level && level > 0) notes.push("This page holds no finer cells.");
+    if (draft)
+      notes.push(`Draft: ${draft} of ${cell} rows of each cell read. The rest is being read.`);
+    if (reading.loading) notes.push("Reading …");
+    this.legend.replaceChildren(
+      strip,
+      el(
+        "div",
+        { class: "ticks" },
+        ...[range.low, middle, range.high].map((value) => el("span", {}, shown(value))),
+      ),
+      el("p", { class: "note" }, notes.join(" ")),
+      reading.failed
+        ? el(
+            "p",
+            { class: "note bad", role: "alert" },
+            `A tile could not be read: ${reading.failed}`,
+          )
+        : "",
+      el(
+        "p",
+        { class: "note void" },
+        el("span", { class: "swatch" }),
+        "hidden by the mask, or zero",
+      ),
+    );
+  }
+
+  private get fileName(): string {
+    const { map, head } = this.state;
+    const name = this.index.maps[map]!.name.replace(/[^\w.-]+/g, "-").slice(0, 60);
+    return `${name}-head-${head}`;
+  }
+
+  /** The map as it is seen, on its ground, with its title and legend. */
+  private savePicture(): void {
+    const { canvas } = this.atlas;
+    const ratio = canvas.width / Math.max(1, canvas.clientWidth);
+    const below = Math.round(44 * ratio);
+    const made = el("canvas", { width: canvas.width, height: canvas.height + below });
+    const context = made.getContext("2d")!;
+    const look = getComputedStyle(this.root);
+    context.fillStyle = look.getPropertyValue("--paper");
+    context.fillRect(0, 0, made.width, made.height);
+    context.drawImage(canvas, 0, 0);
+    const strip = this.legend.querySelector<HTMLCanvasElement>(".strip");
+    context.imageSmoothingEnabled = false;
+    if (strip)
+      context.drawImage(strip, 12 * ratio, canvas.height + 8 * ratio, 200 * ratio, 10 * ratio);
+    context.fillStyle = look.getPropertyValue("--ink");
+    context.font = `${11 * ratio}px system-ui, sans-serif`;
+    const ticks = [...this.legend.querySelectorAll(".ticks span")].map(
+      (tick) => tick.textContent ?? "",
+    );
+    context.textAlign = "left";
+    context.fillText(ticks[0] ?? "", 12 * ratio, canvas.height + 34 * ratio);
+    context.textAlign = "right";
+    context.fillText(ticks[2] ?? "", 212 * ratio, canvas.height + 34 * ratio);
+    context.textAlign = "left";
+    const note = this.legend.querySelector(".note")?.textContent ?? "";
+    const title = [this.index.model, this.map.name, `head ${this.state.head}`]
+      .filter(Boolean)
+      .join(" · ");
+    context.fillText(title, 228 * ratio, canvas.height + 17 * ratio);
+    context.fillText(note, 228 * ratio, canvas.height + 34 * ratio);
+    made.toBlob((blob) => blob && download(`${this.fileName}.png`, blob), "image/png");
+  }
+
+  private key(event: KeyboardEvent): void {
+    const target = event.target as HTMLElement;
+    if (event.ctrlKey || event.metaKey || event.altKey || target.closest("select, input, textarea"))
+      return;
+    const { map, head } = this.state;
+    const step = (now: number, by: number, n: number) => (now + by + n) % n;
+    if (event.key === "[" || event.key === "]")
+      this.change({ head: step(head, event.key === "]" ? 1 : -1, this.map.heads), set: [] });
+    else if (event.key === "{" || event.key === "}")
+      this.change({ map: step(map, event.key === "}" ? 1 : -1, this.index.maps.length), set: [] });
+    else return;
+    event.preventDefault();
+  }
+}
+
+function styled(root: Document | ShadowRoot): void {
+  const sheet = el("style");
+  sheet.textContent = style;
+  (root instanceof Document ? root.head : root).append(sheet);
+}
+
+/** A page or an app says in its markup where the data are. */
+const root = document.getElementById("regard");
+if (root) {
+  styled(document);
+  const written = document.getElementById("regard-index");
+  const source = written
+    ? new PageSource(
+        JSON.parse(written.textContent ?? "") as Index,
+        (id) => document.getElementById(id)?.textContent ?? "",
+      )
+    : new AppSource(root.dataset["base"] ?? "./");
+  void mount(root, source, { address: true });
+}

@@ -1,0 +1,103 @@
+/** Layers × heads: each thumbnail is a map of the whole text. */
+
+import { el } from "./dom";
+import { topLevel, type Index } from "./format";
+import type { Source } from "./sources";
+import type { State } from "./state";
+import { largestIn, picture, rangeOf, type Held } from "./tiles";
+
+export class Overview {
+  readonly root = el("section", { class: "overview", "aria-label": "Layers and heads" });
+  private drawn = "";
+  private waiting: { canvas: HTMLCanvasElement; map: number; head: number }[] = [];
+  private seen: IntersectionObserver;
+
+  constructor(
+    private source: Source,
+    private index: Index,
+    private state: () => State,
+    private change: (part: Partial<State>) => void,
+    private theme: () => "light" | "dark",
+  ) {
+    this.seen = new IntersectionObserver((entries) => {
+      for (const entry of entries) {
+        const found = this.waiting.find(({ canvas }) => canvas === entry.target);
+        if (!entry.isIntersecting || !found) continue;
+        this.seen.unobserve(entry.target);
+        void this.paint(found.canvas, found.map, found.head);
+      }
+    });
+  }
+
+  show(): void {
+    const { map, head, pool } = this.state();
+    const name = [this.theme(), pool].join();
+    if (this.drawn !== name) {
+      this.drawn = name;
+      this.fill();
+    }
+    for (const each of this.root.querySelectorAll<HTMLElement>(".thumb")) {
+      const here = each.dataset["map"] === String(map) && each.dataset["head"] === String(head);
+      each.toggleAttribute("aria-current", here);
+    }
+  }
+
+  private fill(): void {
+    this.seen.disconnect();
+    this.waiting = [];
+    const rows = this.index.maps.map((info, map) => {
+      const group = info.heads / info.keyHeads;
+      const thumbs = Array.from({ length: info.heads }, (_, head) => {
+        const canvas = el("canvas", { width: 96, height: 96, "aria-hidden": "true" });
+        this.waiting.push({ canvas, map, head });
+        this.seen.observe(canvas);
+        return el(
+          "button",
+          {
+            class: group > 1 && head && head % group === 0 ? "thumb apart" : "thumb",
+            "data-map": map,
+            "data-head": head,
+            "aria-label": `${info.name}, head ${head}`,
+            onclick: () => this.change({ view: "map", map, head, span: 0 }),
+          },
+          canvas,
+          el("span", {}, String(head)),
+        );
+      });
+      const size = `${info.queries} × ${info.keys}`;
+      const shared = group > 1 ? `, ${info.keyHeads} key heads` : "";
+      return el(
+        "div",
+        { class: "layer" },
+        el(
+          "h2",
+          {},
+          el("span", { class: "path" }, info.name),
+          el("span", { class: "place" }, `${size}${shared} · mask ${info.mask}`),
+        ),
+        el("div", { class: "thumbs" }, ...thumbs),
+      );
+    });
+    this.root.replaceChildren(...rows);
+  }
+
+  private async paint(canvas: HTMLCanvasElement, map: number, head: number): Promise<void> {
+    const info = this.index.maps[map]!;
+    const level = Math.max(topLevel(info), this.source.finest(map));
+    const place = { map, head, level, row: 0, column: 0, quantity: "weight" };
+    try {
+      const tile = await this.source.tile(place);
+      const held: Held = { place, tile, failed: null, picture: null, colours: "", refining: false };
+      const { pool } = this.state();
+      const range = rangeOf(largestIn([held], info, pool, "log", null), "log");
+      const image = picture(held, info, { theme: this.theme(), pool, scale: "log", range }, null);
+      if (!image) return;
+      canvas.width = image.width;
+      canvas.height = image.height;
+      canvas.getContext("2d")!.drawImage(image, 0, 0);
+      canvas.dataset["ready"] = "yes";
+    } catch {
+      canvas.dataset["ready"] = "failed";
+    }
+  }
+}
