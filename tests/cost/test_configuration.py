@@ -147,6 +147,9 @@ def test_the_part_that_reads_is_taken_from_models_that_see(tmp_path: Path) -> No
         ([], "a JSON list"),
         ({"model_type": "llama"}, "does not say num_hidden_layers"),
         (FILES["llama-3-8b"] | {"hidden_size": "4096"}, "hidden_size is a number of things"),
+        (FILES["llama-3-8b"] | {"num_hidden_layers": 10**9}, "so many layers"),
+        (FILES["llama-3-8b"] | {"hidden_size": 10**12}, "width is a size"),
+        (FILES["llama-3-8b"] | {"torch_dtype": "float8_e4m3fn"}, "unknown dtype"),
         (FILES["llama-3-8b"] | {"num_key_value_heads": 5}, "32 query heads cannot share 5"),
     ],
 )

@@ -131,7 +131,7 @@ def test_what_is_asked_wrongly_is_explained() -> None:
         cost.call(x, x, x).part("feed-forward")
     with pytest.raises(RegardError, match="tile counts queries and keys"):
         cost.call(x, x, x, tile=(0, 128))
-    with pytest.raises(RegardError, match="batch counts tokens"):
+    with pytest.raises(RegardError, match="batch counts texts"):
         cost.model(LLAMA, 4, batch=0)
     with pytest.raises(RegardError, match=r"computes in floating point\n  got: .*int8"):
         cost.model(LLAMA, 4, dtype="int8")
@@ -139,7 +139,9 @@ def test_what_is_asked_wrongly_is_explained() -> None:
         cost.compare([])
 
 
-@pytest.mark.parametrize("given", ["", "k", "0", "-1", "1.0001k", "12q", "1e5", "128kk"])
+@pytest.mark.parametrize(
+    "given", ["", "k", "0", "-1", "1.0001k", "12q", "1e5", "128kk", "65M", "9" * 400]
+)
 def test_contexts_that_count_nothing(given: str) -> None:
     with pytest.raises(RegardError, match="context counts tokens"):
         cost.model(LLAMA, given)

@@ -90,7 +90,7 @@ def layer(
     c = Configuration(
         "layer", width, heads, 1, key_heads=key_heads or 0, head_width=head_width or 0, dtype=dtype
     )
-    n, batch = tokens(context), tokens(batch, "batch")
+    n, batch = tokens(context), tokens(batch, "batch counts texts")
     parts, eager, fused = _attention_layer(c, _call(c, n, batch, mask), n * batch, _checked(tile))
     shown = "" if mask is None else f", mask={mask!r}"
     return Cost(
@@ -129,7 +129,7 @@ def model(
     """
     c = preset(of) if isinstance(of, str) else of
     c = c if dtype is None else c.but(dtype=dtype)
-    n, batch, tile = tokens(context), tokens(batch, "batch"), _checked(tile)
+    n, batch, tile = tokens(context), tokens(batch, "batch counts texts"), _checked(tile)
     mask = causal() if mask is None else mask
     total: dict[str, Part] = {}
     eager = fused = Memory(0, 0)

@@ -16,6 +16,8 @@ from regard.errors import RegardError
 _LARGEST = 1 << 20
 """Bytes of a file that is still taken for a configuration."""
 
+_MOST_LAYERS = 10_000
+
 
 class Family(NamedTuple):
     """What a family's files leave unsaid."""
@@ -58,6 +60,8 @@ def read(path: Path) -> Configuration:
         )
     family = FAMILIES[kind]
     layers = _size(path, found, "num_hidden_layers", "n_layer")
+    if layers > _MOST_LAYERS:
+        raise RegardError(f"{path}: so many layers?", got=str(layers), accepted=f"≤ {_MOST_LAYERS}")
     return Configuration(
         name=path.parent.name or kind,
         width=_size(path, found, "hidden_size", "n_embd"),
@@ -135,13 +139,12 @@ def _windows(
     if found["model_type"].startswith("qwen"):
         if not found.get("use_sliding_window"):
             return (None,)
-        first = _optional(path, found, "max_window_layers")
-        return tuple(window if i >= first else None for i in range(layers))
+        first = min(_optional(path, found, "max_window_layers"), layers)
+        return (None,) * first + (window,) * (layers - first)
     every = _optional(path, found, "sliding_window_pattern") or family.window_every
     return (window,) if every == 1 else (window,) * (every - 1) + (None,)
 
 
 def _dtype(found: dict[str, Any]) -> str:
     name = str(found.get("torch_dtype") or found.get("dtype") or "float32")
-    name = name.removeprefix("torch.")
-    return name if name in ("float64", "float32", "bfloat16", "float16") else "bfloat16"
+    return name.removeprefix("torch.")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from regard.cost.units import width_of
+from regard.cost.units import MOST, width_of
 from regard.errors import RegardError
 
 
@@ -62,9 +61,9 @@ class Configuration:
                  "active_experts")  # fmt: skip
         for name in sizes:
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= MOST:
                 raise RegardError(
-                    f"{self.name}: {name} is a size", got=repr(value), accepted="a whole number > 0"
+                    f"{self.name}: {name} is a size", got=repr(value), accepted=f"1 to {MOST:,}"
                 )
         if self.heads % self.key_heads:
             raise RegardError(
@@ -102,7 +101,11 @@ class Configuration:
         >>> Configuration("a", 64, 2, 5, windows=(16, None)).layers_by_window()
         {16: 3, None: 2}
         """
-        return dict(Counter(self.windows[i % len(self.windows)] for i in range(self.layers)))
+        turns, rest = divmod(self.layers, len(self.windows))
+        found = dict.fromkeys(self.windows, 0)
+        for i, window in enumerate(self.windows):
+            found[window] += turns + (i < rest)
+        return {window: layers for window, layers in found.items() if layers}
 
     @property
     def attention_parameters(self) -> int:

@@ -10,12 +10,14 @@ import re
 
 from regard.errors import RegardError
 
+MOST = 1 << 26
+"""Tokens up to which masks are counted: their edges are held in memory."""
 _TIMES = {"": 1, "k": 2**10, "m": 2**20}
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1}
 
 
-def tokens(count: int | str, what: str = "context") -> int:
-    """A number of tokens.
+def tokens(count: int | str, what: str = "context counts tokens") -> int:
+    """A number of tokens (or of something else, if it is said of what).
 
     >>> tokens("128k"), tokens("1M"), tokens("1.5k"), tokens(4096), tokens("4,096")
     (131072, 1048576, 1536, 4096, 4096)
@@ -24,11 +26,11 @@ def tokens(count: int | str, what: str = "context") -> int:
         r"(\d+(?:\.\d+)?)\s*([km]?)", str(count).replace(",", "").strip().lower()
     )  # fmt: skip
     number = float(found[1]) * _TIMES[found[2]] if found else 0.0
-    if number < 1 or number != int(number):
+    if not 1 <= number <= MOST or number != int(number):
         raise RegardError(
-            f"{what} counts tokens",
+            what,
             got=repr(count),
-            accepted="a whole number above 0, or one like 8192, 128k (131,072) or 1M (1,048,576)",
+            accepted="a whole number from 1 to 64M, such as 8192, 128k (131,072) or 1M (1,048,576)",
         )
     return int(number)
 
