@@ -70,7 +70,7 @@ def load_model(
                 do="run it under regard.watch, and save what was seen",
             )
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **how)
-        model, info = _auto(config).from_pretrained(
+        model, info = _auto(config, gguf).from_pretrained(
             source,
             config=config,
             dtype=kind,
@@ -83,8 +83,11 @@ def load_model(
     return Loaded(model.eval().to(where), tokenizer, longest)
 
 
-def _auto(config: Any) -> Any:
+def _auto(config: Any, gguf: str | None) -> Any:
     """Models that write come with their last layer, others without."""
+    if gguf is not None:
+        # The format holds models that write, and does not say so.
+        return transformers.AutoModelForCausalLM
     writes = ("ForCausalLM", "LMHeadModel")
     kinds = getattr(config, "architectures", None) or []
     if any(kind.endswith(writes) for kind in kinds):

