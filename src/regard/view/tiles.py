@@ -14,7 +14,8 @@ The bytes, little-endian:
     read      u16   rows read of each cell, 0 for all of them
     low       f32   natural logarithms of the values that codes 1 ...
     high      f32   ... and 255 stand for
-    values          kind 1: f16[rows, columns]; kind 2: u8[2, rows, columns], 0 being zero
+    values          kind 1: f16[rows, columns]; kind 2: u8[2, rows, columns], the codes of the
+                    means, 0 being zero, and how far those of the maxima are above them
 """
 
 from __future__ import annotations
@@ -182,7 +183,8 @@ def encoded(
     low = max(high - RANGE, math.log(float(positive.min())))
     low = struct.unpack("<f", struct.pack("<f", low))[0]
     head = HEADER.pack(POOLED, 0, rows, columns, read, low, high)
-    return head + raw(codes(both, low, high))
+    code = codes(both, low, high)
+    return head + raw(torch.stack([code[0], code[1] - torch.minimum(code[0], code[1])]))
 
 
 def codes(values: Tensor, low: float, high: float) -> UInt8[Tensor, "..."]:
@@ -203,6 +205,7 @@ class Decoded:
             self.mean = self.most = half.view(rows, columns).float()
         elif kind == POOLED:
             code = torch.frombuffer(body, dtype=torch.uint8).view(2, rows, columns)
+            code[1] += code[0]
             value = (low + (code.double() - 1) / 254 * (high - low)).exp()
             self.mean, self.most = torch.where(code > 0, value, 0.0).float()
 

@@ -89,8 +89,9 @@ export function readTile(data: DataView, offset = 0): Tile {
   const mean = new Float32Array(cells);
   const most = new Float32Array(cells);
   for (let i = 0; i < cells; i++) {
-    mean[i] = table[data.getUint8(offset + HEADER + i)]!;
-    most[i] = table[data.getUint8(offset + HEADER + cells + i)]!;
+    const code = data.getUint8(offset + HEADER + i);
+    mean[i] = table[code]!;
+    most[i] = table[code + data.getUint8(offset + HEADER + cells + i)]!;
   }
   return { rows, columns, read, empty: false, mean, most };
 }
