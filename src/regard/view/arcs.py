@@ -162,13 +162,15 @@ class _Drawing:
         tall = max(wide) if upright else LINE
         steps = [LINE if upright else w + 2 * SPACE for w in wide]
         middles = [sum(steps[:i]) + step / 2 for i, step in enumerate(steps)]
+        hanging = upright and all(arc.above for arc in self.arcs)
         for i, (text, x) in enumerate(zip(texts, middles, strict=True)):
-            text.set_position((x, 0))
+            text.set_position((x, tall / 2 if hanging else 0))
+            text.set_va("top" if hanging else "center")
             text.set_rotation(90 if upright else 0)
             if i == self.token:
                 text.set_fontweight("bold")
-        # Between the words and the arcs of one token stand its weights.
-        edge = tall / 2 + (0.04 if self.token is None else 0.16)
+        # Between the words and the arcs stand the weights of one token, or the discs of all.
+        edge = tall / 2 + (LARGEST if self.token is None else 0.16)
         heights = [self._arc(axes, arc, middles, edge) for arc in self.arcs]
         above, below = (
             max((h for h, a in zip(heights, self.arcs, strict=True) if a.above == up), default=edge)

@@ -14,7 +14,7 @@ from regard.view.ink import LONGEST, SIZE, Sheet, save, sheet  # isort: skip
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 from rich.cells import cell_len
 
 from regard.errors import RegardError
@@ -217,7 +217,7 @@ def _panel(page: Sheet, axes: Axes, found: HeadFigures, name: Statistic) -> None
     axes.set_xlabel("head", **page.words(color=page.ink.faint))
     axes.set_title(MEANING[name], loc="left", **page.words())
     bar = page.scale(drawn, axes, "", location="bottom", aspect=20, shrink=0.8, pad=0.03)
-    bar.locator = MaxNLocator(3)
+    bar.locator = FixedLocator([0.0, 0.5, 1.0]) if share else MaxNLocator(3)
     bar.update_ticks()
 
 
