@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import regard
+from regard.view import answers, tiles
 from regard.view import app as apps
-from regard.view import tiles
 from regard.view.app import App, serve
 from tests.view.toys import HOSTILE, seen, tokens
 
@@ -141,7 +141,7 @@ def test_who_hangs_up_stops_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(0.01)
         return b""
 
-    monkeypatch.setattr(apps, "tile", slow)
+    monkeypatch.setattr(answers, "tile", slow)
     with App(seen(20)) as running:
         line = socket.create_connection(("127.0.0.1", running.port))
         asked = f"/{running.secret}/tile?map=0&head=0&level=0&row=0&column=0&exact=1"

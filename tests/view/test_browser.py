@@ -291,9 +291,9 @@ def test_hostile_tokens_are_text(open_page: Open, tmp_path: Path) -> None:
 def test_dark_mode_narrow_windows_and_no_overflow(open_page: Open, short_page: str) -> None:
     tab = open_page(short_page, color_scheme="dark")
     tab.wait_for_selector(MAP)
-    assert tab.locator("#regard").get_attribute("data-theme") == "dark"
+    assert tab.locator(".regard").get_attribute("data-theme") == "dark"
     tab.get_by_role("button", name="Light or dark").click()
-    assert tab.locator("#regard").get_attribute("data-theme") == "light"
+    assert tab.locator(".regard").get_attribute("data-theme") == "light"
     for width in (360, 700, 1600):
         tab.set_viewport_size({"width": width, "height": 740})
         for view in ("overview", "text", "heads", "map"):

@@ -6,26 +6,23 @@ secret path, and only reads. A client that hangs up stops what was being compute
 
 from __future__ import annotations
 
-import json
 import secrets
 import select
 import socket
 import threading
 import webbrowser
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
-
-import torch
 
 from regard.errors import RegardError
 from regard.traces import Trace
+from regard.view.answers import Answers
 from regard.view.atlas import Atlas
 from regard.view.bundle import script
-from regard.view.tiles import CancelledError, raw, tile
+from regard.view.tiles import CancelledError
 from regard.watching.seen import Seen, Tokens
 
 HOME = """<!doctype html>
@@ -36,7 +33,7 @@ HOME = """<!doctype html>
 <meta name="color-scheme" content="light dark">
 <title>regard</title>
 <link rel="icon" href="data:,">
-<style>html,body{height:100%;margin:0}</style>
+<style>html,body,#regard{height:100%;margin:0}</style>
 </head>
 <body>
 <div id="regard" data-base="./"></div>
@@ -48,8 +45,6 @@ POLICY = (
     "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'unsafe-inline'; "
     "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-Answer = tuple[str, bytes]
-BYTES, JSON = "application/octet-stream", "application/json"
 
 
 class App:
@@ -75,8 +70,7 @@ class App:
         self.atlas = Atlas.of(what, tokens, queries=queries, batch=batch)
         self.program = script()
         self.secret = secrets.token_urlsafe(16)
-        self.computing = threading.Lock()
-        self._statistics: dict[int, bytes] = {}
+        self.answers = Answers(self.atlas)
         try:
             self._server = _Server(("127.0.0.1", port), _Handler)
         except (OSError, OverflowError) as error:
@@ -115,15 +109,6 @@ class App:
         where: TracebackType | None,
     ) -> None:
         self.close()
-
-    @cached_property
-    def index(self) -> bytes:
-        return json.dumps(self.atlas.index()).encode()
-
-    def statistics(self, place: int) -> bytes:
-        if place not in self._statistics:
-            self._statistics[place] = json.dumps(self.atlas[place].statistics()).encode()
-        return self._statistics[place]
 
 
 def serve(
@@ -185,95 +170,23 @@ class _Handler(BaseHTTPRequestHandler):
         _, given, *rest = address.path.split("/", 2)
         if not secrets.compare_digest(given.encode(), app.secret.encode()) or not rest:
             return self._refuse(404, "there is nothing here")
-        answer = self.ANSWERS.get(rest[0])
-        if answer is None:
-            return self._refuse(404, "there is nothing here")
         asked = {name: values[-1] for name, values in parse_qs(address.query).items()}
+        if rest[0] == "":
+            return self._send(200, "text/html; charset=utf-8", HOME.encode())
+        if rest[0] == "regard.js":
+            return self._send(200, "text/javascript; charset=utf-8", app.program.encode())
+        if rest[0] not in Answers.QUESTIONS:
+            return self._refuse(404, "there is nothing here")
         try:
-            kind, body = answer(self, asked)
+            kind, body = app.answers.answer(rest[0], asked, self._wanted)
         except CancelledError:
-            return self._send(204, BYTES, b"")
-        except (RegardError, KeyError, ValueError) as error:
-            return self._refuse(400, f"{type(error).__name__}: {error}")
+            return self._send(204, "text/plain", b"")
+        except RegardError as error:
+            return self._refuse(400, str(error))
         return self._send(200, kind, body)
 
-    def _home(self, asked: dict[str, str]) -> Answer:
-        return "text/html; charset=utf-8", HOME.encode()
-
-    def _script(self, asked: dict[str, str]) -> Answer:
-        return "text/javascript; charset=utf-8", self.server.app.program.encode()
-
-    def _index(self, asked: dict[str, str]) -> Answer:
-        with self.server.app.computing:
-            return JSON, self.server.app.index
-
-    def _statistics(self, asked: dict[str, str]) -> Answer:
-        with self.server.app.computing:
-            return JSON, self.server.app.statistics(int(asked["map"]))
-
-    def _largest(self, asked: dict[str, str]) -> Answer:
-        app = self.server.app
-        with app.computing:
-            return BYTES, raw(app.atlas[int(asked["map"])].largest(int(asked["head"])))
-
-    def _visible(self, asked: dict[str, str]) -> Answer:
-        app = self.server.app
-        with app.computing:
-            return BYTES, raw(app.atlas[int(asked["map"])].visible)
-
-    def _tile(self, asked: dict[str, str]) -> Answer:
-        app = self.server.app
-        of = app.atlas[int(asked["map"])]
-        place = (int(asked[name]) for name in ("head", "level", "row", "column"))
-        with app.computing:
-            made = tile(
-                of, *place,
-                quantity=asked.get("quantity", "weight"), exact="exact" in asked, go=self._go,
-            )  # fmt: skip
-        return BYTES, made
-
-    def _row(self, asked: dict[str, str]) -> Answer:
-        return BYTES, self._line(asked, "query")
-
-    def _column(self, asked: dict[str, str]) -> Answer:
-        return BYTES, self._line(asked, "key")
-
-    def _line(self, asked: dict[str, str], axis: str) -> bytes:
-        """One row or column of the map, the mean over some heads."""
-        app = self.server.app
-        of = app.atlas[int(asked["map"])]
-        _, Q, K = of.shape
-        heads = [int(head) for head in asked["heads"].split(",")]
-        place = int(asked[axis])
-        one = range(place, place + 1)
-        queries, keys = (one, range(K)) if axis == "query" else (range(Q), one)
-        total = torch.zeros(K if axis == "query" else Q)
-        for head in heads:
-            with app.computing:
-                total += of.weights(head, queries, keys).flatten()
-            if not self._go(0.0, holding=False):
-                raise CancelledError
-        return raw(total / len(heads))
-
-    def _cell(self, asked: dict[str, str]) -> Answer:
-        app = self.server.app
-        of = app.atlas[int(asked["map"])]
-        head, query, key = (int(asked[name]) for name in ("head", "query", "key"))
-        with app.computing:
-            row = of.weights(
-                head, range(query, query + 1), range(of.shape[2]), asked.get("quantity", "weight")
-            )[0]
-        if not 0 <= key < len(row):
-            raise RegardError("there is no such key", got=str(key), accepted=f"0 to {len(row) - 1}")
-        weight = row[key]
-        found = {"weight": float(weight.nan_to_num(0.0)), "rank": 1 + int((row > weight).sum())}
-        return JSON, json.dumps(found).encode()
-
-    def _go(self, done: float, *, holding: bool = True) -> bool:
-        """Whether to go on: the client still listens. Lets others compute in between."""
-        if holding:
-            self.server.app.computing.release()
-            self.server.app.computing.acquire()
+    def _wanted(self) -> bool:
+        """Whether the client still listens."""
         if self.server.closing.is_set():
             return False
         try:
@@ -302,16 +215,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are nobody's business."""
-
-    ANSWERS: ClassVar[dict[str, Callable[[_Handler, dict[str, str]], Answer]]] = {
-        "": _home,
-        "regard.js": _script,
-        "index": _index,
-        "statistics": _statistics,
-        "largest": _largest,
-        "visible": _visible,
-        "tile": _tile,
-        "row": _row,
-        "column": _column,
-        "cell": _cell,
-    }

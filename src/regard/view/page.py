@@ -48,7 +48,7 @@ SHELL = """<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{title}</title>
-<style>html,body{{height:100%;margin:0}}</style>
+<style>html,body,#regard{{height:100%;margin:0}}</style>
 </head>
 <body>
 <div id="regard"><noscript>This page draws with JavaScript.</noscript></div>

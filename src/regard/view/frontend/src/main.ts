@@ -6,7 +6,7 @@ import { choice, download, el } from "./dom";
 import type { Index, MapInfo } from "./format";
 import { HeadsView } from "./heads";
 import { Overview } from "./overview";
-import { AppSource, PageSource, type Source } from "./sources";
+import { AppSource, PageSource, WidgetSource, type Model, type Source } from "./sources";
 import { read, write, type State, type View } from "./state";
 import style from "./style.css";
 import { TextView } from "./text";
@@ -30,21 +30,27 @@ const THEME = "regard-theme";
 export interface Options {
   /** Keep the view in the address of the page. */
   address: boolean;
+  /** A view to start from, and who is told when it changes. */
+  view?: Partial<State>;
+  changed?: (view: State) => void;
 }
 
-export async function mount(root: HTMLElement, source: Source, options: Options): Promise<void> {
-  root.classList.add("regard");
-  root.append(el("p", { class: "note wait" }, "Opening …"));
-  let index: Index;
+async function mount(
+  place: HTMLElement,
+  source: Source,
+  options: Options,
+): Promise<Shell | undefined> {
+  const sheet = el("style");
+  sheet.textContent = style;
+  const root = el("div", { class: "regard" }, el("p", { class: "note wait" }, "Opening …"));
+  place.replaceChildren(sheet, root);
   try {
-    index = await source.index();
+    return new Shell(root, source, await source.index(), options);
   } catch (error) {
-    root.replaceChildren(
-      el("p", { class: "note wait" }, `This could not be opened: ${String(error)}`),
-    );
-    return;
+    const note = `This could not be opened: ${String(error)}`;
+    root.replaceChildren(el("p", { class: "note wait" }, note));
+    return undefined;
   }
-  new Shell(root, source, index, options);
 }
 
 class Shell {
@@ -68,7 +74,8 @@ class Shell {
     private index: Index,
     private options: Options,
   ) {
-    this.state = this.sound(read(options.address ? location.hash : ""));
+    const start = read(options.address ? location.hash : "");
+    this.state = this.sound({ ...start, ...options.view });
     try {
       const kept = localStorage.getItem(THEME);
       if (kept === "light" || kept === "dark") this.chosen = kept;
@@ -121,7 +128,10 @@ class Shell {
   }
 
   private get theme(): "light" | "dark" {
-    return this.chosen ?? (this.system.matches ? "dark" : "light");
+    const { classList, dataset } = document.body;
+    const host = dataset["jpThemeLight"];
+    const notebook = host ? host === "false" : classList.contains("vscode-dark");
+    return this.chosen ?? (notebook || (!host && this.system.matches) ? "dark" : "light");
   }
 
   private get map(): MapInfo {
@@ -151,7 +161,19 @@ class Shell {
         );
       }, 150);
     }
+    if (this.options.changed) {
+      clearTimeout(this.written);
+      this.written = window.setTimeout(() => this.options.changed?.(this.state), 150);
+    }
     if (!quiet) this.render();
+  }
+
+  /** Show another view; who asked for it is not told of it. */
+  show(view: Partial<State>): void {
+    const next = this.sound({ ...this.state, ...view });
+    if (write(next) === write(this.state)) return;
+    this.state = next;
+    this.render();
   }
 
   private flip(): void {
@@ -234,7 +256,8 @@ class Shell {
         (at) => this.change({ head: at, set: [] }),
       ),
     );
-    if (focused?.startsWith("regard-")) document.getElementById(focused)?.focus();
+    if (focused?.startsWith("regard-"))
+      this.where.querySelector<HTMLElement>(`#${focused}`)?.focus();
   }
 
   private renderSide(): void {
@@ -428,16 +451,9 @@ class Shell {
   }
 }
 
-function styled(root: Document | ShadowRoot): void {
-  const sheet = el("style");
-  sheet.textContent = style;
-  (root instanceof Document ? root.head : root).append(sheet);
-}
-
 /** A page or an app says in its markup where the data are. */
 const root = document.getElementById("regard");
 if (root) {
-  styled(document);
   const written = document.getElementById("regard-index");
   const source = written
     ? new PageSource(
@@ -447,3 +463,26 @@ if (root) {
     : new AppSource(root.dataset["base"] ?? "./");
   void mount(root, source, { address: true });
 }
+
+/** A notebook gives an element and a model: see anywidget. */
+export default {
+  render({ model, el: place }: { model: Model; el: HTMLElement }): () => void {
+    const source = new WidgetSource(model);
+    place.style.height = `${Number(model.get("height")) || 640}px`;
+    const known = () => model.get("view") as Partial<State>;
+    const shell = mount(place, source, {
+      address: false,
+      view: known(),
+      changed: (view) => {
+        model.set("view", { ...view });
+        model.save_changes();
+      },
+    });
+    const moved = () => void shell.then((made) => made?.show(known()));
+    model.on("change:view", moved);
+    return () => {
+      model.off("change:view", moved);
+      source.close();
+    };
+  },
+};

@@ -61,14 +61,17 @@ export interface Source {
 
 const AT_ONCE = 4;
 
-export class AppSource implements Source {
+type Asked = Record<string, string | number>;
+
+/** Someone answers each question with bytes, a few at a time. */
+abstract class RemoteSource implements Source {
   readonly kind = "app";
   readonly quantities = ["weight", "value"];
   private running = 0;
   private waiting: (() => void)[] = [];
   private kept = new Map<string, Promise<Float32Array>>();
 
-  constructor(private base: string) {}
+  protected abstract ask(name: string, asked: Asked, signal?: AbortSignal): Promise<ArrayBuffer>;
 
   index(): Promise<Index> {
     return this.json("index", {});
@@ -106,55 +109,95 @@ export class AppSource implements Source {
     return this.json<Cell>("cell", { map, head, quantity, query, key }, signal);
   }
 
-  private url(name: string, asked: Record<string, string | number>): string {
-    const query = new URLSearchParams(Object.entries(asked).map(([k, v]) => [k, String(v)]));
-    return `${this.base}${name}?${query}`;
-  }
-  private once(name: string, asked: Record<string, number>): Promise<Float32Array> {
-    const url = this.url(name, asked);
-    const kept = this.kept.get(url) ?? this.floats(name, asked);
-    kept.catch(() => this.kept.delete(url));
-    this.kept.set(url, kept);
+  private once(name: string, asked: Asked): Promise<Float32Array> {
+    const key = JSON.stringify([name, asked]);
+    const kept = this.kept.get(key) ?? this.floats(name, asked);
+    kept.catch(() => this.kept.delete(key));
+    this.kept.set(key, kept);
     return kept;
   }
-  private async line(
-    name: string,
-    asked: Record<string, string | number>,
-    signal?: AbortSignal,
-  ): Promise<Line> {
+  private async line(name: string, asked: Asked, signal?: AbortSignal): Promise<Line> {
     return { weights: await this.floats(name, asked, signal), exact: null };
   }
-  private async floats(
-    name: string,
-    asked: Record<string, string | number>,
-    signal?: AbortSignal,
-  ): Promise<Float32Array> {
+  private async floats(name: string, asked: Asked, signal?: AbortSignal): Promise<Float32Array> {
     return new Float32Array(await this.bytes(name, asked, signal));
   }
-  private async json<T>(
-    name: string,
-    asked: Record<string, string | number>,
-    signal?: AbortSignal,
-  ): Promise<T> {
+  private async json<T>(name: string, asked: Asked, signal?: AbortSignal): Promise<T> {
     return JSON.parse(new TextDecoder().decode(await this.bytes(name, asked, signal))) as T;
   }
-  private async bytes(
-    name: string,
-    asked: Record<string, string | number>,
-    signal?: AbortSignal,
-  ): Promise<ArrayBuffer> {
+  private async bytes(name: string, asked: Asked, signal?: AbortSignal): Promise<ArrayBuffer> {
     if (this.running >= AT_ONCE) await new Promise<void>((go) => this.waiting.push(go));
     this.running++;
     try {
       signal?.throwIfAborted();
-      const answer = await fetch(this.url(name, asked), { signal: signal ?? null });
-      if (answer.status === 204) throw new DOMException("stopped", "AbortError");
-      if (!answer.ok) throw new Error((await answer.text()) || answer.statusText);
-      return await answer.arrayBuffer();
+      return await this.ask(name, asked, signal);
     } finally {
       this.running--;
       this.waiting.shift()?.();
     }
+  }
+}
+
+export class AppSource extends RemoteSource {
+  constructor(private base: string) {
+    super();
+  }
+
+  protected async ask(name: string, asked: Asked, signal?: AbortSignal): Promise<ArrayBuffer> {
+    const query = new URLSearchParams(Object.entries(asked).map(([k, v]) => [k, String(v)]));
+    const answer = await fetch(`${this.base}${name}?${query}`, { signal: signal ?? null });
+    if (answer.status === 204) throw new DOMException("stopped", "AbortError");
+    if (!answer.ok) throw new Error((await answer.text()) || answer.statusText);
+    return answer.arrayBuffer();
+  }
+}
+
+/** What a notebook gives a widget: see anywidget. */
+export interface Model {
+  get(name: string): unknown;
+  set(name: string, value: unknown): void;
+  save_changes(): void;
+  send(content: unknown): void;
+  on(event: string, call: (...given: never[]) => void): void;
+  off(event: string, call: (...given: never[]) => void): void;
+}
+
+/** Questions go to the kernel as messages, answers come back as buffers. */
+export class WidgetSource extends RemoteSource {
+  private number = 0;
+  private open = new Map<
+    number,
+    { done: (bytes: ArrayBuffer) => void; fail: (e: Error) => void }
+  >();
+
+  constructor(private model: Model) {
+    super();
+    model.on("msg:custom", this.heard as never);
+  }
+
+  close(): void {
+    this.model.off("msg:custom", this.heard as never);
+  }
+
+  private heard = (content: { number: number; error?: string }, buffers: DataView[]): void => {
+    const waiting = this.open.get(content.number);
+    this.open.delete(content.number);
+    const view = buffers?.[0];
+    if (!waiting) return;
+    if (content.error !== undefined || !view)
+      waiting.fail(new Error(content.error ?? "the kernel gave no answer"));
+    else {
+      const bytes = new Uint8Array(view.buffer, view.byteOffset, view.byteLength);
+      waiting.done(bytes.slice().buffer);
+    }
+  };
+
+  protected ask(name: string, asked: Asked): Promise<ArrayBuffer> {
+    const number = ++this.number;
+    return new Promise((done, fail) => {
+      this.open.set(number, { done, fail });
+      this.model.send({ number, name, asked });
+    });
   }
 }
 
