@@ -84,6 +84,15 @@ def test_a_window_makes_a_long_context_linear() -> None:
     assert full[1].flops() > 2.8 * full[0].flops()
 
 
+@given(n=some.integers(1, 80), window=some.integers(1, 90))
+def test_a_window_counts_the_query_as_hugging_face_does(n: int, window: int) -> None:
+    c = cost.Configuration("one", 32, 4, 1, windows=(window,))
+    theirs = masks.from_huggingface(is_causal=True, sliding_window=window)
+    assert theirs is not None
+    seen = sum(min(i + 1, window) for i in range(n))
+    assert cost.model(c, n).part("scores").macs.needed == 32 * seen == 32 * theirs.count(n)
+
+
 def test_a_mask_of_ones_own_replaces_causal() -> None:
     documents = masks.documents(torch.arange(8).repeat_interleave(8))
     packed = cost.model(LLAMA, 64, mask=masks.causal() & documents)

@@ -70,6 +70,10 @@ def test_backward_it_counts_the_scores_again_as_fused_kernels_do() -> None:
     theirs = sdpa_backward_flop_count(q.shape, q.shape, k.shape, v.shape)
     assert theirs == found.flops("executed", "backward")
     assert theirs - found.flops("dense", "backward") == found.part("scores").flops("dense")
+    causal = cost.call(q, k, v, mask=masks.causal(), tile=(32, 32))
+    assert causal.flops("needed") < causal.flops("executed") < causal.flops("dense")
+    assert causal.flops("executed", "backward") == 2.5 * causal.flops("executed")
+    assert causal.flops("needed", "backward") == 2 * causal.flops("needed")
 
 
 def test_grouped_heads_save_projections_and_no_pairs() -> None:

@@ -55,8 +55,11 @@ CASES = [
     ("eager", "float32", 1, 8, 2, 1500, 64),
     ("eager", "bfloat16", 1, 4, 4, 2048, 64),
     ("eager", "float16", 2, 4, 1, 1024, 64),
+    ("eager", "float32", 16, 8, 2, 256, 256),
+    ("eager", "float32", 16, 8, 1, 256, 256),
     ("fused", "float32", 64, 8, 8, 512, 64),
     ("fused", "float32", 32, 8, 2, 512, 128),
+    ("fused", "float32", 64, 16, 4, 1024, 8),
     ("fused", "bfloat16", 64, 8, 8, 512, 64),
 ]
 
@@ -110,7 +113,7 @@ def kept(run: Callable[[], Tensor], parameters: list[Tensor]) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
 def test_what_eager_attention_keeps_is_exact(key_heads: int, dtype: str) -> None:
     from transformers.models.llama.modeling_llama import eager_attention_forward
 
@@ -183,6 +186,10 @@ def test_eager_bytes_step_by_step() -> None:
     n, d = 64, 16
     x = torch.empty(1, 1, n, d, device="meta")
     assert cost.call(x, x, x).bytes_moved("eager") == 4 * (6 * n * n + 6 * n * d)
+    # Keys and values repeated for heads that share them: read, written, and read for each head.
+    y = torch.empty(1, 4, n, d, device="meta")
+    shared = cost.call(y, x, x).bytes_moved("eager")
+    assert shared == 4 * (4 * (6 * n * n + 6 * n * d) + 2 * n * d + 2 * 4 * n * d)
     # A mask is read once, and is one more pass to read and one to write.
     masked = cost.call(x, x, x, mask=masks.causal()).bytes_moved("eager")
     assert masked == 4 * (9 * n * n + 6 * n * d)

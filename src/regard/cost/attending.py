@@ -32,8 +32,9 @@ class Sizes(NamedTuple):
     v: int
     out: int
     lse: int
-    repeated: int
-    """Keys and values written once for each query head; 0 where none is shared."""
+    repeated_k: int
+    """Keys written once for each query head; 0 where none is shared."""
+    repeated_v: int
     mask: int
     """The mask as numbers to add, in the precision of q; 0 without one."""
     logits: int
@@ -56,7 +57,8 @@ def sizes(x: AttentionInputs) -> Sizes:
         v=x.v.numel() * item,
         out=B * H * Q * E * item,
         lse=B * H * Q * softmax,
-        repeated=B * H * K * (D + E) * item if x.group > 1 else 0,
+        repeated_k=B * H * K * D * item if x.group > 1 else 0,
+        repeated_v=B * H * K * E * item if x.group > 1 else 0,
         mask=0 if x.mask is None else x.mask.batch * x.mask.heads * Q * K * item,
         logits=all_pairs * item,
         wide=all_pairs * softmax if softmax != item else 0,
@@ -72,20 +74,22 @@ def attention_parts(x: AttentionInputs, tile: tuple[int, int] = TILE) -> tuple[P
         "scores", count.times(D), s.q + s.k + s.lse + s.extra, _eager_scores(s), True,
         again=D * count.executed,
     )  # fmt: skip
-    value = s.v if not s.repeated else s.repeated * E // (D + E)
     # The last step writes the heads of a token beside each other.
-    eager = s.logits + value + 3 * s.out
+    eager = s.logits + (s.repeated_v or s.v) + 3 * s.out
     return scores, Part("weighted sum", count.times(E), s.v + s.out, eager, True)
 
 
 def eager_memory(x: AttentionInputs) -> Memory:
     s = sizes(x)
-    scaling = 2 * s.logits
+    # A single key head is repeated inside each product, several before both.
+    single = x.k.shape[1] == 1
+    before = 0 if single else s.repeated_k + s.repeated_v
+    inside_k, inside_v = (s.repeated_k, s.repeated_v) if single else (0, 0)
+    scoring = max(inside_k + s.logits, 2 * s.logits)
     softmax = s.logits + 2 * s.wide if s.wide else 2 * s.logits
-    mixing = s.logits + 2 * s.out
-    peak = s.repeated + s.mask + max(scaling, softmax, mixing)
-    keys = s.repeated or s.k + s.v
-    return Memory(peak, s.q + keys + s.logits + s.wide)
+    mixing = s.logits + max(inside_v + s.out, 2 * s.out)
+    keys = s.repeated_k + s.repeated_v or s.k + s.v
+    return Memory(before + s.mask + max(scoring, softmax, mixing), s.q + keys + s.logits + s.wide)
 
 
 def fused_memory(x: AttentionInputs) -> Memory:
@@ -95,9 +99,8 @@ def fused_memory(x: AttentionInputs) -> Memory:
 
 def _eager_scores(s: Sizes) -> int:
     """Reads and writes, step by step."""
-    repeating = s.k + s.v + s.repeated if s.repeated else 0
-    keys = s.k if not s.repeated else s.repeated * s.k // (s.k + s.v)
-    product = s.q + keys + s.logits
+    repeating = s.k + s.repeated_k + s.v + s.repeated_v if s.repeated_k else 0
+    product = s.q + (s.repeated_k or s.k) + s.logits
     scaling = 2 * s.logits
     masking = 2 * s.logits + s.mask if s.mask else 0
     converting = 2 * (s.logits + s.wide) if s.wide else 0
