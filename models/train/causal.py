@@ -23,7 +23,7 @@ from regard.models.causal import CausalConfig, CausalModel
 from regard.models.folder import save
 from regard.models.tokenizer import MARK, Tokenizer
 
-SHARES = {"stories": 0.75, "books": 0.17, "bibles": 0.08}
+SHARES = {"stories": 0.8, "books": 0.13, "bibles": 0.07}
 """How many of the windows come from where. Stories read most easily at this size."""
 REPEATS = 1 / 32
 """The share of windows that say random tokens over and over; only what can be known from the first
@@ -155,6 +155,7 @@ def main(arguments: list[str] | None = None) -> None:
         lambda step: loss_of(run, *windows.draw(step, given.batch, given.seed)),
         lambda: held_losses(model, windows, 16),
     )
+    training.finish()
     save(model, given.out)
     shutil.copy(DATA / "small-tokenizer.json", given.out / "tokenizer.json")
     losses, told = held_losses(model, windows), samples(model, tokenizer)

@@ -98,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--stories", type=int, default=700, help="how many to sample here")
+    parser.add_argument("--stories", type=int, default=384, help="how many to sample here")
     given = parser.parse_args()
     start = time.monotonic()
     DATA.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from models.train.corpus import DATA, encoded
@@ -33,6 +34,8 @@ class Teller:
         self.layers = sum(name.endswith("q_proj.weight") for name in weights)
         self.heads, self.device, self.dtype = heads, device, dtype
 
+    # cuDNN would plan anew for every length.
+    @sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
     @torch.inference_mode()
     def tell(
         self, stories: int, length: int, generator: torch.Generator, floor: float = 0.01

@@ -102,6 +102,11 @@ class Training:
         self.seconds += time.monotonic() - start
         self._keep()
 
+    def finish(self) -> None:
+        """Drop the checkpoint, if nothing is left to go on with."""
+        if self.done == self.steps:
+            self.checkpoint.unlink(missing_ok=True)
+
     def rate(self) -> float:
         """The learning rate of the step to come: up in a line, down along a cosine to a
         twentieth."""

@@ -141,6 +141,7 @@ def main(arguments: list[str] | None = None) -> None:
         lambda step: loss_of(run, learned.draw(step, given.batch, given.seed), given.smoothing),
         lambda: held_loss(model, held),
     )
+    training.finish()
     save(model, given.out)
     shutil.copy(DATA / "king-james-tokenizer.json", given.out / "tokenizer.json")
     losses, told = held_loss(model, held), samples(model, tokenizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +12,30 @@ import pytest
 import torch
 from torch import Tensor
 
+import regard
 from models.train import causal, corpus, heads, sample, translate
 from models.train.training import Training, options
 from regard import RegardError, models
-from regard.models import CausalConfig, CausalModel
+from regard.models import CausalConfig, CausalModel, OwnReader, OwnTranslator
 from regard.models.tokenizer import MARK
+from tests.models.test_own_models import causal as causal_model
+from tests.models.test_own_models import translator as translator_model
+from tests.models.test_own_models import written
 from tests.models.tiny import TEXTS, tokenizer, tokenizer_file
 
 pytest.importorskip("tokenizers")
+CLOSE: dict[str, Any] = {"atol": 6e-4, "rtol": 0}
+"""Scores are rounded to three places."""
 SIZES = ["--d-model", "32", "--layers", "2", "--heads", "4", "--device", "cpu", "--every", "5"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Models this small wait for threads longer than they compute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -53,8 +69,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def train(script: Any, out: Path, *more: str, steps: int = 20) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    given = [*SIZES, "--longest", "64", "--steps", str(steps), "--batch", "8", "--warmup", "5"]
-    script.main([*given, "--out", str(out), *more])
+    given = [*SIZES, "--longest", "48", "--steps", str(steps), "--batch", "8", "--warmup", "3"]
+    script.main([*given, "--dropout", "0", "--out", str(out), *more])
     return load_file(out / "model.safetensors")
 
 
@@ -84,7 +100,7 @@ def test_a_model_is_trained_written_measured_and_read(
 
 @pytest.mark.parametrize("script", [causal, translate])
 def test_a_seed_gives_the_same_weights(data: Path, script: Any) -> None:
-    runs = [train(script, data / str(i), "--seed", s, steps=6) for i, s in enumerate("001")]
+    runs = [train(script, data / str(i), "--seed", s, steps=3) for i, s in enumerate("001")]
     assert all(torch.equal(w, runs[1][name]) for name, w in runs[0].items())
     assert any(not torch.equal(w, runs[2][name]) for name, w in runs[0].items())
 
@@ -93,22 +109,22 @@ def test_a_seed_gives_the_same_weights(data: Path, script: Any) -> None:
 def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(
     data: Path, script: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train(script, data / "whole", "--dropout", "0.1", steps=12)
+    whole = train(script, data / "whole", "--dropout", "0.1", steps=6)
     own = Training._step
 
     def failing(self: Training, loss_of: Any) -> Tensor:
-        if self.done == 9:
+        if self.done == 5:
             raise KeyboardInterrupt
         return own(self, loss_of)
 
     monkeypatch.setattr(Training, "_step", failing)
-    more = ("--dropout", "0.1", "--save-every", "6")
+    more = ("--dropout", "0.1", "--save-every", "3")
     with pytest.raises(KeyboardInterrupt):
-        train(script, data / "parts", *more, steps=12)
+        train(script, data / "parts", *more, steps=6)
     monkeypatch.undo()
     for module in (causal, translate):
         monkeypatch.setattr(module, "DATA", data)
-    parts = train(script, data / "parts", *more, "--resume", steps=12)
+    parts = train(script, data / "parts", *more, "--resume", steps=6)
     assert all(torch.equal(w, parts[name]) for name, w in whole.items())
 
 
@@ -178,16 +194,52 @@ def test_repeated_windows_ask_for_what_was_said_before() -> None:
     assert torch.equal(labels[period + 1 :], labels[asked])
 
 
-def test_heads_are_told_apart() -> None:
-    """A model whose heads look at the token before, or at the first, is measured as such."""
-    scores = {"previous": [[0.1, 0.9]], "first": [[0.8, 0.05]]}
-    best = heads.strongest(scores, 1)
-    assert best["previous"] == [{"layer": 0, "head": 1, "score": 0.9}]
-    assert best["first"] == [{"layer": 0, "head": 0, "score": 0.8}]
-    ids, period = heads.repeated(100, 20, 0)
-    assert torch.equal(ids[:, 1 : period + 1], ids[:, period + 1 :])
-    assert (ids[:, 0] == MARK).all()
-    assert (ids[:, 1:] != MARK).all()
+def test_heads_are_scored_by_what_stands_where(data: Path) -> None:
+    """Each score again, from the tokens themselves."""
+    reader = models.load(str(written(causal_model(), data / "model")), device="cpu")
+    assert isinstance(reader, OwnReader)
+    scores = heads.causal_scores(reader, [TEXTS[0]])
+    weights = [layer.trace.weights()[0] for layer in reader.run(TEXTS[0]).values()]
+    n = weights[0].shape[1]
+    assert 20 < n < reader.model.config.longest
+    for i, w in enumerate(weights):
+        previous = sum(w[:, q, q - 1] for q in range(2, n)) / (n - 2)
+        first = sum(w[:, q, 0] for q in range(1, n)) / (n - 1)
+        torch.testing.assert_close(torch.tensor(scores["previous"][i]), previous, **CLOSE)
+        torch.testing.assert_close(torch.tensor(scores["first"][i]), first, **CLOSE)
+    ids, _ = heads.repeated(320, 23, 0)
+    with torch.no_grad(), regard.watch(reader.model, keep="traces") as seen:
+        reader.model(ids)
+    for i, layer in enumerate(seen.values()):
+        found = []
+        for row, w in zip(ids.tolist(), layer.trace.weights(), strict=True):
+            again = [q for q in range(1, len(row)) if row[q] in row[:q]]
+            assert len(again) == 23
+            found += [w[:, q, row.index(row[q]) + 1] for q in again]
+        mean = torch.stack(found).mean(0)
+        torch.testing.assert_close(torch.tensor(scores["induction"][i]), mean, **CLOSE)
+    best = heads.strongest(scores, 1)["induction"][0]
+    assert best["score"] == max(max(row) for row in scores["induction"])
+    assert scores["induction"][best["layer"]][best["head"]] == best["score"]
+
+
+def test_alignment_is_scored_where_a_word_stands_once(data: Path) -> None:
+    reader = models.load(str(written(translator_model(), data / "model")), device="cpu")
+    assert isinstance(reader, OwnTranslator)
+    kept = {
+        "held.source": torch.tensor([5, 6, 7, 6]), "held.source.lengths": torch.tensor([4]),
+        "held.target": torch.tensor([7, 6, 9, 5]), "held.target.lengths": torch.tensor([4]),
+    }  # fmt: skip
+    pairs = translate.Pairs(kept, "held", 48, torch.device("cpu"))
+    scores = heads.translator_scores(reader, pairs)
+    with torch.no_grad(), regard.watch(reader.model, keep="traces") as seen:
+        reader.model(torch.tensor([[5, 6, 7, 6, MARK]]), torch.tensor([[MARK, 7, 6, 9, 5]]))
+    for i in range(2):
+        w = seen[f"decoder.{i}.memory"].trace.weights()[0]
+        # 7 is written first and stands third; 6 stands twice, 9 not at all; 5 stands first.
+        aligned, end = (w[:, 0, 2] + w[:, 3, 0]) / 2, w[:, :, 4].mean(1)
+        torch.testing.assert_close(torch.tensor(scores["alignment"][i]), aligned, **CLOSE)
+        torch.testing.assert_close(torch.tensor(scores["end"][i]), end, **CLOSE)
 
 
 def test_stories_end_where_they_end() -> None:
