@@ -130,8 +130,8 @@ def test_as_set_for_real_calls(mask: str, n: int, D: int) -> None:
     from regard.backends.triton import Triton
     from regard.backends.triton.second_pass import TritonPass
 
-    if cases.DEVICE == "cpu" and (n > 40 or D != 64):
-        pytest.skip("too long to interpret")
+    if cases.DEVICE == "cpu":
+        pytest.skip("interpreted ones are tried in poisoned memory")
     sizes = Sizes(B=2, H=4, G=2 if D == 96 else 4, Q=n, K=n, D=D, E=D)
     dtype = {64: torch.float16, 96: torch.bfloat16, 128: torch.bfloat16}[D]
     case = Case(mask, dtype=dtype, sizes=sizes)
