@@ -89,8 +89,10 @@ def tile(
     if level == 0:
         values = of.weights(head, queries, keys, quantity)
         return encoded_weights(values)
-    mean, most, read = pooled(of, head, queries, keys, cell, quantity, exact=exact, go=go)
-    return encoded(mean, most, read)
+    # All drafts of a level read alike, or their edges would show.
+    read = cell if exact else min(cell, max(1, PAIRS // (SIDE * SIDE * cell)))
+    mean, most = pooled(of, head, queries, keys, cell, quantity, read=read, go=go)
+    return encoded(mean, most, 0 if read == cell else read)
 
 
 def pooled(
@@ -101,15 +103,14 @@ def pooled(
     cell: int,
     quantity: str = "weight",
     *,
-    pairs: int = PAIRS,
-    exact: bool = False,
+    read: int | None = None,
     go: Go | None = None,
-) -> tuple[Float[Tensor, "rows columns"], Float[Tensor, "rows columns"], int]:
-    """Mean and largest weight of each cell, and how many rows of each were read, 0 for all."""
+) -> tuple[Float[Tensor, "rows columns"], Float[Tensor, "rows columns"]]:
+    """Mean and largest weight of each cell, from so many of its rows, all by default."""
     rows = -(-len(queries) // cell)
     columns = -(-len(keys) // cell)
     mean, most = torch.zeros(rows, columns), torch.zeros(rows, columns)
-    read = cell if exact else min(cell, max(1, pairs // max(1, rows * len(keys))))
+    read = cell if read is None else read
     here = max(1, CHUNK // max(1, read * len(keys)))
     for start in range(0, rows, here):
         if go is not None and not go(start / rows):
@@ -133,7 +134,7 @@ def pooled(
             mean[at, low:high] = p.sum(-1).view(len(band), each, -1).mean(1)
             most[at, low:high] = p.amax(-1).view(len(band), each, -1).amax(1)
     widths = torch.tensor([min(cell, len(keys) - c * cell) for c in range(columns)])
-    return mean / widths, most, 0 if read == cell else read
+    return mean / widths, most
 
 
 def _samples(span: range, cell: int, read: int) -> list[tuple[Sequence[int], range]]:

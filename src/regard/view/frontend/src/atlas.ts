@@ -455,7 +455,7 @@ export class Atlas {
     const left = x + (Math.floor(this.cursor.key / cell) * cell - key) * zoom;
     const top = y + (Math.floor(this.cursor.query / cell) * cell - query) * zoom;
     const side = Math.max(cell * zoom, 1);
-    context.globalAlpha = 0.14;
+    context.globalAlpha = 0.09;
     context.fillStyle = colour;
     const { queries, keys } = this.map;
     const [x0, y0] = [Math.max(x, x - key * zoom), Math.max(y, y - query * zoom)];
