@@ -46,6 +46,7 @@ $(PACKAGES): $(FRONTEND)/package-lock.json
 bench: $(READY)  ## measure on this machine; results go to benchmarks/results
 	$(BIN)/python benchmarks/cpu.py
 	$(BIN)/python benchmarks/watching.py
+	$(BIN)/python benchmarks/view.py
 	$(BIN)/python benchmarks/viewer.py
 
 gpu:  ## check and measure on a CUDA GPU, with the Python that has PyTorch and Triton for it
