@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -130,6 +132,16 @@ def test_eager_is_bound_by_memory_and_fused_by_arithmetic_on_a_gpu() -> None:
     assert found.time(how="eager").seconds > 5 * found.time().seconds
 
 
+def test_everything_public_is_there_and_comes_late() -> None:
+    assert dir(cost) == sorted(cost.__all__)
+    assert all(hasattr(cost, name) for name in cost.__all__)
+    with pytest.raises(AttributeError, match=r"'regard.cost' has no attribute 'flops'"):
+        cost.flops  # noqa: B018
+    code = "import sys, regard; print([m for m in sys.modules if m.startswith('regard.cost.')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['regard.cost.counting']"
+
+
 def test_what_is_asked_wrongly_is_explained() -> None:
     x = torch.empty(1, 1, 4, 4, device="meta")
     with pytest.raises(RegardError, match=r"a time needs a device[\s\S]*H100 SXM"):
@@ -189,6 +201,11 @@ def test_tables_fit_eighty_columns(name: str, device: str) -> None:
     text = str(cost.model(name, "1M", batch=64, device=device))
     assert max(map(len, text.splitlines())) <= 80
     assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_it_is_said_whether_weights_and_cache_fit() -> None:
+    assert "does not fit in 22.4 GiB" in str(cost.model("llama-3-70b", 1024, device="L4"))
+    assert "GiB: fits in 22.4 GiB" in str(cost.model("llama-3-8b", 1024, device="L4"))
 
 
 def test_comparisons_fit_eighty_columns_in_several_tables() -> None:

@@ -6,11 +6,9 @@
 16.0
 """
 
-from regard.cost.building import call, layer, model
-from regard.cost.cache import cache_bytes
-from regard.cost.comparison import Comparison, compare
-from regard.cost.configuration import Configuration
-from regard.cost.costs import Cost
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from regard.cost.counting import (
     dense_pairs,
     forward_flops,
@@ -18,9 +16,16 @@ from regard.cost.counting import (
     needed_pairs,
     visited_pairs,
 )
-from regard.cost.devices import DEVICES, Device, device
-from regard.cost.parts import Part
-from regard.cost.presets import PRESETS, preset
+
+if TYPE_CHECKING:
+    from regard.cost.building import call, layer, model
+    from regard.cost.cache import cache_bytes
+    from regard.cost.comparison import Comparison, compare
+    from regard.cost.configuration import Configuration
+    from regard.cost.costs import Cost
+    from regard.cost.devices import DEVICES, Device, device
+    from regard.cost.parts import Part
+    from regard.cost.presets import PRESETS, preset
 
 __all__ = [
     "DEVICES",
@@ -43,3 +48,27 @@ __all__ = [
     "preset",
     "visited_pairs",
 ]
+
+# Every call of attention needs the counting, few programs the rest: it is imported when asked for,
+# so that `import regard` stays quick.
+_HOMES = {
+    "building": ("call", "layer", "model"),
+    "cache": ("cache_bytes",),
+    "comparison": ("Comparison", "compare"),
+    "configuration": ("Configuration",),
+    "costs": ("Cost",),
+    "devices": ("DEVICES", "Device", "device"),
+    "parts": ("Part",),
+    "presets": ("PRESETS", "preset"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"regard.cost.{home}"), name)
+    raise AttributeError(f"module 'regard.cost' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
