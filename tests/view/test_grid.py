@@ -65,9 +65,10 @@ def test_calls_are_taken_together() -> None:
 
 
 def test_decoding_measures_from_where_the_query_stands() -> None:
-    x = torch.zeros(1, 1, 5, 4)
-    t = regard.trace(x[:, :, 4:], x, x, mask=masks.causal())
-    assert head_figures(t).distance[0][0] == pytest.approx(2.0)
+    x = torch.eye(5).view(1, 1, 5, 5) * 30
+    for key in range(5):
+        t = regard.trace(x[:, :, [key]], x, x, mask=masks.causal())
+        assert head_figures(t).distance[0][0] == pytest.approx(4 - key, abs=1e-4)
 
 
 def test_rows_that_see_nothing_do_not_count() -> None:

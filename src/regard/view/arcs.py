@@ -165,7 +165,7 @@ class _Drawing:
         hanging = upright and all(arc.above for arc in self.arcs)
         for i, (text, x) in enumerate(zip(texts, middles, strict=True)):
             text.set_position((x, tall / 2 if hanging else 0))
-            text.set_va("top" if hanging else "center")
+            text.set_verticalalignment("top" if hanging else "center")
             text.set_rotation(90 if upright else 0)
             if i == self.token:
                 text.set_fontweight("bold")
