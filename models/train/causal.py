@@ -116,6 +116,12 @@ def held_losses(model: CausalModel, windows: Windows, count: int = 64) -> dict[s
     return found
 
 
+def copied(model: CausalModel, plain: CausalModel) -> CausalModel:
+    """The second with the weights of the first."""
+    plain.load_state_dict(model.state_dict())
+    return plain
+
+
 def samples(model: CausalModel, tokenizer: Tokenizer, tokens: int = 80) -> dict[str, str]:
     """How the model goes on with some beginnings."""
     model.eval()
@@ -137,6 +143,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name in ("d_model", "layers", "heads", "longest"):
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=int, default=getattr(sizes, name))
+    parser.add_argument("--compile", action="store_true", help="the blocks, with torch.compile")
     options(parser, batch=128, rate=2e-3, out=DATA / "regard-small")
     given = parser.parse_args(arguments)
     device, tokenizer = device_of(given), Tokenizer.read(DATA / "small-tokenizer.json")
@@ -150,15 +157,20 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{size / 1e6:.2f} M parameters; " + ", ".join(
         f"{name} {len(ids) / 1e6:.2f} M" for name, ids in streams.items()), flush=True)  # fmt: skip
     windows, training = Windows(streams, given.longest, device), Training(model, given)
-    run = torch.compile(model) if given.compile else model
+    # What is compiled for training is not what validation and samples need: those use a copy.
+    plain = CausalModel(config).to(device)
+    if given.compile:
+        for block in model.blocks:
+            block.compile()
     training.run(
-        lambda step: loss_of(run, *windows.draw(step, given.batch, given.seed)),
-        lambda: held_losses(model, windows, 16),
+        lambda step: loss_of(model, *windows.draw(step, given.batch, given.seed)),
+        lambda: held_losses(copied(model, plain), windows, 16),
     )
     training.finish()
     save(model, given.out)
     shutil.copy(DATA / "small-tokenizer.json", given.out / "tokenizer.json")
-    losses, told = held_losses(model, windows), samples(model, tokenizer)
+    copied(model, plain)
+    losses, told = held_losses(plain, windows), samples(plain, tokenizer)
     card = {
         "name": "regard-small",
         "task": "causal language model",

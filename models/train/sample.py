@@ -131,7 +131,7 @@ def main() -> None:
     while time.monotonic() - start < given.minutes * 60:
         told.append(model.tell(batch, given.length, generator, given.floor).short().cpu())
         print(f"{time.monotonic() - start:6.1f} s  {len(told) * batch:,} stories", flush=True)
-    found = list(dict.fromkeys(texts(torch.cat(told).int() & 0xFFFF, pieces)))
+    found = list(dict.fromkeys(text for batch in told for text in texts(batch, pieces)))
     letters = sum(map(len, found))
     print(f"{len(found):,} distinct stories, {letters / 1e6:.1f} M letters; encoding", flush=True)
     tokenizer, held = DATA / "small-tokenizer.json", min(len(found) // 10, 1000)

@@ -30,7 +30,6 @@ def options(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     parser.add_argument("--warmup", type=int, default=100, help="steps until it is reached")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--compile", action="store_true", help="with torch.compile")
     parser.add_argument("--device", help="cpu or cuda; cuda where there is one unless said")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
     parser.add_argument("--every", type=int, default=100, help="steps between lines of progress")

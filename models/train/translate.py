@@ -136,9 +136,8 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"{size / 1e6:.2f} M parameters; {len(learned.pairs):,} pairs, {len(held.pairs)} held",
           flush=True)  # fmt: skip
     training = Training(model, given)
-    run = torch.compile(model) if given.compile else model
     training.run(
-        lambda step: loss_of(run, learned.draw(step, given.batch, given.seed), given.smoothing),
+        lambda step: loss_of(model, learned.draw(step, given.batch, given.seed), given.smoothing),
         lambda: held_loss(model, held),
     )
     training.finish()
