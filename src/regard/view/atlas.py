@@ -7,7 +7,7 @@ each step's queries below those before. Nothing n×n is ever held: a map answers
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.backends.contract import Rows
 from regard.errors import RegardError
 from regard.masks.algebra import EMPTY, Mask, Tiles
 from regard.traces import Trace
@@ -59,7 +60,7 @@ class Map:
         if place not in self._heads:
             while len(self._heads) >= max(2, len(self.calls)):
                 self._heads.pop(next(iter(self._heads)))
-            self._heads[place] = self.traces[call][self.batch, [head]].detach()
+            self._heads[place] = _one_head(self.traces[call].detach(), self.batch, head)
         return self._heads[place]
 
     @torch.no_grad()
@@ -319,6 +320,14 @@ def _of_batch(tokens: Tokens | None, batch: int) -> Sequence[str] | None:
         return tokens  # type: ignore[return-value]
     _check(batch, len(tokens), "batch")
     return tokens[batch]
+
+
+def _one_head(t: Trace, batch: int, head: int) -> Trace:
+    """A trace of one batch entry and head, without copying what it looks at."""
+    one, mine = slice(batch, batch + 1), slice(head, head + 1)
+    group = head // t.inputs.group
+    inputs = t.inputs.select(one, mine, slice(group, group + 1))
+    return replace(t, inputs=inputs, rows=Rows(*(rows[one, mine] for rows in t.rows)))
 
 
 def _finite(edge: float) -> float | None:
