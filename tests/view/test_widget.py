@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import shutil
+import sys
 from typing import Any
 
 import pytest
 import torch
 
 import regard
-from regard.view import widget as widgets
 from regard.view.tiles import decoded
 from regard.view.widget import widget
 from tests.view.toys import seen, tokens
@@ -68,7 +68,8 @@ def test_a_question_that_makes_no_sense_gets_an_error(
 
 
 def test_without_anywidget_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(widgets, "find_spec", lambda name: None)
+    # The module, which in its package goes by the name of its function.
+    monkeypatch.setattr(sys.modules[widget.__module__], "find_spec", lambda name: None)
     with pytest.raises(regard.RegardError, match=r"pip install regard\[notebook\]"):
         widget(seen(5))
 
