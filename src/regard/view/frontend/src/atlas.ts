@@ -449,11 +449,14 @@ export class Atlas {
     key: number,
     zoom: number,
   ): void {
-    if (!this.cursor) return;
+    const [pickedQuery, pickedKey] = this.state().picked;
+    const picked = pickedKey === undefined ? null : { query: pickedQuery!, key: pickedKey };
+    const pair = this.cursor ?? picked;
+    if (!pair) return;
     const cell = this.cellSize();
     const { x, y, width, height } = this.plot;
-    const left = x + (Math.floor(this.cursor.key / cell) * cell - key) * zoom;
-    const top = y + (Math.floor(this.cursor.query / cell) * cell - query) * zoom;
+    const left = x + (Math.floor(pair.key / cell) * cell - key) * zoom;
+    const top = y + (Math.floor(pair.query / cell) * cell - query) * zoom;
     const side = Math.max(cell * zoom, 1);
     context.globalAlpha = 0.09;
     context.fillStyle = colour;
@@ -599,6 +602,12 @@ export class Atlas {
     }, 40);
   }
 
+  /** Point at a pair, and keep it: the address and a notebook are told. */
+  private pick(point: Point | null): void {
+    this.change({ picked: point ? [point.query, point.key] : [] }, true);
+    this.point(point);
+  }
+
   private moveTip({ query, key }: Point): void {
     const lens = this.lens;
     const plot = this.plot;
@@ -662,7 +671,7 @@ export class Atlas {
     const up = (event: PointerEvent) => {
       this.pointers.delete(event.pointerId);
       if (event.type === "pointerup" && this.moved < 4)
-        this.point(this.at(event.offsetX, event.offsetY));
+        this.pick(this.at(event.offsetX, event.offsetY));
     };
     canvas.addEventListener("pointerup", up);
     canvas.addEventListener("pointercancel", up);
@@ -690,7 +699,7 @@ export class Atlas {
         key: Math.floor(Math.max(0, key) + plot.width / zoom / 2),
       };
       const inside = (at: number, n: number) => Math.max(0, Math.min(at, n - 1));
-      this.point({
+      this.pick({
         query: inside(from.query + arrow[0] * cell, queries),
         key: inside(from.key + arrow[1] * cell, keys),
       });
@@ -700,7 +709,7 @@ export class Atlas {
     } else if (event.key === "+" || event.key === "=") this.zoom(1.5);
     else if (event.key === "-") this.zoom(1 / 1.5);
     else if (event.key === "0") this.all();
-    else if (event.key === "Escape") this.point(null);
+    else if (event.key === "Escape") this.pick(null);
     else if (event.key === "Enter" && this.cursor)
       this.change({ view: "text", token: this.cursor.query, direction: "looks" });
     else return;

@@ -142,7 +142,10 @@ class Shell {
     const map = Math.min(state.map, this.index.maps.length - 1);
     const head = Math.min(state.head, this.index.maps[map]!.heads - 1);
     const quantity = this.source.quantities.includes(state.quantity) ? state.quantity : "weight";
-    return { ...state, map, head, quantity };
+    const { queries, keys } = this.index.maps[map]!;
+    const [query, key] = state.picked;
+    const there = query !== undefined && key !== undefined && query < queries && key < keys;
+    return { ...state, map, head, quantity, picked: there ? [query, key] : [] };
   }
 
   private change(part: Partial<State>, quiet = false): void {
@@ -461,7 +464,8 @@ if (root) {
         (id) => document.getElementById(id)?.textContent ?? "",
       )
     : new AppSource(root.dataset["base"] ?? "./");
-  void mount(root, source, { address: true });
+  // What is shown inside a notebook's cell has no address of its own.
+  void mount(root, source, { address: location.protocol !== "about:" });
 }
 
 /** A notebook gives an element and a model: see anywidget. */

@@ -192,11 +192,16 @@ export class WidgetSource extends RemoteSource {
     }
   };
 
-  protected ask(name: string, asked: Asked): Promise<ArrayBuffer> {
+  protected ask(name: string, asked: Asked, signal?: AbortSignal): Promise<ArrayBuffer> {
     const number = ++this.number;
     return new Promise((done, fail) => {
       this.open.set(number, { done, fail });
       this.model.send({ number, name, asked });
+      signal?.addEventListener("abort", () => {
+        if (!this.open.delete(number)) return;
+        this.model.send({ number, stop: true });
+        fail(new DOMException("stopped", "AbortError"));
+      });
     });
   }
 }

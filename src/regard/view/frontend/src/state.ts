@@ -13,6 +13,8 @@ export interface State {
   query: number;
   key: number;
   span: number;
+  /** The pair that was picked: its query and its key; empty: none. */
+  picked: number[];
   pool: Pool;
   scale: Scale;
   quantity: string;
@@ -30,6 +32,7 @@ export const START: State = {
   query: 0,
   key: 0,
   span: 0,
+  picked: [],
   pool: "max",
   scale: "log",
   quantity: "weight",
@@ -46,6 +49,12 @@ const count = (value: string | null, otherwise: number): number => {
   return Number.isFinite(found) ? found : otherwise;
 };
 
+const places = (value: string | null): number[] =>
+  (value ?? "")
+    .split(",")
+    .map((part) => (part === "" ? NaN : Number(part)))
+    .filter((place) => Number.isInteger(place) && place >= 0);
+
 /** Nothing in an address is believed: what does not fit is the default. */
 export function read(address: string): State {
   const given = new URLSearchParams(address.replace(/^#/, ""));
@@ -57,16 +66,13 @@ export function read(address: string): State {
     query: count(get("query"), 0),
     key: count(get("key"), 0),
     span: Math.max(0, count(get("span"), 0)),
+    picked: places(get("picked")),
     pool: one(get("pool"), POOLS, START.pool),
     scale: one(get("scale"), SCALES, START.scale),
     quantity: one(get("quantity"), ["weight", "value"], START.quantity),
     token: Math.max(-1, Math.trunc(count(get("token"), -1))),
     direction: one(get("direction"), ["looks", "seen"] as const, START.direction),
-    set: (get("set") ?? "")
-      .split(",")
-      .map((part) => (part === "" ? NaN : Number(part)))
-      .filter((head) => Number.isInteger(head) && head >= 0)
-      .slice(0, 4096),
+    set: places(get("set")).slice(0, 4096),
   };
 }
 
