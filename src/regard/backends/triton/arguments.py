@@ -48,6 +48,12 @@ def tiles_of(length: int, size: int) -> int:
     return -(-length // size)
 
 
+def constants_of(x: AttentionInputs, rows: int, keys: int, precision: str) -> dict[str, Any]:
+    """What every kernel that walks over q and k is compiled for."""
+    D = x.q.shape[-1]
+    return {"D": D, "BD": wide(D), "BM": rows, "BN": keys, "PRECISION": precision}
+
+
 _YES, _NO = triton.language.constexpr(True), triton.language.constexpr(False)
 
 

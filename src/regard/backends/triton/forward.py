@@ -9,11 +9,9 @@ packed into one tile and the keys split over programs, whose sums a second kerne
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from regard.backends.contract import Rows
@@ -28,313 +26,12 @@ from regard.backends.triton.arguments import (
     tiles_of,
     wide,
 )
+from regard.backends.triton.forward_kernels import Parts, Written, forward_tiles, mend, merge
 from regard.backends.triton.hopper import run_on_hopper
-from regard.backends.triton.launching import launched
 from regard.backends.triton.layout import rule_of
-from regard.backends.triton.pairs import (
-    ALL,
-    DENSE,
-    LEAST,
-    LN2,
-    LOG2E,
-    MANY,
-    NO_BIAS,
-    allowed,
-    finite_only,
-    flagged,
-    full_at,
-    kept,
-    keys_for,
-    load_rows,
-    logits_of,
-    part_at,
-    product,
-    spoilt,
-)
+from regard.backends.triton.pairs import ALL, MANY
 from regard.backends.triton.tuning import Forward, forward_settings
 from regard.inputs import AttentionInputs
-
-
-class Written(NamedTuple):
-    """Where a row's numbers go, all [B, H, Q] contiguous, and [2, B, H, Q] for what the backward
-    pass needs: the shift of the logits, and one over the sum."""
-
-    lse: Any
-    largest: Any
-    entropy: Any
-    norm: Any
-
-
-class Parts(NamedTuple):
-    """Sums of one split of the keys: mixed [S, B, H, Q, E], and [3, S, B, H, Q] for m, l and e."""
-
-    mixed: Any
-    sums: Any
-
-
-@triton.jit
-def _finished(largest, total, energy, sink):
-    """What the sums of some rows come to: the factor for the output, lse, largest logit, entropy,
-    shift and sum. The sink is one more term; without one it is minus infinity."""
-    shift = tl.maximum(largest, sink)
-    shrink = tl.exp2(largest - shift)
-    # Exactly 0 where it is: a sink in units of log 2 is rounded, but not in a fused subtraction.
-    below = tl.where(sink == shift, 0.0, sink - shift)
-    whole = total * shrink + tl.exp2(below)
-    nothing = whole == 0
-    whole = tl.where(nothing, 1.0, whole)
-    lse = tl.where(nothing, float("-inf"), (shift + tl.log2(whole)) * LN2)
-    unseen = total == 0
-    safe = tl.where(unseen, 1.0, total)
-    log_keys = tl.log2(safe)
-    entropy = tl.where(unseen, 0.0, log_keys - energy / safe)
-    # Entropy of (keys or sink), then within the keys.
-    log_share = tl.where(unseen, 0.0, log_keys + (largest - shift) - tl.log2(whole))
-    share = tl.where(unseen, 0.0, tl.exp2(log_share))
-    log_rest = below - tl.log2(whole)
-    rest = tl.where(sink == float("-inf"), 0.0, tl.exp2(log_rest) * log_rest)
-    entropy = share * (entropy - log_share) - rest
-    seen = tl.where(unseen, float("-inf"), largest * LN2)
-    # A largest logit is found by comparing, which passes over NaN; the sum does not.
-    seen = tl.where(total == total, seen, total)
-    return shrink / whole, lse, seen, entropy * LN2, shift, 1.0 / whole
-
-
-@triton.jit
-def _write_rows(to, at, inside, rows, lse, seen, entropy, shift, inverse, STATISTICS: tl.constexpr):
-    tl.store(to.lse + at, lse, mask=inside)
-    tl.store(to.norm + at, shift, mask=inside)
-    tl.store(to.norm + rows + at, inverse, mask=inside)
-    if STATISTICS:
-        tl.store(to.largest + at, seen, mask=inside)
-        tl.store(to.entropy + at, entropy, mask=inside)
-
-
-@triton.jit
-def _take_in(
-    s, factor, v, mixed, largest, total, energy, drop, b, h, q, k,
-    STATISTICS: tl.constexpr, GUARD: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Add a tile of logits (s times a factor above 0) and values to the running sums."""
-    highest = tl.maximum(largest, tl.max(s, 1) * factor)
-    x = s * factor - highest[:, None]
-    p = tl.exp2(x)
-    moved = largest - highest
-    shrink = tl.exp2(moved)
-    if STATISTICS:
-        part = p * x
-        if GUARD:
-            # Hidden pairs are 0, not 0 · ∞.
-            part = tl.where(p == 0, 0.0, part)
-        energy = shrink * (energy + total * moved) + tl.sum(part, 1)
-    total = total * shrink + tl.sum(p, 1)
-    if drop.on:
-        p = tl.where(kept(drop, b, h, q, k), p * drop.grow, 0.0)
-    mixed = mixed * shrink[:, None]
-    mixed = product(p.to(v.dtype), v, mixed, PRECISION)
-    return mixed, highest, total, energy
-
-
-@triton.jit
-def _spoiled(seen, v, PRECISION: tl.constexpr):
-    """NaN or infinity for rows that see one among the values, else 0."""
-    rows, wide = seen.to(tl.float16), v.to(tl.float32)
-    nan = product(rows, (wide != wide).to(tl.float16), None, PRECISION)
-    up = product(rows, (wide == float("inf")).to(tl.float16), None, PRECISION)
-    down = product(rows, (wide == float("-inf")).to(tl.float16), None, PRECISION)
-    bad = tl.where(up > 0, float("inf"), 0.0) - tl.where(down > 0, float("inf"), 0.0)
-    return tl.where(nan > 0, float("nan"), bad)
-
-
-@triton.jit
-def _attend(
-    tile, tiles, q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring, n,
-    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, STATISTICS: tl.constexpr, PACKED: tl.constexpr,
-    SPLITS: tl.constexpr, CAREFUL: tl.constexpr, DESCRIBED: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """A tile of queries against its keys.
-
-    CAREFUL keeps hidden NaN and infinities among the values out of the products; otherwise a tile
-    with NaN in its output is flagged. Split keys are walked with that care at once: there memory
-    is the limit, not arithmetic.
-    """
-    split = tl.program_id(2)
-    row = tile * BM + tl.arange(0, BM)
-    if PACKED:
-        b = tl.program_id(1) // (n.heads // n.group)
-        g = tl.program_id(1) % (n.heads // n.group)
-        first_head = g * n.group
-        inside = row < n.queries * n.group
-        h = tl.minimum(first_head + row // n.queries, n.heads - 1)
-        place = row % n.queries
-        first, last = 0, n.queries - 1
-    else:
-        b = tl.program_id(1) // n.heads
-        first_head = tl.program_id(1) % n.heads
-        g = first_head // n.group
-        inside = row < n.queries
-        h = first_head + tl.zeros_like(row)
-        place = row
-        first, last = tile * BM, tl.minimum(tile * BM + BM, n.queries) - 1
-    wide_d, wide_e = tl.arange(0, BD), tl.arange(0, BE)
-    at_query = b.to(tl.int64) * q.batch + h.to(tl.int64) * q.head + place.to(tl.int64) * q.row
-    keep = inside[:, None] & (wide_d < D)[None, :]
-    qs = tl.load(q.ptr + at_query[:, None] + wide_d[None, :], mask=keep, other=0.0)
-
-    mixed = tl.zeros((BM, BE), tl.float32)
-    bad = tl.zeros((BM, BE), tl.float32)
-    largest = tl.full((BM,), LEAST, tl.float32)
-    total = tl.zeros((BM,), tl.float32)
-    energy = tl.zeros((BM,), tl.float32)
-
-    full, part, limit, path = keys_for(rule, n, b, first_head, tile, first, last, BN)
-    places, heads = place[:, None], h[:, None]
-    # A scale above 0 keeps order, so it can be applied together with the shift.
-    plain: tl.constexpr = scoring.positive and not scoring.capped and bias.kind == NO_BIAS
-    factor = scoring.scale * LOG2E if plain else 1.0
-    for i in tl.range(full * split // SPLITS, full * (split + 1) // SPLITS, num_stages=STAGES):
-        key = full_at(rule, path, i, BN)
-        if DESCRIBED:
-            ks = k.load([b, g, key, 0]).reshape(BN, BD)
-            vs = v.load([b, g, key, 0]).reshape(BN, BE)
-        else:
-            ks = load_rows(k, b, g, key, n.keys, D, BD, BN, True)
-            vs = load_rows(v, b, g, key, n.keys, E, BE, BN, True)
-        columns = (key + tl.arange(0, BN))[None, :]
-        s = product(qs, ks.T, None, PRECISION)
-        if not plain:
-            s, _ = logits_of(s, scoring, bias, b, heads, places, columns, n)
-        mixed, largest, total, energy = _take_in(
-            s, factor, vs, mixed, largest, total, energy, drop, b, heads, places, columns,
-            STATISTICS, bias.kind == DENSE, PRECISION,
-        )  # fmt: skip
-    for i in tl.range(part * split // SPLITS, part * (split + 1) // SPLITS, num_stages=STAGES):
-        key, table = part_at(rule, path, i, BN)
-        if DESCRIBED:
-            ks = k.load([b, g, key, 0]).reshape(BN, BD)
-            vs = v.load([b, g, key, 0]).reshape(BN, BE)
-        else:
-            ks = load_rows(k, b, g, key, n.keys, D, BD, BN, False)
-            vs = load_rows(v, b, g, key, n.keys, E, BE, BN, False)
-        columns = (key + tl.arange(0, BN))[None, :]
-        seen = allowed(rule, places, columns, limit, table, BM, BN)
-        s = product(qs, ks.T, None, PRECISION)
-        if not plain:
-            s, _ = logits_of(s, scoring, bias, b, heads, places, columns, n)
-        s = tl.where(seen, s, float("-inf"))
-        if CAREFUL or SPLITS > 1:
-            bad += _spoiled(seen, vs, PRECISION)
-            vs = finite_only(vs)
-        mixed, largest, total, energy = _take_in(
-            s, factor, vs, mixed, largest, total, energy, drop, b, heads, places, columns,
-            STATISTICS, True, PRECISION,
-        )  # fmt: skip
-
-    at = (b * n.heads + h).to(tl.int64) * n.queries + place
-    rows = (tl.num_programs(1) // (n.heads // n.group if PACKED else n.heads)).to(tl.int64)
-    rows = rows * n.heads * n.queries
-    store = inside[:, None] & (wide_e < E)[None, :]
-    if SPLITS > 1:
-        mine = split * rows + at
-        tl.store(parts.mixed + mine[:, None] * E + wide_e[None, :], mixed + bad, mask=store)
-        tl.store(parts.sums + mine, largest, mask=inside)
-        tl.store(parts.sums + SPLITS * rows + mine, total, mask=inside)
-        if STATISTICS:
-            tl.store(parts.sums + 2 * SPLITS * rows + mine, energy, mask=inside)
-    else:
-        lone = tl.full((BM,), float("-inf"), tl.float32)
-        if sink is not None:
-            lone = tl.load(sink + h).to(tl.float32) * LOG2E
-        factor, lse, seen, entropy, shift, inverse = _finished(largest, total, energy, lone)
-        mixed = mixed * factor[:, None]
-        if CAREFUL:
-            mixed += bad
-        elif flags is not None:
-            found = tl.max(tl.max((mixed != mixed).to(tl.int32), 1), 0).to(tl.int8)
-            tl.store(flags + tl.program_id(1) * tiles + tile, found)
-        to_row = b.to(tl.int64) * out.batch + h.to(tl.int64) * out.head
-        to_row += place.to(tl.int64) * out.row
-        tl.store(
-            out.ptr + to_row[:, None] + wide_e[None, :], mixed.to(out.ptr.dtype.element_ty),
-            mask=store,
-        )  # fmt: skip
-        _write_rows(to, at, inside, rows, lse, seen, entropy, shift, inverse, STATISTICS)
-
-
-@launched
-@triton.jit
-def _forward(
-    q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring, n,
-    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, STATISTICS: tl.constexpr, PACKED: tl.constexpr,
-    SPLITS: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    # Under a band later tiles have more keys: they start first.
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    _attend(
-        tile, tl.num_programs(0), q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring,
-        n, D, E, BD, BE, BM, BN, STATISTICS, PACKED, SPLITS, False, DESCRIBED, PRECISION, STAGES,
-    )  # fmt: skip
-
-
-@launched
-@triton.jit
-def _mend(
-    q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring, n, tiles,
-    D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, STATISTICS: tl.constexpr, PACKED: tl.constexpr,
-    SPLITS: tl.constexpr, PRECISION: tl.constexpr, MANY: tl.constexpr,
-):  # fmt: skip
-    """Of so MANY tiles, those that a hidden NaN may have spoilt, again and with care."""
-    first = tl.program_id(0) * MANY
-    b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
-    if spoilt(flags, out, n, b, h, first, tiles, E, BE, MANY):
-        for tile in range(first, tl.minimum(first + MANY, tiles)):
-            if flagged(flags, tiles, tile):
-                _attend(
-                    tile, tiles, q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring,
-                    n, D, E, BD, BE, BM, BN, STATISTICS, PACKED, SPLITS, True, False, PRECISION, 1,
-                )  # fmt: skip
-
-
-@launched
-@triton.jit
-def _merge(
-    out, to, parts, sink, n, rows,
-    E: tl.constexpr, BE: tl.constexpr, SPLITS: tl.constexpr, STATISTICS: tl.constexpr,
-):  # fmt: skip
-    """The sums of all splits of one row, merged."""
-    at = tl.program_id(0).to(tl.int64)
-    h = (at // n.queries) % n.heads
-    b = at // n.queries // n.heads
-    place = at % n.queries
-    split, wide_e = tl.arange(0, SPLITS), tl.arange(0, BE)
-    mine = split * rows + at
-    largest = tl.load(parts.sums + mine)
-    total = tl.load(parts.sums + SPLITS * rows + mine)
-    highest = tl.max(largest, 0)
-    moved = largest - highest
-    shrink = tl.exp2(moved)
-    energy = total
-    if STATISTICS:
-        energy = tl.load(parts.sums + 2 * SPLITS * rows + mine)
-        energy = tl.sum(shrink * (energy + total * moved), 0)
-    else:
-        energy = tl.sum(energy, 0)
-    total = tl.sum(total * shrink, 0)
-    keep = (wide_e < E)[None, :] & (split >= 0)[:, None]
-    mixed = tl.load(parts.mixed + mine[:, None] * E + wide_e[None, :], mask=keep, other=0.0)
-    # A split that saw nothing has weight 0, also beside NaN.
-    mixed = tl.sum(tl.where(shrink[:, None] == 0, 0.0, mixed * shrink[:, None]), 0)
-    lone = highest * 0 + float("-inf")
-    if sink is not None:
-        lone = tl.load(sink + h).to(tl.float32) * LOG2E
-    factor, lse, seen, entropy, shift, inverse = _finished(highest, total, energy, lone)
-    to_row = out.ptr + b * out.batch + h * out.head + place * out.row
-    tl.store(to_row + wide_e, (mixed * factor).to(out.ptr.dtype.element_ty), mask=wide_e < E)
-    _write_rows(to, at, at >= 0, rows, lse, seen, entropy, shift, inverse, STATISTICS)
 
 
 def forward(x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]:
@@ -379,16 +76,16 @@ def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Te
             flags.zero_()
         run_on_hopper(x, to_out, to, flags, rule, (tiles, programs), how, statistics=statistics)
     elif not how.cudnn:
-        _forward[(tiles, programs, how.splits)](
+        forward_tiles[(tiles, programs, how.splits)](
             q, ks, vs, *rest, sizes(x), **constants, DESCRIBED=described,
             STAGES=how.stages, num_warps=how.warps, num_stages=how.stages,
         )  # fmt: skip
     if may_leak:
-        _mend[(tiles_of(tiles, MANY), programs, 1)](
+        mend[(tiles_of(tiles, MANY), programs, 1)](
             q, k, v, *rest, sizes(x), tiles, **constants, MANY=MANY, num_warps=8, num_stages=1
         )
     if how.splits > 1:
-        _merge[(B * H * Q,)](
+        merge[(B * H * Q,)](
             to_out, to, parts, x.sink, sizes(x), B * H * Q, E=E, BE=wide(E), SPLITS=how.splits,
             STATISTICS=statistics,
         )  # fmt: skip

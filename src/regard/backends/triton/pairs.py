@@ -140,6 +140,13 @@ def load_rows(
 
 
 @triton.jit
+def norms(lse, at, inside):
+    """lse in units of log 2; rows that see nothing get +∞, which makes all their weights 0."""
+    norm = tl.load(lse + at, mask=inside, other=float("-inf"))
+    return tl.where(norm == float("-inf"), float("inf"), norm * LOG2E)
+
+
+@triton.jit
 def limit_of(rule, sizes, b):
     """How many keys a batch entry may look at."""
     limit = sizes.keys
