@@ -84,6 +84,11 @@ export class Atlas implements Hands {
     return new Lens(map, box, query - box.height / zoom / 2, key - span / 2, zoom);
   }
 
+  private get picked(): Point | null {
+    const [query, key] = this.state().picked;
+    return query === undefined || key === undefined ? null : { query, key };
+  }
+
   get cell(): number {
     return 1 << this.level;
   }
@@ -133,6 +138,12 @@ export class Atlas implements Hands {
     this.tip.show(point, place, this.lens, this.tiles.peek(place)?.tile ?? null);
   }
 
+  /** Point at a pair, and keep it: the address and a notebook are told. */
+  pick(point: Point | null): void {
+    this.change({ picked: point ? [point.query, point.key] : [] }, true);
+    this.point(point);
+  }
+
   draw(): void {
     if (!this.frame)
       this.frame = requestAnimationFrame(() => {
@@ -159,7 +170,8 @@ export class Atlas implements Hands {
     paintCells(context, cells);
     if (lens.zoom >= GRID) paintGrid(context, lens, inks.line);
     paintSteps(context, lens, inks.accent);
-    if (this.cursor) paintCursor(context, lens, this.cursor, this.cell, inks.accent);
+    const pair = this.cursor ?? this.picked;
+    if (pair) paintCursor(context, lens, pair, this.cell, inks.accent);
     context.restore();
     paintFrame(context, lens, inks.frame);
     const { queryText, keyText } = lens.map;

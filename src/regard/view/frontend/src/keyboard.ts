@@ -23,7 +23,7 @@ export function press(event: KeyboardEvent, hands: Hands): void {
   else if (event.key === "+" || event.key === "=") hands.zoom(1.5);
   else if (event.key === "-") hands.zoom(1 / 1.5);
   else if (event.key === "0") hands.all();
-  else if (event.key === "Escape") hands.point(null);
+  else if (event.key === "Escape") hands.pick(null);
   else if (event.key === "Enter" && cursor) hands.open(cursor.query);
   else return;
   event.preventDefault();
@@ -38,7 +38,7 @@ function step(hands: Hands, down: number, right: number): void {
     key: Math.floor(Math.max(0, lens.key) + lens.wide / 2),
   };
   const inside = (at: number, n: number) => Math.max(0, Math.min(at, n - 1));
-  hands.point({
+  hands.pick({
     query: inside(from.query + down * cell, queries),
     key: inside(from.key + right * cell, keys),
   });

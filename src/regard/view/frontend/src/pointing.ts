@@ -12,6 +12,8 @@ export interface Hands {
   zoom(factor: number, x?: number, y?: number): void;
   all(): void;
   point(point: Point | null): void;
+  /** Point at a pair, and keep it. */
+  pick(point: Point | null): void;
   /** Take the words away while the map moves under them. */
   hush(): void;
   open(query: number): void;
@@ -48,7 +50,7 @@ export function listen(canvas: HTMLCanvasElement, hands: Hands): void {
   const up = (event: PointerEvent) => {
     pointers.delete(event.pointerId);
     if (event.type === "pointerup" && moved < STILL)
-      hands.point(hands.lens.at(event.offsetX, event.offsetY));
+      hands.pick(hands.lens.at(event.offsetX, event.offsetY));
   };
   canvas.addEventListener("wheel", wheel, { passive: false });
   canvas.addEventListener("pointerdown", (event) => {
