@@ -14,8 +14,10 @@ PLAIN := not compiled and not interpreted and not real
 
 .PHONY: demo test real check frontend bench gpu clean
 
-demo: $(READY) $(if $(shell command -v npm),$(BUNDLE))  ## see attention over a sentence, in the terminal
-	@$(BIN)/regard view
+demo: $(READY) $(if $(shell command -v npm),$(BUNDLE))  ## see attention over a sentence: here, as a page, in the app
+	@$(BIN)/regard view --terminal $(if $(wildcard $(BUNDLE))$(shell command -v npm),--page attention.html)
+	@echo
+	@echo "the app, where you can type your own text: $(BIN)/regard view"
 
 test: check $(BUNDLE)  ## everything that decides whether a change lands
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" --ignore=tests/parity $(SHAPES)

@@ -28,7 +28,9 @@ from typer.core import TyperGroup
 
 import regard
 from regard import cost_command, masks
-from regard.view.showing import Wanted, drawn, look, show
+from regard.view.atlas import Atlas
+from regard.view.opening import first_view, why_not
+from regard.view.showing import Look, Subject, Wanted, drawn, look, show
 from regard.view.subjects import SPELLING, Spelling, subject_of, text_of
 from regard.watching.memory import shown
 from regard.watching.watcher import Keep
@@ -106,7 +108,16 @@ def view(
         typer.Option(help="Which call, where a layer has several.", show_default=False),
     ] = None,
     terminal: Annotated[
-        bool, typer.Option("--terminal", help="Show it here: what happens if nothing else is said.")
+        bool, typer.Option("--terminal", help="Show it here, instead of in the app.")
+    ] = False,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            help="Serve the app on this port, not on any that is free.", show_default=False
+        ),
+    ] = None,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Serve the app, and open no browser.")
     ] = False,
     picture: Annotated[
         Path | None, typer.Option(help="Write a .png, .svg or .pdf.", show_default=False)
@@ -125,9 +136,11 @@ def view(
     ] = None,
     dark: Annotated[bool, typer.Option("--dark", help="A picture for a dark page.")] = False,
     numbers: Annotated[
-        bool, typer.Option("--numbers", help="Numbers in the grid of heads.")
+        bool, typer.Option("--numbers", help="Numbers in the grid of heads, here.")
     ] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Draw with ASCII and numbers.")] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Draw with ASCII and numbers, here.")
+    ] = False,
     mask: Annotated[
         str,
         typer.Option(
@@ -145,6 +158,7 @@ def view(
 ) -> None:
     """See attention: over a sentence, in a trace file, or while a model reads.
 
+    It opens as a web page on this machine, which goes on until Ctrl+C; or here, as text.
     Without a model, words are compared by their spelling, so that "attends" and "attention" find
     each other. There is nothing learned behind that: what you see is the mechanism.
     """
@@ -154,7 +168,18 @@ def view(
             got="no --picture",
             do="name the file to write: --picture attention.svg",
         )
+    serving = port is not None or no_browser
+    here = terminal or plain or numbers or call is not None
+    if serving and here:
+        raise regard.RegardError(
+            "--port and --no-browser are about the app",
+            got="an option that shows it here as well: --terminal, --plain, --numbers or --call",
+            accepted="one of the two",
+        )
     wanted = Wanted(layer, head, token, call, numbers, plain, dark, kind)
+    writing = picture is not None or page is not None
+    why = "" if serving or here or writing else why_not()
+    in_app = serving or not (here or writing or why)
     with _bar() as bar:
         task = bar.add_task("looking", total=None)
 
@@ -162,26 +187,45 @@ def view(
             bar.update(task, completed=done, total=total)
 
         subject = subject_of(text, model, Spelling(mask, score, temperature))
-        this = look(subject, wanted, progress)
-        written = []
-        if picture is not None:
-            figure = drawn(this)
-            # Imported late: matplotlib is an extra, and takes its time.
-            from regard.view.ink import save
-
-            save(figure, picture)
-            written.append(picture)
+        this = None if in_app and picture is None else look(subject, wanted, progress)
+        if picture is not None and this is not None:
+            _draw(this, picture)
         if page is not None:
             from regard.view.page import page as write_page
 
-            bar.update(task, description="writing")
             write_page(subject.what, page, subject.tokens, progress=progress)
-            written.append(page)
     console = _console()
-    if terminal or not written:
+    if this is not None and (here or why):
         show(this, console)
-    for path in written:
+    for path in filter(None, (picture, page)):
         console.print(Text(f"wrote {path} ({shown(path.stat().st_size)})"))
+    if why:
+        note = f"shown here, because {why}; --no-browser serves the app all the same"
+        Console(stderr=True, highlight=False).print(Text(note, "dim"))
+    if in_app:
+        _serve(subject, wanted, port or 0, console, browser=not no_browser)
+
+
+def _draw(this: Look, picture: Path) -> None:
+    figure = drawn(this)
+    # Imported late: matplotlib is an extra, and takes its time.
+    from regard.view.ink import save
+
+    save(figure, picture)
+
+
+def _serve(subject: Subject, wanted: Wanted, port: int, console: Console, *, browser: bool) -> None:
+    """The app, until it is interrupted."""
+    from regard.view.app import serve
+
+    atlas = Atlas.of(subject.what, subject.tokens)
+
+    def ready(address: str) -> None:
+        console.print(Text(f"{subject.title}\n{address}", no_wrap=True, overflow="ignore"))
+        console.print(Text("open for this machine alone; Ctrl+C ends it", "dim"))
+
+    view = first_view(subject, atlas, wanted)
+    serve(atlas, port=port, browser=browser, view=view, ready=ready)
 
 
 @app.command()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import socket
 import threading
 import time
@@ -164,22 +165,22 @@ def test_closing_frees_the_port() -> None:
         assert again.port == port
 
 
-def test_serve_opens_the_browser_and_ends_with_an_interrupt(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_serve_opens_the_browser_and_ends_with_a_signal(
+    ending: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[str] = []
 
-    def interrupted(self: threading.Event, timeout: float | None = None) -> bool:
-        raise KeyboardInterrupt
-
     def ready(url: str) -> None:
         opened.append(url)
-        # Only the waiting of serve itself is interrupted.
-        monkeypatch.setattr(apps, "_wait", lambda: interrupted(threading.Event()))
+        signal.raise_signal(ending)
 
+    before = signal.getsignal(ending)
     monkeypatch.setattr(apps.webbrowser, "open", opened.append)
-    serve(seen(5), ready=ready)
+    serve(seen(5), ready=ready, view="head=1")
     assert len(opened) == 2
     assert opened[0] == opened[1]
+    assert opened[0].endswith("/#head=1")
+    assert signal.getsignal(ending) is before
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(opened[0].split(":")[2].split("/")[0])))

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import secrets
 import select
+import signal
 import socket
 import threading
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
@@ -119,26 +121,40 @@ def serve(
     batch: int = 0,
     port: int = 0,
     browser: bool = True,
+    view: str = "",
     ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Show what was seen in a local web app, until it is interrupted with Ctrl-C.
+    """Show what was seen in a local web app, until it is interrupted with Ctrl+C or terminated.
 
-    A free port is chosen unless one is named; `browser=False` opens none. `ready` is told the
-    address once the app answers.
+    A free port is chosen unless one is named; `browser=False` opens none. `view` is what to look at
+    first, as the end of the app's address tells it. `ready` is told the address once the app
+    answers.
     """
-    with App(what, tokens, queries=queries, batch=batch, port=port) as app:
+    with App(what, tokens, queries=queries, batch=batch, port=port) as app, _ending() as ended:
+        address = f"{app.url}#{view}" if view else app.url
         if ready is not None:
-            ready(app.url)
+            ready(address)
         if browser:
-            webbrowser.open(app.url)
-        try:
-            _wait()
-        except KeyboardInterrupt:
-            return
+            webbrowser.open(address)
+        # With a limit, because without one an interrupt does not reach a wait on Windows.
+        while not ended.wait(0.5):
+            pass
 
 
-def _wait() -> None:
-    threading.Event().wait()
+@contextmanager
+def _ending() -> Iterator[threading.Event]:
+    """An event that an interrupt sets, or the wish of the system that this program ends."""
+    ended = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield ended
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(each, lambda *_: ended.set()) for each in signals]
+    try:
+        yield ended
+    finally:
+        for each, handler in zip(signals, before, strict=True):
+            signal.signal(each, handler)
 
 
 class _Server(ThreadingHTTPServer):

@@ -81,7 +81,7 @@ def look(
     wanted = chosen_head(subject, wanted, found if whole else None)
     chosen = pick(subject, wanted)
     why = ", the sharpest that looks past the first token" if whole else ""
-    return Look(subject, wanted, found, chosen, placed(subject, wanted, chosen), why)
+    return Look(subject, wanted, found, chosen, placed(subject, wanted, chosen.keys), why)
 
 
 def show(this: Look, console: Console) -> None:
@@ -170,11 +170,10 @@ def pick(subject: Subject, wanted: Wanted) -> Choice:
     )
 
 
-def placed(subject: Subject, wanted: Wanted, chosen: Choice) -> int:
+def placed(subject: Subject, wanted: Wanted, keys: Sequence[str]) -> int:
     """The place of the token that is wanted: by its text, else by its number.
 
     Of several with that text it is the last: under a causal mask that is the one that saw most."""
-    keys = chosen.keys
     if wanted.token is None:
         return len(keys) - 1 if subject.token is None else subject.token
     asked = clean(wanted.token).casefold()
