@@ -164,9 +164,11 @@ export interface Model {
 
 /** Questions go to the kernel as messages, answers come back as buffers. */
 export class WidgetSource extends RemoteSource {
-  private number = 0;
+  /** A widget may be shown in several places, all of which hear every answer. */
+  private me = Math.random().toString(36).slice(2);
+  private asked = 0;
   private open = new Map<
-    number,
+    string,
     { done: (bytes: ArrayBuffer) => void; fail: (e: Error) => void }
   >();
 
@@ -179,7 +181,7 @@ export class WidgetSource extends RemoteSource {
     this.model.off("msg:custom", this.heard as never);
   }
 
-  private heard = (content: { number: number; error?: string }, buffers: DataView[]): void => {
+  private heard = (content: { number: string; error?: string }, buffers: DataView[]): void => {
     const waiting = this.open.get(content.number);
     this.open.delete(content.number);
     const view = buffers?.[0];
@@ -193,7 +195,7 @@ export class WidgetSource extends RemoteSource {
   };
 
   protected ask(name: string, asked: Asked, signal?: AbortSignal): Promise<ArrayBuffer> {
-    const number = ++this.number;
+    const number = `${this.me}-${++this.asked}`;
     return new Promise((done, fail) => {
       this.open.set(number, { done, fail });
       this.model.send({ number, name, asked });
