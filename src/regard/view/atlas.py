@@ -19,6 +19,7 @@ from regard.backends.contract import Rows
 from regard.errors import RegardError
 from regard.masks.algebra import EMPTY, Mask, Tiles
 from regard.traces import Trace
+from regard.view.joining import joined
 from regard.watching.seen import Layer, Seen, Tokens, Traces
 from regard.watching.telemetry import open_places
 
@@ -38,6 +39,8 @@ class Map:
     batch: int = 0
     queries: Sequence[str] | None = None
     keys: Sequence[str] | None = None
+    steps: Sequence[int] = ()
+    """The first query of each step, where the steps are joined into one call."""
     _heads: dict[tuple[int, int], Trace] = field(default_factory=dict)
 
     @cached_property
@@ -202,7 +205,7 @@ class Map:
             "mask": "none" if mask is None else repr(mask)[:200],
             "width": x.q.shape[-1],
             "backend": self.traces[self.calls[0]].backend,
-            "starts": self.starts[:-1][:10_000],
+            "starts": list(self.steps or self.starts[:-1])[:10_000],
         }
 
 
@@ -302,6 +305,9 @@ def _maps(
             layer.traces,
             range(start, stop),
         )
+        whole = joined([layer.traces[call] for call in m.calls]) if len(m.calls) > 1 else None
+        if whole is not None:
+            m = Map(m.name, [whole], range(1), steps=m.starts[:-1])
         B = layer.traces[start].inputs.shape.B
         _check(batch, B, "batch")
         m.batch = batch
