@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
@@ -14,95 +12,14 @@ import torch
 from regard.view.app import App
 from regard.view.page import page as write_page
 from regard.watching.seen import Seen
+from tests.view.browsing import MAP, Open, hover, tip_weight, until, weights
 from tests.view.toys import HOSTILE, seen, tokens
 
-sync_api = pytest.importorskip("playwright.sync_api")
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here"),
-    # One browser serves all of them.
-    pytest.mark.xdist_group("browser"),
-]
-MAP = "canvas.map[data-ready=yes]"
-Open = Callable[..., "sync_api.Page"]
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
 
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[sync_api.Browser]:
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
-
-
-@pytest.fixture
-def open_page(browser: sync_api.Browser) -> Iterator[Open]:
-    """Opens an address. At the end, nothing may have been logged or asked of the network."""
-    complaints: list[str] = []
-    contexts = []
-
-    def asked(request: sync_api.Request) -> None:
-        address = urlsplit(request.url)
-        if address.scheme not in ("file", "data", "blob") and address.hostname != "127.0.0.1":
-            complaints.append(f"asked for {request.url}")
-
-    def opened(url: str, **how: object) -> sync_api.Page:
-        context = browser.new_context(viewport={"width": 1200, "height": 800}, **how)
-        context.set_default_timeout(10_000)
-        contexts.append(context)
-        tab = context.new_page()
-        tab.on("console", lambda message: complaints.append(message.text))
-        tab.on("pageerror", lambda error: complaints.append(str(error)))
-        tab.on("dialog", lambda dialog: complaints.append(dialog.message))
-        tab.on("request", asked)
-        tab.goto(url)
-        return tab
-
-    yield opened
-    for context in contexts:
-        context.close()
-    assert complaints == []
-
-
-@pytest.fixture(scope="module")
-def short() -> Seen:
-    return seen(40)
-
-
-@pytest.fixture(scope="module")
-def short_page(short: Seen, tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("page") / "short.html"
-    return write_page(short, path, tokens=tokens(40)).as_uri()
-
-
-def weights(what: Seen, layer: int, head: int) -> torch.Tensor:
-    return what[f"layers.{layer}.attn"].trace.weights(heads=[head])[0, 0]
-
-
-def hover(tab: sync_api.Page, query: float, key: float, n: int) -> sync_api.Locator:
-    """Point at a pair of a map that shows the whole text."""
-    box = tab.locator(MAP).bounding_box()
-    assert box
-    left, top = (112, 96) if box["width"] >= 560 else (64, 60)
-    zoom = min((box["width"] - left - 8) / n, (box["height"] - top - 8) / n, 48)
-    tab.mouse.move(
-        box["x"] + left + (key + 0.5) * zoom, box["y"] + top + (query + 0.5) * zoom, steps=2
-    )
-    return tab.locator(".tip")
-
-
-def until(tab: sync_api.Page, condition: str) -> None:
-    """Wait for something to be true of the page, whose policy lets nobody evaluate text in it."""
-    for _ in range(200):
-        if tab.evaluate(condition):
-            return
-        tab.wait_for_timeout(50)
-    raise AssertionError(f"never: {condition}")
-
-
-def tip_weight(tip: sync_api.Locator) -> float:
-    tip.page.wait_for_selector(".tip[data-weight]")
-    return float(tip.get_attribute("data-weight") or "nan")
+# One browser serves all of them.
+pytestmark = pytest.mark.xdist_group("browser")
 
 
 def test_the_tooltip_of_a_page_tells_the_exact_weight(
@@ -120,7 +37,7 @@ def test_the_tooltip_of_a_page_tells_the_exact_weight(
     assert "hidden by the mask" in _settled(hover(tab, 3, 30, 40))
 
 
-def _settled(tip: sync_api.Locator) -> str:
+def _settled(tip: Locator) -> str:
     tip.page.wait_for_timeout(200)
     return tip.inner_text()
 
@@ -199,7 +116,7 @@ def test_heads_layers_pooling_and_colours_without_fetching_again(open_page: Open
         tab.wait_for_selector(MAP)
 
 
-def _pixels(tab: sync_api.Page) -> str:
+def _pixels(tab: Page) -> str:
     return str(tab.evaluate("document.querySelector('canvas.map').toDataURL()"))
 
 
@@ -244,28 +161,6 @@ def test_the_overview_draws_every_head(open_page: Open, short_page: str) -> None
     tab.get_by_role("button", name="layers.1.attn, head 3").click()
     tab.wait_for_selector(MAP)
     assert tab.evaluate("document.querySelector('#regard-head').value") == "3"
-
-
-def test_pictures_and_numbers_are_saved(
-    open_page: Open, short_page: str, short: Seen, tmp_path: Path
-) -> None:
-    tab = open_page(short_page)
-    tab.wait_for_selector(MAP)
-    with tab.expect_download() as waiting:
-        tab.get_by_role("button", name="Save PNG").click()
-    waiting.value.save_as(tmp_path / "map.png")
-    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
-    assert waiting.value.suggested_filename == "layers.0.attn-head-0.png"
-    with tab.expect_download() as waiting:
-        tab.get_by_role("button", name="Save CSV").click()
-    waiting.value.save_as(tmp_path / "map.csv")
-    with (tmp_path / "map.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 1600
-    p = weights(short, 0, 0)
-    row = rows[30 * 40 + 7]
-    assert (row["query"], row["key"], row["key_token"]) == ("30", "7", " word7")
-    assert float(row["mean"]) == pytest.approx(p[30, 7].item(), rel=2e-3, abs=1e-6)
 
 
 def test_hostile_tokens_are_text(open_page: Open, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from regard.errors import RegardError
 from regard.view.atlas import Atlas
+from regard.view.page import document
 from regard.view.tiles import CancelledError, Go, raw, tile
 
 Asked = Mapping[str, str]
@@ -120,6 +121,15 @@ class Answers:
         rank = 1 + int((row > row[key]).sum())
         return json.dumps({"weight": float(row[key]), "rank": rank}).encode()
 
+    def _page(self, asked: Asked, go: Go) -> bytes:
+        """Everything as one HTML file."""
+
+        def progress(done: int, total: int) -> None:
+            if not go(done / total):
+                raise CancelledError
+
+        return document(self.atlas, progress=progress).encode()
+
     QUESTIONS: ClassVar[dict[str, Callable[[Any, Asked, Go], bytes]]] = {
         "index": _index,
         "statistics": _statistics_of,
@@ -129,4 +139,5 @@ class Answers:
         "row": _row,
         "column": _column,
         "cell": _cell,
+        "page": _page,
     }

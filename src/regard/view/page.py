@@ -83,8 +83,20 @@ def page(
     ...     made.name, made.stat().st_size < 100_000
     ('map.html', True)
     """
-    program = script()
     atlas = Atlas.of(what, tokens, queries=queries, batch=batch)
+    made = document(atlas, limit, progress)
+    with replacing(Path(path)) as unfinished:
+        unfinished.write_text(made, "utf-8")
+    return Path(path)
+
+
+def document(
+    atlas: Atlas,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> str:
+    """The text of the page of an atlas."""
+    program = script()
     index = atlas.index()
     chosen = chosen_levels(atlas, limit)
     total = sum(m.shape[0] for m in atlas.maps)
@@ -111,10 +123,7 @@ def page(
             "statistics": m.statistics(),
             "chunk": name,
         }
-    made = written(index, blocks, program, atlas.model)
-    with replacing(Path(path)) as unfinished:
-        unfinished.write_text(made, "utf-8")
-    return Path(path)
+    return written(index, blocks, program, atlas.model)
 
 
 def written(index: dict[str, Any], blocks: list[str], program: str, model: str) -> str:

@@ -4,10 +4,12 @@ import { labels, paintLabels } from "./axes";
 import type { Range } from "./colour";
 import { el } from "./dom";
 import { paintCells, paintCursor, paintFrame, paintGrid, paintSteps, type Cells } from "./drawing";
+import type { Inks } from "./figure";
 import { SIDE, topLevel, type Index, type MapInfo } from "./format";
 import { KEYS, press } from "./keyboard";
 import { Lens, type Box, type Point } from "./lens";
 import { listen, type Hands } from "./pointing";
+import { regionOf, type Region } from "./region";
 import type { Place, Source, Strongest } from "./sources";
 import type { State } from "./state";
 import { largestIn, rangeOf, RowFacts, Tiles, type Held } from "./tiles";
@@ -23,6 +25,14 @@ export interface Reading {
   finest: number;
   /** Whether single pairs are seen on a map whose cells are larger. */
   beyond: boolean;
+}
+
+/** All that a file of what is seen can be made of. */
+export interface Seen {
+  cells: Cells;
+  region: Region;
+  reading: Reading;
+  inks: Inks;
 }
 
 const NARROW = 560;
@@ -41,6 +51,8 @@ export class Atlas implements Hands {
   private idle = 0;
   private refining: AbortController | null = null;
   private visible: Held[] = [];
+  private cells: Cells | null = null;
+  private reading: Reading | null = null;
   private level = 0;
 
   constructor(
@@ -161,7 +173,7 @@ export class Atlas implements Hands {
     const { lens } = this;
     const context = this.cleared();
     const inks = this.inks();
-    const cells = this.cells(lens, inks.ground);
+    const cells = (this.cells = this.drawable(lens, inks.ground));
     const { x, y, width, height } = lens.box;
     context.save();
     context.beginPath();
@@ -196,10 +208,11 @@ export class Atlas implements Hands {
     return context;
   }
 
-  private inks(): Record<"ground" | "line" | "frame" | "ink" | "faint" | "accent", string> {
+  private inks(): Inks {
     const style = getComputedStyle(this.root);
     const colour = (name: string) => style.getPropertyValue(name).trim();
     return {
+      paper: colour("--paper"),
       ground: colour("--ground"),
       line: colour("--line"),
       frame: colour("--line-strong"),
@@ -210,7 +223,7 @@ export class Atlas implements Hands {
   }
 
   /** What is to be drawn: the tiles in view, or coarser ones until they are there. */
-  private cells(lens: Lens, ground: string): Cells {
+  private drawable(lens: Lens, ground: string): Cells {
     const { map, pool, scale } = this.state();
     const ratio = window.devicePixelRatio || 1;
     const finest = this.source.finest(map);
@@ -250,6 +263,20 @@ export class Atlas implements Hands {
     return shown;
   }
 
+  /** What is seen, once it is all there; read in full, if it must be exact. */
+  async seen(signal: AbortSignal, exact: boolean): Promise<Seen> {
+    for (;;) {
+      signal.throwIfAborted();
+      const { cells, reading } = this;
+      if (reading?.failed) throw new Error(reading.failed);
+      if (cells && reading && !reading.loading && !(exact && reading.draft)) {
+        const region = regionOf(cells.lens, this.cell, this.visible, cells.strongest);
+        return { cells, region, reading, inks: this.inks() };
+      }
+      await new Promise((go) => setTimeout(go, 50));
+    }
+  }
+
   private coarser(place: Place, top: number): Held | undefined {
     for (let up = 1; place.level + up <= top; up++) {
       const found = this.tiles.peek({
@@ -266,7 +293,7 @@ export class Atlas implements Hands {
   private tell({ colours, strongest }: Cells): void {
     const loading = this.visible.filter((held) => !held.tile && !held.failed).length;
     const drafts = this.visible.filter((held) => held.tile?.read);
-    this.report({
+    this.reading = {
       level: this.level,
       range: colours.range,
       draft: drafts.length ? Math.min(...drafts.map((held) => held.tile!.read)) : 0,
@@ -274,7 +301,8 @@ export class Atlas implements Hands {
       failed: this.visible.find((held) => held.failed)?.failed ?? null,
       finest: this.source.finest(this.state().map),
       beyond: strongest !== null,
-    });
+    };
+    this.report(this.reading);
     this.canvas.dataset["ready"] = loading ? "no" : "yes";
     this.canvas.dataset["level"] = String(this.level);
   }
@@ -322,29 +350,6 @@ export class Atlas implements Hands {
       if (strongest) this.draw();
     });
     return null;
-  }
-
-  /** The cells in view as text: one line a cell. */
-  csv(): string {
-    const { lens, cell } = this;
-    const { queryText, keyText } = lens.map;
-    const quote = (text: string | undefined) => `"${(text ?? "").replaceAll('"', '""')}"`;
-    const lines = ["query,key,query_token,key_token,cell,mean,max"];
-    for (const held of this.visible) {
-      const tile = held.tile;
-      if (!tile) continue;
-      for (let r = 0; r < tile.rows; r++)
-        for (let c = 0; c < tile.columns; c++) {
-          const q = (held.place.row * SIDE + r) * cell;
-          const k = (held.place.column * SIDE + c) * cell;
-          if (q + cell <= lens.query || q >= lens.query + lens.tall) continue;
-          if (k + cell <= lens.key || k >= lens.key + lens.wide) continue;
-          const at = r * tile.columns + c;
-          const tokens = [this.index.texts[queryText]?.[q], this.index.texts[keyText]?.[k]];
-          lines.push([q, k, ...tokens.map(quote), cell, tile.mean[at], tile.most[at]].join());
-        }
-    }
-    return lines.join("\n") + "\n";
   }
 }
 

@@ -1,10 +1,13 @@
 /** The shell: one front end for the page, the notebook and the app. */
 
 import { Atlas, type Reading } from "./atlas";
-import { number, percent, POOLS, ramp, css, SCALES, type Pool, type Scale } from "./colour";
-import { choice, download, el } from "./dom";
+import { POOLS, SCALES, type Pool, type Scale } from "./colour";
+import { choice, el } from "./dom";
+import { deeds } from "./exporting";
 import type { Index, MapInfo } from "./format";
 import { HeadsView } from "./heads";
+import { legendNodes, legendOf } from "./legend";
+import { Menu } from "./menu";
 import { Overview } from "./overview";
 import { AppSource, PageSource, WidgetSource, type Model, type Source } from "./sources";
 import { read, write, type State, type View } from "./state";
@@ -63,6 +66,7 @@ class Shell {
   private side = el("aside", { class: "side", "aria-label": "How the map is drawn" });
   private legend = el("div", { class: "legend" });
   private where = el("div", { class: "where" });
+  private saving: Menu;
   private tabs = el("nav", { class: "tabs", "aria-label": "Views" });
   private chosen: "light" | "dark" | null = null;
   private system = window.matchMedia("(prefers-color-scheme: dark)");
@@ -93,6 +97,7 @@ class Shell {
       });
       requestAnimationFrame(() => this.atlas.show(query, key));
     });
+    this.saving = new Menu("Save …", deeds(this.atlas, index, source, state));
     this.heads = new HeadsView(source, index, change);
     this.overview = new Overview(source, index, state, change, theme);
     root.replaceChildren(
@@ -318,19 +323,7 @@ class Shell {
         { class: "facts" },
         ...facts.flatMap(([name, fact]) => [el("dt", {}, name), el("dd", {}, fact)]),
       ),
-      el(
-        "div",
-        { class: "buttons", role: "group", "aria-label": "Export" },
-        el("button", { onclick: () => this.savePicture() }, "Save PNG"),
-        el(
-          "button",
-          {
-            onclick: () =>
-              download(`${this.fileName}.csv`, new Blob([this.atlas.csv()], { type: "text/csv" })),
-          },
-          "Save CSV",
-        ),
-      ),
+      this.saving.root,
       el(
         "p",
         { class: "note keys" },
@@ -340,103 +333,9 @@ class Shell {
     if (again) this.side.querySelector<HTMLElement>(`input[value="${CSS.escape(again)}"]`)?.focus();
   }
 
-  /** What a pixel means, under the colours of the moment. */
   private explain(reading: Reading): void {
-    const { pool, scale, quantity } = this.state;
-    const { level, range, draft } = reading;
-    const strip = el("canvas", { width: 256, height: 1, class: "strip", "aria-hidden": "true" });
-    const context = strip.getContext("2d")!;
-    for (const [at, colour] of ramp(this.theme).entries()) {
-      context.fillStyle = css(colour);
-      context.fillRect(at, 0, 1, 1);
-    }
-    const shown = (value: number) => {
-      if (scale === "ratio") return `${number(value)}×`;
-      if (scale === "row") return `${Math.round(100 * value)}%`;
-      return pool === "sum" && value > 1 ? number(value) : percent(value);
-    };
-    const middle =
-      scale === "linear" || scale === "row" ? range.high / 2 : Math.sqrt(range.low * range.high);
-    const cell = 1 << level;
-    const what = quantity === "value" ? "weight × length of the value" : "weight";
-    const unit: Record<Scale, string> = {
-      linear: "",
-      log: "",
-      row: ", as a share of the largest in its row",
-      ratio: ", times what even attention would give",
-    };
-    const pooled = reading.beyond ? "mean" : pool === "max" ? "largest" : pool;
-    const how =
-      cell === 1 ? `one pair: its ${what}` : `${cell} × ${cell} pairs: the ${pooled} ${what}`;
-    const notes = [`A cell is ${how}${unit[scale]}.`];
-    if (reading.beyond)
-      notes.push("Full colour: single pairs, the strongest of each row, exactly.");
-    else if (reading.finest === level && level > 0) notes.push("This page holds no finer cells.");
-    if (draft)
-      notes.push(`Draft: ${draft} of ${cell} rows of each cell read. The rest is being read.`);
-    if (reading.loading) notes.push("Reading …");
-    this.legend.replaceChildren(
-      strip,
-      el(
-        "div",
-        { class: "ticks" },
-        ...[range.low, middle, range.high].map((value) => el("span", {}, shown(value))),
-      ),
-      el("p", { class: "note" }, notes.join(" ")),
-      reading.failed
-        ? el(
-            "p",
-            { class: "note bad", role: "alert" },
-            `A tile could not be read: ${reading.failed}`,
-          )
-        : "",
-      el(
-        "p",
-        { class: "note void" },
-        el("span", { class: "swatch" }),
-        "hidden by the mask, or zero",
-      ),
-    );
-  }
-
-  private get fileName(): string {
-    const { map, head } = this.state;
-    const name = this.index.maps[map]!.name.replace(/[^\w.-]+/g, "-").slice(0, 60);
-    return `${name}-head-${head}`;
-  }
-
-  /** The map as it is seen, on its ground, with its title and legend. */
-  private savePicture(): void {
-    const { canvas } = this.atlas;
-    const ratio = canvas.width / Math.max(1, canvas.clientWidth);
-    const below = Math.round(44 * ratio);
-    const made = el("canvas", { width: canvas.width, height: canvas.height + below });
-    const context = made.getContext("2d")!;
-    const look = getComputedStyle(this.root);
-    context.fillStyle = look.getPropertyValue("--paper");
-    context.fillRect(0, 0, made.width, made.height);
-    context.drawImage(canvas, 0, 0);
-    const strip = this.legend.querySelector<HTMLCanvasElement>(".strip");
-    context.imageSmoothingEnabled = false;
-    if (strip)
-      context.drawImage(strip, 12 * ratio, canvas.height + 8 * ratio, 200 * ratio, 10 * ratio);
-    context.fillStyle = look.getPropertyValue("--ink");
-    context.font = `${11 * ratio}px system-ui, sans-serif`;
-    const ticks = [...this.legend.querySelectorAll(".ticks span")].map(
-      (tick) => tick.textContent ?? "",
-    );
-    context.textAlign = "left";
-    context.fillText(ticks[0] ?? "", 12 * ratio, canvas.height + 34 * ratio);
-    context.textAlign = "right";
-    context.fillText(ticks[2] ?? "", 212 * ratio, canvas.height + 34 * ratio);
-    context.textAlign = "left";
-    const note = this.legend.querySelector(".note")?.textContent ?? "";
-    const title = [this.index.model, this.map.name, `head ${this.state.head}`]
-      .filter(Boolean)
-      .join(" · ");
-    context.fillText(title, 228 * ratio, canvas.height + 17 * ratio);
-    context.fillText(note, 228 * ratio, canvas.height + 34 * ratio);
-    made.toBlob((blob) => blob && download(`${this.fileName}.png`, blob), "image/png");
+    const legend = legendOf(reading, this.state);
+    this.legend.replaceChildren(...legendNodes(legend, reading.failed, this.theme));
   }
 
   private key(event: KeyboardEvent): void {

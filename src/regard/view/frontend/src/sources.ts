@@ -57,6 +57,8 @@ export interface Source {
   column(map: number, heads: number[], key: number, signal?: AbortSignal): Promise<Line>;
   cell(place: Place, query: number, key: number, signal?: AbortSignal): Promise<Cell | null>;
   strongest(map: number, head: number): Promise<Strongest | null>;
+  /** Everything as one HTML file, where there is someone to write it. */
+  page?: (signal: AbortSignal) => Promise<Blob>;
 }
 
 const AT_ONCE = 4;
@@ -142,6 +144,9 @@ export class AppSource extends RemoteSource {
   constructor(private base: string) {
     super();
   }
+
+  page = async (signal: AbortSignal): Promise<Blob> =>
+    new Blob([await this.ask("page", {}, signal)], { type: "text/html" });
 
   protected async ask(name: string, asked: Asked, signal?: AbortSignal): Promise<ArrayBuffer> {
     const query = new URLSearchParams(Object.entries(asked).map(([k, v]) => [k, String(v)]));

@@ -110,21 +110,19 @@ export class Tiles {
   }
 }
 
-/** What one cell counts for, before it is given a colour. */
+/** What one cell counts for, before it is given a colour; the cell by its row and column. */
 export function value(
-  tile: Tile,
+  of: { mean: Float32Array; most: Float32Array },
   at: number,
   row: number,
   column: number,
-  held: Place,
+  cell: number,
   map: MapInfo,
   pool: Pool,
 ): number {
-  if (pool === "max") return tile.most[at]!;
-  if (pool === "mean") return tile.mean[at]!;
-  const cell = 1 << held.level;
-  const rows = extent(held.row * SIDE + row, cell, map.queries);
-  return tile.mean[at]! * rows * extent(held.column * SIDE + column, cell, map.keys);
+  if (pool === "max") return of.most[at]!;
+  if (pool === "mean") return of.mean[at]!;
+  return of.mean[at]! * extent(row, cell, map.queries) * extent(column, cell, map.keys);
 }
 
 /** The value on the axis of the scale: itself, its share of the row's largest, or of even weight. */
@@ -165,8 +163,9 @@ export function picture(
     for (let c = 0; c < tile.columns; c++) {
       const at = r * tile.columns + c;
       if (!(tile.most[at]! > 0)) continue;
-      const raw = value(tile, at, r, c, held.place, map, pool);
-      const shown = scaled(raw, scale, rows, held.place.row * SIDE + r);
+      const [row, column] = [held.place.row * SIDE + r, held.place.column * SIDE + c];
+      const raw = value(tile, at, row, column, 1 << level, map, pool);
+      const shown = scaled(raw, scale, rows, row);
       const [red, green, blue] = table[Math.round(255 * place(shown, scale, range))]!;
       image.data.set([red, green, blue, 255], 4 * at);
     }
@@ -193,8 +192,9 @@ export function largestIn(
       for (let c = 0; c < tile.columns; c++) {
         const at = r * tile.columns + c;
         if (!(tile.most[at]! > 0)) continue;
-        const raw = value(tile, at, r, c, held.place, map, pool);
-        most = Math.max(most, scaled(raw, scale, rows, held.place.row * SIDE + r));
+        const [row, column] = [held.place.row * SIDE + r, held.place.column * SIDE + c];
+        const raw = value(tile, at, row, column, 1 << held.place.level, map, pool);
+        most = Math.max(most, scaled(raw, scale, rows, row));
       }
   }
   return most;

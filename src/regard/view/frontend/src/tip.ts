@@ -5,7 +5,6 @@ import { el, spelled } from "./dom";
 import { SIDE, type Index, type MapInfo, type Tile } from "./format";
 import type { Lens, Point } from "./lens";
 import { shown as allowed, type Cell, type Place, type Source } from "./sources";
-import { value } from "./tiles";
 
 const WAIT = 40;
 const GAP = 14;
@@ -41,7 +40,7 @@ export class Tip {
         this.token(map.keyText, point.key),
       ),
       exact,
-      tile && place.level > 0 ? this.around(point, place, map, tile) : "",
+      tile && place.level > 0 ? this.around(point, place, tile) : "",
     );
     this.root.hidden = false;
     delete this.root.dataset["weight"];
@@ -75,11 +74,11 @@ export class Tip {
   }
 
   /** What is known of the cell that the pair is in. */
-  private around(point: Point, place: Place, map: MapInfo, tile: Tile): HTMLElement {
+  private around(point: Point, place: Place, tile: Tile): HTMLElement {
     const [row, column] = [(point.query >> place.level) % SIDE, (point.key >> place.level) % SIDE];
     const at = row * tile.columns + column;
     const side = 1 << place.level;
-    const mean = percent(value(tile, at, row, column, place, map, "mean"));
+    const mean = percent(tile.mean[at]!);
     const most = percent(tile.most[at]!);
     const about = `in this cell of ${side} × ${side} pairs: mean ${mean}, max ${most}`;
     return el("div", { class: "cell" }, about);

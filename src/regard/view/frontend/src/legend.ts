@@ -1,0 +1,72 @@
+/** What a pixel of the map means, under the colours of the moment. */
+
+import type { Reading } from "./atlas";
+import { css, number, percent, ramp, type Scale } from "./colour";
+import { el } from "./dom";
+import type { State } from "./state";
+
+export interface Legend {
+  /** The values at the beginning, in the middle and at the end of the colours. */
+  ticks: [string, string, string];
+  /** What a cell is. */
+  meaning: string;
+  /** What is still being read, or cannot be. */
+  notes: string[];
+}
+
+const UNITS: Record<Scale, string> = {
+  linear: "",
+  log: "",
+  row: ", as a share of the largest in its row",
+  ratio: ", times what even attention would give",
+};
+
+export function legendOf(reading: Reading, { pool, scale, quantity }: State): Legend {
+  const { level, range, draft } = reading;
+  const tick = (value: number) => {
+    if (scale === "ratio") return `${number(value)}×`;
+    if (scale === "row") return `${Math.round(100 * value)}%`;
+    return pool === "sum" && value > 1 ? number(value) : percent(value);
+  };
+  const middle =
+    scale === "linear" || scale === "row" ? range.high / 2 : Math.sqrt(range.low * range.high);
+  const cell = 1 << level;
+  const what = quantity === "value" ? "weight × length of the value" : "weight";
+  const pooled = reading.beyond ? "mean" : pool === "max" ? "largest" : pool;
+  const how =
+    cell === 1 ? `one pair: its ${what}` : `${cell} × ${cell} pairs: the ${pooled} ${what}`;
+  const notes: string[] = [];
+  if (reading.beyond) notes.push("Full colour: single pairs, the strongest of each row, exactly.");
+  else if (reading.finest === level && level > 0) notes.push("This page holds no finer cells.");
+  if (draft)
+    notes.push(`Draft: ${draft} of ${cell} rows of each cell read. The rest is being read.`);
+  if (reading.loading) notes.push("Reading …");
+  return {
+    ticks: [tick(range.low), tick(middle), tick(range.high)],
+    meaning: `A cell is ${how}${UNITS[scale]}.`,
+    notes,
+  };
+}
+
+/** All colours in a row, from the least to the most. */
+export function strip(theme: "light" | "dark"): HTMLCanvasElement {
+  const made = el("canvas", { width: 256, height: 1, class: "strip", "aria-hidden": "true" });
+  const context = made.getContext("2d")!;
+  for (const [at, colour] of ramp(theme).entries()) {
+    context.fillStyle = css(colour);
+    context.fillRect(at, 0, 1, 1);
+  }
+  return made;
+}
+
+export function legendNodes(legend: Legend, failed: string | null, theme: "light" | "dark") {
+  return [
+    strip(theme),
+    el("div", { class: "ticks" }, ...legend.ticks.map((tick) => el("span", {}, tick))),
+    el("p", { class: "note" }, [legend.meaning, ...legend.notes].join(" ")),
+    failed
+      ? el("p", { class: "note bad", role: "alert" }, `A tile could not be read: ${failed}`)
+      : "",
+    el("p", { class: "note void" }, el("span", { class: "swatch" }), "hidden by the mask, or zero"),
+  ];
+}

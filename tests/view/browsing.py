@@ -1,0 +1,46 @@
+"""What a hand does in a browser, and what it reads there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from regard.watching.seen import Seen
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+Open = Callable[..., "Page"]
+MAP = "canvas.map[data-ready=yes]"
+
+
+def weights(what: Seen, layer: int, head: int) -> torch.Tensor:
+    return what[f"layers.{layer}.attn"].trace.weights(heads=[head])[0, 0]
+
+
+def hover(tab: Page, query: float, key: float, n: int) -> Locator:
+    """Point at a pair of a map that shows the whole text."""
+    box = tab.locator(MAP).bounding_box()
+    assert box
+    left, top = (112, 96) if box["width"] >= 560 else (64, 60)
+    zoom = min((box["width"] - left - 8) / n, (box["height"] - top - 8) / n, 48)
+    tab.mouse.move(
+        box["x"] + left + (key + 0.5) * zoom, box["y"] + top + (query + 0.5) * zoom, steps=2
+    )
+    return tab.locator(".tip")
+
+
+def until(tab: Page, condition: str) -> None:
+    """Wait for something to be true of the page, whose policy lets nobody evaluate text in it."""
+    for _ in range(200):
+        if tab.evaluate(condition):
+            return
+        tab.wait_for_timeout(50)
+    raise AssertionError(f"never: {condition}")
+
+
+def tip_weight(tip: Locator) -> float:
+    tip.page.wait_for_selector(".tip[data-weight]")
+    return float(tip.get_attribute("data-weight") or "nan")

@@ -1,0 +1,68 @@
+"""A real browser for the web views, which may reach nothing but the loopback."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from regard.view.page import page as write_page
+from regard.watching.seen import Seen
+from tests.view.browsing import Open
+from tests.view.toys import seen, tokens
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium here")
+    with sync_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Open]:
+    """Opens an address. At the end, nothing may have been logged or asked of the network."""
+    complaints: list[str] = []
+    contexts = []
+
+    def asked(request: Any) -> None:
+        address = urlsplit(request.url)
+        if address.scheme not in ("file", "data", "blob") and address.hostname != "127.0.0.1":
+            complaints.append(f"asked for {request.url}")
+
+    def opened(url: str, **how: object) -> Any:
+        context = browser.new_context(viewport={"width": 1200, "height": 800}, **how)
+        context.set_default_timeout(10_000)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("dialog", lambda dialog: complaints.append(dialog.message))
+        tab.on("request", asked)
+        tab.goto(url)
+        return tab
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def short() -> Seen:
+    return seen(40)
+
+
+@pytest.fixture(scope="module")
+def short_page(short: Seen, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page") / "short.html"
+    return write_page(short, path, tokens=tokens(40)).as_uri()
