@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.backends.contract import Pool, Rows, SecondPass, Top
+from regard.display import Displayed
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask
@@ -19,7 +20,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Trace:
+class Trace(Displayed):
     """What one attention call did.
 
     Answers have the axes of the inputs: [B, H, ...] for inputs [B, H, N, D], without H for

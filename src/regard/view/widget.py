@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING
 
 from regard.errors import RegardError
 from regard.traces import Trace
-from regard.view.answers import Answers
 from regard.view.atlas import Atlas
-from regard.view.bundle import script
 from regard.watching.seen import Seen, Tokens
+
+if TYPE_CHECKING:
+    from regard.view.live import Live
 
 
 def widget(
@@ -21,37 +22,30 @@ def widget(
     queries: Sequence[str] | None = None,
     batch: int = 0,
     height: int = 640,
-) -> Any:
+) -> Live:
     """What was seen, as the last line of a notebook's cell: Jupyter, VS Code, Colab or marimo.
 
-    Its `view` is what is being looked at: layer (`map`), `head`, the `query` and `key` in the
-    middle, the `token` of the text. It follows the mouse, and setting it moves the widget."""
-    if find_spec("anywidget") is None:
+    Its `selection` is what was picked: the layer, the head, and the query and the key of the pair
+    that was clicked, or the token that the text is about. Its `view` is all that is looked at;
+    setting it moves the widget. `close()` takes it away.
+
+    >>> import regard, torch
+    >>> x = torch.randn(1, 2, 5, 4)
+    >>> w = widget(regard.trace(x, x, x), tokens=["To", " read", " is", " to", " look"])
+    >>> w.observe(lambda change: print(change.new), "selection")
+    >>> w.view = {"head": 1, "picked": [4, 0]}  # as a click does
+    Selection(layer='trace', head=1, query=4, key=0)
+    """
+    if not installed():
         raise RegardError(
             "the notebook widget is made with anywidget, which is not installed",
             do="pip install regard[notebook]",
         )
-    import anywidget
-    import traitlets
+    from regard.view.live import Live
 
-    answers = Answers(Atlas.of(what, tokens, queries=queries, batch=batch))
+    return Live(Atlas.of(what, tokens, queries=queries, batch=batch), height)
 
-    class Widget(anywidget.AnyWidget):  # type: ignore[misc, no-any-unimported, unused-ignore]
-        _esm = script()
-        view = traitlets.Dict().tag(sync=True)
-        height = traitlets.Int().tag(sync=True)
 
-        def answered(self, _: object, content: Any, buffers: object) -> None:
-            """Answer one question of the front end."""
-            number = content.get("number") if isinstance(content, dict) else None
-            try:
-                asked = {str(name): str(word) for name, word in content["asked"].items()}
-                _, body = answers.answer(str(content["name"]), asked)
-            except (RegardError, KeyError, TypeError, AttributeError) as error:
-                self.send({"number": number, "error": str(error)})
-            else:
-                self.send({"number": number}, [body])
-
-    made = Widget(height=height)
-    made.on_msg(made.answered)
-    return made
+def installed() -> bool:
+    """Whether this Python can make widgets."""
+    return find_spec("anywidget") is not None

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.display import Displayed
 from regard.errors import RegardError
 from regard.traces import Trace
 
@@ -174,7 +175,7 @@ class Layer:
         return f"Layer({self.path!r}, {self.calls} calls, {self.heads} heads{kept})"
 
 
-class Seen(Mapping[str, Layer]):
+class Seen(Displayed, Mapping[str, Layer]):
     """The layers that were seen, by the path of their module; prints as a table."""
 
     def __init__(self, model: str = "") -> None:
