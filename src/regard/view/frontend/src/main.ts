@@ -371,9 +371,12 @@ if (root) {
 export default {
   render({ model, el: place }: { model: Model; el: HTMLElement }): () => void {
     const source = new WidgetSource(model);
-    place.style.height = `${Number(model.get("height")) || 640}px`;
+    // A notebook may take away what is set on its own element.
+    const room = el("div");
+    room.style.height = `${Number(model.get("height")) || 640}px`;
+    place.append(room);
     const known = () => model.get("view") as Partial<State>;
-    const shell = mount(place, source, {
+    const shell = mount(room, source, {
       address: false,
       view: known(),
       changed: (view) => {
