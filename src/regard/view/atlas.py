@@ -20,11 +20,10 @@ from regard.errors import RegardError
 from regard.masks.algebra import EMPTY, Mask, Tiles
 from regard.traces import Trace
 from regard.view.joining import joined
+from regard.view.quantities import QUANTITIES, quantity_of
 from regard.watching.seen import Layer, Seen, Tokens, Traces
 from regard.watching.telemetry import open_places
 
-QUANTITIES = ("weight", "value")
-"""What a map can show: the weights, or the weights times the length of the value each carries."""
 NEAR = 128
 """Queries that look back at themselves are asked so many at a time."""
 
@@ -76,14 +75,11 @@ class Map:
     ) -> Float[Tensor, "q k"]:
         """The weights of some queries and keys of a head, 0 for keys that came later.
 
-        As "value" each is multiplied by the length of the value it carries, over the mean length.
+        Or another quantity of the same pairs: see quantities.py.
         """
         H, Q, K = self.shape
         _check(head, H, "head")
-        if quantity not in QUANTITIES:
-            raise RegardError(
-                "unknown quantity", got=repr(quantity), accepted=" or ".join(QUANTITIES)
-            )
+        shown = quantity_of(quantity)
         for chosen, n, what in ((queries, Q, "query"), (keys, K, "key")):
             for end in (chosen[0], chosen[-1]) if len(chosen) else ():
                 _check(end, n, what)
@@ -97,10 +93,7 @@ class Map:
             x = t.inputs
             k = torch.arange(keys.start, min(keys.stop, x.shape.K), device=x.q.device)
             q = (wanted[row] - start).to(x.q.device)
-            part = t.second_pass.weights(x, t.rows.lse, q, k)[0, 0]
-            if quantity == "value":
-                length = x.v[0, 0].to(part.dtype).norm(dim=-1)
-                part = part * (length / length.mean().clamp_min(1e-30))[k]
+            part = shown.of(t, t.second_pass.weights(x, t.rows.lse, q, k)[0, 0], q, k)
             if len(row) == len(wanted) and len(k) == len(keys):
                 return part.float().cpu()
             found[row, : len(k)] = part.float().cpu()
@@ -288,7 +281,14 @@ class Atlas:
             m.describe() | {"queryText": known(m.queries), "keyText": known(m.keys)}
             for m in self.maps
         ]
-        return {"version": 1, "model": self.model, "maps": maps, "texts": [list(t) for t in texts]}
+        layers = [{"name": q.name, "title": q.title, "about": q.about} for q in QUANTITIES.values()]
+        return {
+            "version": 1,
+            "model": self.model,
+            "maps": maps,
+            "texts": [list(t) for t in texts],
+            "quantities": layers,
+        }
 
 
 def _maps(

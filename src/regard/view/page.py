@@ -98,6 +98,8 @@ def document(
     """The text of the page of an atlas."""
     program = script()
     index = atlas.index()
+    # A page holds one tile of each place: that of the weights.
+    index["quantities"] = index["quantities"][:1]
     chosen = chosen_levels(atlas, limit)
     total = sum(m.shape[0] for m in atlas.maps)
     done = 0

@@ -233,7 +233,7 @@ export class Atlas implements Hands {
     this.level = Math.min(top, Math.max(finest, wanted));
     const facts = this.rowFacts();
     const tiles = this.gather(lens, top);
-    const range = rangeOf(largestIn(tiles, lens.map, pool, scale, facts), scale);
+    const range = rangeOf(largestIn(tiles, lens.map, { pool, scale }, facts), scale);
     const strongest = this.level > 0 && lens.zoom * ratio > 2 ? this.strongest() : null;
     const colours = { theme: this.theme(), pool, scale, range };
     return { lens, tiles, facts, colours, strongest, ground };

@@ -18,7 +18,7 @@ export function deeds(atlas: Atlas, index: Index, source: Source, state: () => S
   const file = (kind: string) => `${fileName(index, state())}.${kind}`;
   const drawn = async (signal: AbortSignal): Promise<Drawing> => {
     const { cells, region, inks, reading } = await atlas.seen(signal, false);
-    const legend = legendOf(reading, state());
+    const legend = legendOf(reading, state(), index.quantities);
     return figure({
       title: title(index, state()),
       cells,
@@ -37,7 +37,7 @@ export function deeds(atlas: Atlas, index: Index, source: Source, state: () => S
     },
     {
       name: "SVG",
-      about: "a drawing, text as text",
+      about: "a drawing",
       act: async (signal) => {
         const text = toSvg(await drawn(signal));
         download(file("svg"), new Blob([text], { type: "image/svg+xml" }));
@@ -45,7 +45,7 @@ export function deeds(atlas: Atlas, index: Index, source: Source, state: () => S
     },
     {
       name: "CSV",
-      about: "numbers, a line each",
+      about: "a table",
       act: async (signal) => {
         const text = csv(await counted(signal), index.texts, index.maps[state().map]!);
         download(file("csv"), new Blob([text], { type: "text/csv" }));
@@ -53,7 +53,7 @@ export function deeds(atlas: Atlas, index: Index, source: Source, state: () => S
     },
     {
       name: "safetensors",
-      about: "numbers, as tensors",
+      about: "tensors",
       act: async (signal) =>
         download(file("safetensors"), packed(await counted(signal), index, state())),
     },
@@ -62,7 +62,7 @@ export function deeds(atlas: Atlas, index: Index, source: Source, state: () => S
   if (page)
     made.push({
       name: "HTML",
-      about: "all heads, one page",
+      about: "the page",
       act: async (signal) => download(`${safe(index.model || "regard")}.html`, await page(signal)),
     });
   return made;

@@ -8,7 +8,7 @@ import { strip, type Legend } from "./legend";
 import { Lens, type Box } from "./lens";
 import type { Region } from "./region";
 import type { Drawing, Shape } from "./shapes";
-import { scaled, value } from "./tiles";
+import { counted, value } from "./tiles";
 
 export interface Inks {
   paper: string;
@@ -92,8 +92,9 @@ function single({ cells, region, texts, inks }: Figure): Shape[] {
       const at = row * columns + column;
       if (!(region.most[at]! > 0)) continue;
       const [query, key] = [region.query + row * cell, region.key + column * cell];
-      const raw = value(region, at, query / cell, key / cell, cell, lens.map, colours.pool);
-      const shown = scaled(raw, colours.scale, facts?.at(level) ?? null, query / cell);
+      const spot = { row: query / cell, column: key / cell, cell };
+      const shown = counted(region, at, spot, lens.map, colours, facts?.at(level) ?? null);
+      const raw = value(region, at, spot, lens.map, colours.pool);
       const share = placed(shown, colours.scale, colours.range);
       const [x, y] = [Math.max(left, lens.x(key)), Math.max(top, lens.y(query))];
       const width = Math.min(right, lens.x(key + cell)) - x;

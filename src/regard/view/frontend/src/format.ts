@@ -17,11 +17,19 @@ export interface MapInfo {
   keyText: number;
 }
 
+/** A layer of the map: a number for each pair. */
+export interface Quantity {
+  name: string;
+  title: string;
+  about: string;
+}
+
 export interface Index {
   version: number;
   model: string;
   maps: MapInfo[];
   texts: string[][];
+  quantities: Quantity[];
 }
 
 export type Statistics = Record<string, number[]>;

@@ -1,8 +1,9 @@
 /** What a pixel of the map means, under the colours of the moment. */
 
 import type { Reading } from "./atlas";
-import { css, number, percent, ramp, type Scale } from "./colour";
+import { css, number, percent, ramp, type Pool, type Scale } from "./colour";
 import { el } from "./dom";
+import type { Quantity } from "./format";
 import type { State } from "./state";
 
 export interface Legend {
@@ -14,14 +15,20 @@ export interface Legend {
   notes: string[];
 }
 
+const POOLED: Record<Pool, string> = { max: "largest", mean: "mean", sum: "sum of" };
+
 const UNITS: Record<Scale, string> = {
   linear: "",
   log: "",
-  row: ", as a share of the largest in its row",
-  ratio: ", times what even attention would give",
+  row: ", as a share of the largest weight in its row",
+  ratio: ", over what even attention would give",
 };
 
-export function legendOf(reading: Reading, { pool, scale, quantity }: State): Legend {
+export function legendOf(
+  reading: Reading,
+  { pool, scale, quantity }: State,
+  quantities: Quantity[],
+): Legend {
   const { level, range, draft } = reading;
   const tick = (value: number) => {
     if (scale === "ratio") return `${number(value)}×`;
@@ -31,8 +38,8 @@ export function legendOf(reading: Reading, { pool, scale, quantity }: State): Le
   const middle =
     scale === "linear" || scale === "row" ? range.high / 2 : Math.sqrt(range.low * range.high);
   const cell = 1 << level;
-  const what = quantity === "value" ? "weight × length of the value" : "weight";
-  const pooled = reading.beyond ? "mean" : pool === "max" ? "largest" : pool;
+  const what = quantities.find(({ name }) => name === quantity)?.about ?? quantity;
+  const pooled = POOLED[reading.beyond ? "mean" : pool];
   const how =
     cell === 1 ? `one pair: its ${what}` : `${cell} × ${cell} pairs: the ${pooled} ${what}`;
   const notes: string[] = [];

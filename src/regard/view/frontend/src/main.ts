@@ -27,7 +27,6 @@ const SCALE_NAMES: Record<Scale, [string, string]> = {
   row: ["Row", "Share of the largest weight of each row"],
   ratio: ["Ratio", "Times what the key would get if all visible keys were alike"],
 };
-const QUANTITIES: Record<string, string> = { weight: "Weight", value: "Weight × value" };
 const THEME = "regard-theme";
 
 export interface Options {
@@ -74,7 +73,7 @@ class Shell {
 
   constructor(
     private root: HTMLElement,
-    private source: Source,
+    source: Source,
     private index: Index,
     private options: Options,
   ) {
@@ -146,7 +145,9 @@ class Shell {
   private sound(state: State): State {
     const map = Math.min(state.map, this.index.maps.length - 1);
     const head = Math.min(state.head, this.index.maps[map]!.heads - 1);
-    const quantity = this.source.quantities.includes(state.quantity) ? state.quantity : "weight";
+    const quantity = this.index.quantities.some(({ name }) => name === state.quantity)
+      ? state.quantity
+      : "weight";
     const { queries, keys } = this.index.maps[map]!;
     const [query, key] = state.picked;
     const there = query !== undefined && key !== undefined && query < queries && key < keys;
@@ -303,10 +304,10 @@ class Shell {
         pool,
         (value) => this.change({ pool: value }),
       ),
-      this.source.quantities.length > 1
+      this.index.quantities.length > 1
         ? choice(
             "Of the",
-            this.source.quantities.map((each) => [each, QUANTITIES[each] ?? each]),
+            this.index.quantities.map(({ name, title, about }) => [name, title, about]),
             quantity,
             (value) => this.change({ quantity: value }),
           )
@@ -334,7 +335,7 @@ class Shell {
   }
 
   private explain(reading: Reading): void {
-    const legend = legendOf(reading, this.state);
+    const legend = legendOf(reading, this.state, this.index.quantities);
     this.legend.replaceChildren(...legendNodes(legend, reading.failed, this.theme));
   }
 

@@ -89,7 +89,7 @@ export class Overview {
       const tile = await this.source.tile(place);
       const held: Held = { place, tile, failed: null, picture: null, colours: "", refining: false };
       const { pool } = this.state();
-      const range = rangeOf(largestIn([held], info, pool, "log", null), "log");
+      const range = rangeOf(largestIn([held], info, { pool, scale: "log" }, null), "log");
       const image = picture(held, info, { theme: this.theme(), pool, scale: "log", range }, null);
       if (!image) return;
       canvas.width = image.width;

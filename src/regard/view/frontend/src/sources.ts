@@ -43,7 +43,6 @@ export interface Strongest {
 
 export interface Source {
   readonly kind: "app" | "page";
-  readonly quantities: string[];
   index(): Promise<Index>;
   statistics(map: number): Promise<Statistics>;
   /** The finest level there is of a map. */
@@ -68,7 +67,6 @@ type Asked = Record<string, string | number>;
 /** Someone answers each question with bytes, a few at a time. */
 abstract class RemoteSource implements Source {
   readonly kind = "app";
-  readonly quantities = ["weight", "value"];
   private running = 0;
   private waiting: (() => void)[] = [];
   private kept = new Map<string, Promise<Float32Array>>();
@@ -231,7 +229,6 @@ interface Chunk {
 /** Everything is in the document: one level of tiles, from which coarser ones are pooled. */
 export class PageSource implements Source {
   readonly kind = "page";
-  readonly quantities = ["weight"];
   private chunks = new Map<number, Promise<Chunk>>();
   private tiles = new Map<string, Promise<Tile>>();
 

@@ -69,7 +69,7 @@ export function read(address: string): State {
     picked: places(get("picked")),
     pool: one(get("pool"), POOLS, START.pool),
     scale: one(get("scale"), SCALES, START.scale),
-    quantity: one(get("quantity"), ["weight", "value"], START.quantity),
+    quantity: get("quantity") ?? START.quantity,
     token: Math.max(-1, Math.trunc(count(get("token"), -1))),
     direction: one(get("direction"), ["looks", "seen"] as const, START.direction),
     set: places(get("set")).slice(0, 4096),

@@ -22,25 +22,32 @@ export interface Colours {
 
 const MOST = 320;
 
-/** Row facts, pooled to the cells of a level. */
+/** Of each row of cells: the largest weight, and what even attention gives each key. */
+export interface Facts {
+  largest: Float32Array;
+  even: Float32Array;
+}
+
+/** What is known of each query, pooled to the rows of a level. */
 export class RowFacts {
-  private levels = new Map<number, { largest: Float32Array; visible: Float32Array }>();
+  private levels = new Map<number, Facts>();
 
   constructor(
-    readonly largest: Float32Array,
-    readonly visible: Float32Array,
+    private largest: Float32Array,
+    private visible: Float32Array,
   ) {}
 
-  at(level: number): { largest: Float32Array; visible: Float32Array } {
+  at(level: number): Facts {
     let found = this.levels.get(level);
     if (found) return found;
     const cell = 1 << level;
     const rows = Math.ceil(this.largest.length / cell);
-    found = { largest: new Float32Array(rows), visible: new Float32Array(rows) };
+    found = { largest: new Float32Array(rows), even: new Float32Array(rows) };
     for (let q = 0; q < this.largest.length; q++) {
       const row = q >> level;
+      const even = this.visible[q]! > 0 ? 1 / this.visible[q]! : 0;
       found.largest[row] = Math.max(found.largest[row]!, this.largest[q]!);
-      found.visible[row]! += this.visible[q]! / extent(row, cell, this.largest.length);
+      found.even[row]! += even / extent(row, cell, this.largest.length);
     }
     this.levels.set(level, found);
     return found;
@@ -110,32 +117,51 @@ export class Tiles {
   }
 }
 
-/** What one cell counts for, before it is given a colour; the cell by its row and column. */
-export function value(
-  of: { mean: Float32Array; most: Float32Array },
-  at: number,
-  row: number,
-  column: number,
-  cell: number,
-  map: MapInfo,
-  pool: Pool,
-): number {
+/** Means and maxima of cells. */
+export interface Pooled {
+  mean: Float32Array;
+  most: Float32Array;
+}
+
+/** One cell of a map, by its row and column among those of its size. */
+export interface Spot {
+  row: number;
+  column: number;
+  cell: number;
+}
+
+/** What a cell counts for, before it is given a colour. */
+export function value(of: Pooled, at: number, spot: Spot, map: MapInfo, pool: Pool): number {
   if (pool === "max") return of.most[at]!;
   if (pool === "mean") return of.mean[at]!;
+  const { row, column, cell } = spot;
   return of.mean[at]! * extent(row, cell, map.queries) * extent(column, cell, map.keys);
 }
 
 /** The value on the axis of the scale: itself, its share of the row's largest, or of even weight. */
-export function scaled(
-  found: number,
-  scale: Scale,
-  facts: { largest: Float32Array; visible: Float32Array } | null,
-  row: number,
-): number {
+export function scaled(found: number, scale: Scale, facts: Facts | null, row: number): number {
   if (scale === "row")
     return facts && facts.largest[row]! > 0 ? found / facts.largest[row]! : found;
-  if (scale === "ratio") return facts ? found * facts.visible[row]! : found;
+  if (scale === "ratio") return facts && facts.even[row]! > 0 ? found / facts.even[row]! : found;
   return found;
+}
+
+/** What a cell counts for, on the axis of the scale. */
+export function counted(
+  of: Pooled,
+  at: number,
+  spot: Spot,
+  map: MapInfo,
+  { pool, scale }: { pool: Pool; scale: Scale },
+  facts: Facts | null,
+): number {
+  // Even attention has a sum as well: over it, a sum is what a mean is over an even weight.
+  const pooling = scale === "ratio" && pool === "sum" ? "mean" : pool;
+  return scaled(value(of, at, spot, map, pooling), scale, facts, spot.row);
+}
+
+function spot({ level, row, column }: Place, r: number, c: number): Spot {
+  return { row: row * SIDE + r, column: column * SIDE + c, cell: 1 << level };
 }
 
 /** The picture of a tile, drawn again only when the colours changed. */
@@ -163,9 +189,7 @@ export function picture(
     for (let c = 0; c < tile.columns; c++) {
       const at = r * tile.columns + c;
       if (!(tile.most[at]! > 0)) continue;
-      const [row, column] = [held.place.row * SIDE + r, held.place.column * SIDE + c];
-      const raw = value(tile, at, row, column, 1 << level, map, pool);
-      const shown = scaled(raw, scale, rows, row);
+      const shown = counted(tile, at, spot(held.place, r, c), map, colours, rows);
       const [red, green, blue] = table[Math.round(255 * place(shown, scale, range))]!;
       image.data.set([red, green, blue, 255], 4 * at);
     }
@@ -179,8 +203,7 @@ export function picture(
 export function largestIn(
   all: Held[],
   map: MapInfo,
-  pool: Pool,
-  scale: Scale,
+  how: { pool: Pool; scale: Scale },
   facts: RowFacts | null,
 ): number {
   let most = 0;
@@ -192,9 +215,8 @@ export function largestIn(
       for (let c = 0; c < tile.columns; c++) {
         const at = r * tile.columns + c;
         if (!(tile.most[at]! > 0)) continue;
-        const [row, column] = [held.place.row * SIDE + r, held.place.column * SIDE + c];
-        const raw = value(tile, at, row, column, 1 << held.place.level, map, pool);
-        most = Math.max(most, scaled(raw, scale, rows, row));
+        const shown = counted(tile, at, spot(held.place, r, c), map, how, rows);
+        most = Math.max(most, shown);
       }
   }
   return most;
@@ -202,7 +224,8 @@ export function largestIn(
 
 /** The ends of the colour scale. */
 export function rangeOf(most: number, scale: Scale): Range {
-  if (scale === "row") return { low: 0, high: 1 };
+  // Sums, and weights of long values, may be more than the largest weight.
+  if (scale === "row") return { low: 0, high: Math.max(1, most) };
   if (scale === "ratio") return { low: 1 / 16, high: Math.max(16, most) };
   const high = most || 1;
   return scale === "log" ? { low: high * 1e-4, high } : { low: 0, high };
