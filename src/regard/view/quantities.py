@@ -18,7 +18,8 @@ from regard.errors import RegardError
 from regard.traces import Trace
 
 Pairs = Float[Tensor, "q k"]
-Places = Int[Tensor, "n"]
+Queries = Int[Tensor, "q"]
+Keys = Int[Tensor, "k"]
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,14 @@ class Quantity:
     name: str
     title: str
     about: str
-    of: Callable[[Trace, Pairs, Places, Places], Pairs]
+    of: Callable[[Trace, Pairs, Queries, Keys], Pairs]
 
 
-def _weight(t: Trace, weights: Pairs, queries: Places, keys: Places) -> Pairs:
+def _weight(t: Trace, weights: Pairs, queries: Queries, keys: Keys) -> Pairs:
     return weights
 
 
-def _value(t: Trace, weights: Pairs, queries: Places, keys: Places) -> Pairs:
+def _value(t: Trace, weights: Pairs, queries: Queries, keys: Keys) -> Pairs:
     """What a pair moves: the weight times the length of the value, over the mean length."""
     length: Tensor = t.inputs.v[0, 0].to(weights.dtype).norm(dim=-1)
     return weights * (length / length.mean().clamp_min(1e-30))[keys]
