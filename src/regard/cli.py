@@ -27,7 +27,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 import regard
-from regard import cost_command, masks
+from regard import cost_command, lab_command, masks
 from regard.view.atlas import Atlas
 from regard.view.opening import first_view, why_not
 from regard.view.showing import Look, Subject, Wanted, drawn, look, show
@@ -292,6 +292,7 @@ def record(
 
 
 app.command()(cost_command.cost)
+app.command()(lab_command.lab)
 
 
 @app.command()

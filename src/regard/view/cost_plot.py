@@ -16,14 +16,11 @@ from regard.cost.devices import Device
 from regard.cost.devices import device as find_device
 from regard.cost.units import counted, sized, timed, tokens
 from regard.errors import RegardError
+from regard.view.line_ends import COLOURS, End, name_ends
 
 __all__ = ["cost_plot", "save"]
 
 SHORTEST, LONGEST = 512, 1 << 20
-# Okabe and Ito's, in an order that keeps neighbours apart in lightness too.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f")
-APART = 0.062
-"""The least distance of two labels, as a share of a panel's height."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +157,8 @@ def _draw(page: Sheet, axes: Axes, panel: Panel, lengths: list[int], marked: int
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(page.ink.faint)
     _ticks(page, axes, panel)
-    _labels(page, axes, panel.lines)
+    ends = [End(line.label, line.values[-1], line.colour) for line in panel.lines if line.label]
+    name_ends(page, axes, ends)
     _at_the_mark(page, axes, panel, lengths.index(marked), marked)
 
 
@@ -183,24 +181,6 @@ def _ticks(page: Sheet, axes: Axes, panel: Panel) -> None:
     axes.tick_params(color=page.ink.faint)
 
 
-def _labels(page: Sheet, axes: Axes, lines: list[Line]) -> None:
-    """Names beside the ends of lines, moved apart where they would touch."""
-    named = sorted((line for line in lines if line.label), key=lambda line: line.values[-1])
-    at = [_height(axes, line.values[-1]) for line in named]
-    for i in range(1, len(at)):
-        at[i] = max(at[i], at[i - 1] + APART)
-    # What was pushed over the top comes back down, and pushes what is below it.
-    highest = 1.0
-    for i in reversed(range(len(at))):
-        at[i] = min(at[i], highest)
-        highest = at[i] - APART
-    for line, height in zip(named, at, strict=True):
-        axes.text(
-            1.02, height, page.write(line.label), transform=axes.transAxes, va="center",
-            ha="left", **page.words(color=line.colour, fontsize=SIZE - 1),
-        )  # fmt: skip
-
-
 def _at_the_mark(page: Sheet, axes: Axes, panel: Panel, at: int, marked: int) -> None:
     """A dot, and the number, where each line crosses the context that was asked for."""
     for line in panel.lines:
@@ -212,12 +192,6 @@ def _at_the_mark(page: Sheet, axes: Axes, panel: Panel, at: int, marked: int) ->
             (marked, panel.lines[0].values[at]), xytext=(5, 5), textcoords="offset points",
             **page.words(fontsize=SIZE - 1),
         )  # fmt: skip
-
-
-def _height(axes: Axes, value: float) -> float:
-    """Where a value stands in its panel: 0 at the bottom, 1 at the top."""
-    _, y = axes.transData.transform((1.0, value))
-    return float(axes.transAxes.inverted().transform((0.0, y))[1])
 
 
 def _length(n: float) -> str:

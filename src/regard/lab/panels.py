@@ -1,0 +1,62 @@
+"""Parts of a picture, as numbers. `regard.view.lab_picture` draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What every part has: a title, and a sentence on what to see in it."""
+
+    title: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line, named beside its end. `dashed` is for what is expected, or for comparison."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Lines(Panel):
+    """Lines over common axes. Lines of one label share a colour in all panels of a picture."""
+
+    x: str
+    y: str
+    lines: Sequence[Line]
+    log_x: bool = False
+    log_y: bool = False
+    percent: bool = False
+    """y are shares, from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Bars(Panel):
+    """Groups of bars: for each label of `series` one value in every group."""
+
+    y: str
+    groups: Sequence[str]
+    series: Mapping[str, Sequence[float]]
+    percent: bool = False
+
+
+@dataclass(frozen=True)
+class Heat(Panel):
+    """A matrix with a name for each row and column."""
+
+    values: Sequence[Sequence[float]]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    scale: str
+    """What the colours mean."""
+    y: str = ""
+    x: str = ""
+    signed: bool = False
+    """Colours that differ below and above 0."""

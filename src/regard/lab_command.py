@@ -1,0 +1,91 @@
+"""The command `regard lab`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from regard.lab.experiments import NAMES, Result, experiment
+from regard.watching.memory import shown
+
+
+def lab(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The experiment; without it, they are listed.", show_default=False),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Larger and longer.")] = False,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The folder for the picture, page and numbers.")
+    ] = Path("regard-lab"),
+    seed: Annotated[int, typer.Option(help="Where random numbers begin.")] = 0,
+) -> None:
+    """Small experiments that show why attention is as it is.
+
+    Each states a claim, tests it, and says whether what came out supports it: in a paragraph here,
+    and in a picture, a page and a file of numbers.
+    """
+    console = Console(highlight=False)
+    if name is None:
+        console.print(_listed())
+        return
+    chosen = experiment(name)
+    # Imported before the work: matplotlib is an extra, and may be missing.
+    from regard.view import lab_page, lab_picture
+
+    console.print(Text(f"{chosen.about.title}\n\nClaim: {chosen.about.claim}\n"))
+    began = time.perf_counter()
+    with _bar() as bar:
+        task = bar.add_task("beginning", total=None)
+        result = chosen.run(
+            seed=seed, **(chosen.about.full if full else {}),
+            progress=lambda what, done, total: bar.update(
+                task, description=what, completed=done, total=total
+            ),
+        )  # fmt: skip
+    took = time.perf_counter() - began
+    console.print(_told(result))
+    out.mkdir(parents=True, exist_ok=True)
+    paths = [out / f"{name}.{kind}" for kind in ("png", "html", "json")]
+    lab_picture.save(lab_picture.lab_picture(result), paths[0])
+    lab_page.lab_page(result, paths[1])
+    paths[2].write_text(result.json() + "\n", "utf-8")
+    for path in paths:
+        console.print(Text(f"wrote {path} ({shown(path.stat().st_size)})"), soft_wrap=True)
+    console.print(Text(f"took {took:.0f} s"))
+
+
+def _listed() -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for name in NAMES:
+        table.add_row(Text(name, style="bold"), Text(experiment(name).about.title))
+    table.add_row()
+    table.add_row(Text("try:"), Text(f"regard lab {NAMES[0]}"))
+    return table
+
+
+def _told(result: Result) -> Text:
+    """The paragraph, and each part of the claim."""
+    verdict = Text(result.verdict, style="green" if result.supported else "red")
+    lines = Text("\n\n").join([verdict, Text(result.answer)])
+    lines.append("\n\n")
+    for check in result.checks:
+        mark = ("✓ ", "green") if check.holds else ("✗ ", "red")
+        lines.append_text(Text.assemble(mark, f"{check.says}: {check.found}\n"))
+    return lines
+
+
+def _bar() -> Progress:
+    """Progress on standard error, gone when the work is done."""
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
+        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
+    )  # fmt: skip

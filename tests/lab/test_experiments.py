@@ -1,0 +1,110 @@
+"""The frame of the lab, its command, picture and page."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from regard import RegardError, cli, lab_command
+from regard.lab import scaling
+from regard.lab.experiments import NAMES, Check, Experiment, Result, experiment, seeded
+from regard.lab.panels import Bars, Heat
+from regard.view.lab_page import lab_page
+from regard.view.lab_picture import lab_picture
+
+
+@pytest.fixture(scope="module")
+def result() -> Result:
+    return scaling.run(widths=(16, 64), samples=16, steps=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_says_what_it_claims_and_does(name: str) -> None:
+    about = experiment(name).about
+    assert about.name == name
+    assert about.claim.endswith(".")
+    assert about.method
+    assert about.change
+    assert about.full
+
+
+def test_unknown_experiments_are_refused() -> None:
+    with pytest.raises(RegardError, match=r"no experiment of that name\n  got: +'sorcery'"):
+        experiment("sorcery")
+
+
+def test_a_result_that_does_not_support_its_claim_says_so(result: Result, tmp_path: Path) -> None:
+    failed = replace(result, checks=(Check("pigs fly", "none did", False),))
+    assert not failed.supported
+    assert failed.verdict == 'None of it is supported: "pigs fly" does not hold (none did).'
+    page = lab_page(failed, tmp_path / "page.html").read_text()
+    assert "✗ does not hold" in page
+    assert "✓ holds" not in page
+    assert json.loads(failed.json())["supported"] is False
+
+
+def test_seeds_fix_the_numbers_and_leave_the_callers_alone() -> None:
+    torch.manual_seed(5)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    first, second, other = (
+        scaling.run(seed=seed, widths=(16, 64), samples=16, steps=1).json() for seed in (0, 0, 1)
+    )
+    assert first == second
+    assert first.replace('"seed": 0', '"seed": 1') != other
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+    assert torch.tensor(1e-40).mul(1.0) > 0
+
+
+def test_an_experiment_that_fails_leaves_threads_alone() -> None:
+    threads = torch.get_num_threads()
+    with pytest.raises(ZeroDivisionError), seeded(0):
+        raise ZeroDivisionError
+    assert torch.get_num_threads() == threads
+
+
+def test_the_command_lists_runs_and_writes(
+    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = CliRunner()
+    listed = runner.invoke(cli.app, ["lab"])
+    assert all(name in listed.stdout for name in NAMES)
+    asked = []
+
+    def run(**how: object) -> Result:
+        asked.append({name: value for name, value in how.items() if name != "progress"})
+        return result
+
+    monkeypatch.setattr(lab_command, "experiment", lambda _: Experiment(scaling.ABOUT, run))
+    done = runner.invoke(cli.app, ["lab", "scaling", "--full", "--seed", "3", "-o", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert asked == [{"seed": 3, **scaling.ABOUT.full}]
+    assert " ".join(result.answer.split()[:8]) in " ".join(done.stdout.split())
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "scaling.json").read_text())["claim"] == scaling.ABOUT.claim
+
+
+def test_the_page_needs_nothing_else(result: Result, tmp_path: Path) -> None:
+    page = lab_page(result, tmp_path / "page.html").read_text("utf-8")
+    assert not re.search(r"https?://|<script|<link|@import", page)
+    assert page.count("data:image/png;base64,") == 2 * len(result.panels)
+    assert "Content-Security-Policy" in page
+    for text in (*scaling.ABOUT.method, *scaling.ABOUT.change, result.answer):
+        assert text.replace("'", "&#x27;") in page
+
+
+def test_bars_and_heat_maps_are_drawn(result: Result) -> None:
+    panels = (
+        Bars("Bars", "Some bars.", "share", ["a", "b"], {"x": [0.2, 0.4], "y": [1.0, 0.0]}, True),
+        Heat("Heat", "A map.", [[0.0, -2.0], [1.0, 0.5]], ["r", "s"], ["c", "d"], "w", signed=True),
+    )
+    figure = lab_picture(replace(result, panels=panels))
+    bars, heat = figure.axes[:2]
+    assert [round(bar.get_height(), 2) for bar in bars.patches] == [0.2, 0.4, 1.0, 0.0]
+    assert heat.images[0].get_clim() == (-2.0, 2.0)
