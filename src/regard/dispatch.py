@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -220,8 +221,11 @@ def _attend_and_show(
 ) -> Float[Tensor, "b h q e"]:
     """The output, shown with its trace. A backend asked for by name still gives the output."""
     seer = choose(inputs, name if chosen.observes else None, statistics=True)
-    seen = Trace(inputs, seer.observe(inputs), seer.name, second_pass(seer), mask)
-    _show(seen)
+    # Whoever watches has PyTorch ask about each function that is called. Ours need no asking, and
+    # asking takes longer than the card does.
+    with torch._C.DisableTorchFunction():
+        seen = Trace(inputs, seer.observe(inputs), seer.name, second_pass(seer), mask)
+        _show(seen)
     if name is None or seer is chosen:
         return seen.rows.out
     with unwatched():

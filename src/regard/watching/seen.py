@@ -40,24 +40,20 @@ class Statistics:
     @torch.no_grad()
     def of(trace: Trace) -> Statistics:
         """From one call, without waiting for the device."""
-        lse, max_logit, entropy = trace.rows.lse, trace.rows.max_logit, trace.rows.entropy
-        x = trace.inputs
+        lse, max_logit = trace.rows.lse, trace.rows.max_logit
         first = torch.zeros(1, dtype=torch.int64, device=lse.device)
-        mass = trace.second_pass.mass(x, lse, first)
-        empty = max_logit == -math.inf
-        broken = ~(max_logit.isfinite() | empty)
-        ill = empty | broken
-
-        def summed(t: Tensor) -> Tensor:
-            return t.masked_fill(ill, 0.0).sum((0, 2))
-
+        mass = trace.second_pass.mass(trace.inputs, lse, first)
+        sound, empty = max_logit.isfinite(), max_logit == -math.inf
+        kinds = torch.stack([sound, empty]).to(lse.dtype).sum((1, 3))
+        sums = torch.where(sound, torch.stack([trace.rows.entropy, mass]), 0.0).sum((1, 3))
+        rows = torch.full_like(kinds[0], lse.shape[0] * lse.shape[2])
         return Statistics(
-            torch.full_like(lse[0, :, 0], lse.shape[0] * lse.shape[2]),
-            empty.to(lse.dtype).sum((0, 2)),
-            broken.to(lse.dtype).sum((0, 2)),
-            max_logit.masked_fill(ill, -math.inf).amax((0, 2)),
-            summed(entropy),
-            summed(mass),
+            rows,
+            empty=kinds[1],
+            broken=rows - kinds.sum(0),
+            max_logit=torch.where(sound, max_logit, -math.inf).amax((0, 2)),
+            entropy=sums[0],
+            first=sums[1],
         )
 
     def __add__(self, other: Statistics) -> Statistics:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.backends.contract import Pool, Top
@@ -25,13 +25,14 @@ from regard.backends.triton.arguments import (
 )
 from regard.backends.triton.hopper_received import received_on_hopper
 from regard.backends.triton.launching import launched
-from regard.backends.triton.layout import rule_of
+from regard.backends.triton.layout import is_simple, rule_of
 from regard.backends.triton.maps import pooled_map
 from regard.backends.triton.pairs import (
     LN2,
     allowed,
     full_at,
     keys_for,
+    limit_of,
     load_rows,
     logits_of,
     norms,
@@ -152,11 +153,58 @@ def _top_and_mean(
         tl.store(mean + at, found, mask=row < n.queries)
 
 
-class TritonPass(TiledPass):
-    """The tiled answers, with kernels for those that look at every pair.
+@launched
+@triton.jit
+def _mass(
+    q, k, lse, keys, out, rule, bias, scoring, n, many,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """What falls from each query on the keys of a list."""
+    b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
+    first = tl.program_id(0) * BM
+    row = first + tl.arange(0, BM)
+    place, heads = row[:, None], (h + tl.zeros_like(row))[:, None]
+    qs = load_rows(q, b, h, first, n.queries, D, BD, BM, False)
+    limit = limit_of(rule, n, b)
+    at = tl.program_id(1).to(tl.int64) * n.queries + row
+    norm = norms(lse, at, row < n.queries)[:, None]
+    base = k.ptr + b.to(tl.int64) * k.batch + (h // n.group).to(tl.int64) * k.head
+    column = tl.arange(0, BD)[:, None]
+    total = tl.zeros((BM,), tl.float32)
+    for start in range(0, many, BN):
+        slot = start + tl.arange(0, BN)
+        key = tl.load(keys + slot, mask=slot < many, other=0).to(tl.int32)[None, :]
+        ks = tl.load(base + key.to(tl.int64) * k.row + column, mask=column < D, other=0.0)
+        s = product(qs, ks, None, PRECISION)
+        s, _ = logits_of(s, scoring, bias, b, heads, place, key, n)
+        seen = allowed(rule, place, key, limit, 0, BM, BN) & (slot < many)[None, :]
+        total += tl.sum(tl.where(seen, tl.exp2(s - norm), 0.0), 1)
+    tl.store(out + at, total, mask=row < n.queries)
 
-    `weights` and `mass` look only at what was asked for: plain products serve them well.
+
+class TritonPass(TiledPass):
+    """The tiled answers, with kernels for those that look at every pair or are asked for often.
+
+    `weights` looks only at what was asked for: plain products serve it well.
     """
+
+    def mass(
+        self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], keys: Int[Tensor, "k"]
+    ) -> Float[Tensor, "b h q"]:
+        x = inputs
+        learns = torch.is_grad_enabled() and any(t.requires_grad for t in (*x.tensors(), lse))
+        if learns or not len(keys) or not is_simple(x.mask) or not _takes(x):
+            return super().mass(x, lse, keys)
+        how, out = looking_settings(x), torch.empty_like(lse, memory_format=torch.contiguous_format)
+        rule = rule_of(x.mask, x.shape, (how.rows, 16), x.q.device, by_keys=False)
+        with on_card(lse):
+            _mass[(tiles_of(x.shape.Q, how.rows), x.shape.B * x.shape.H)](
+                sheet(x.q), sheet(x.k), lse.contiguous(), keys.contiguous(), out, rule, added(x),
+                score(x), sizes(x), len(keys), **constants_of(x, how.rows, 16, how.precision),
+                num_warps=4,
+            )  # fmt: skip
+        return out
 
     @torch.no_grad()
     def received(
