@@ -95,13 +95,19 @@ def test_of_a_long_text_there_is_no_map(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("unbuilt")
-def test_without_the_front_end_it_is_what_a_terminal_shows() -> None:
+def test_without_the_front_end_it_is_what_a_terminal_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[object] = []
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *what: shown.append(what))
     what = seen(6)
     what.tokens = HOSTILE[:6]
     text = what._repr_mimebundle_()["text/html"]
     assert "rows look at columns" in text
     assert "<script" not in text
     assert "&lt;script&gt;" in text
+    assert not shown, "shown twice"
 
 
 def test_statistics_alone_are_a_grid() -> None:

@@ -120,8 +120,14 @@ def _left_out(what: str) -> str:
 
 
 def _console() -> Console:
+    """Prints to nobody: in a notebook, rich would show every line itself."""
     return Console(
-        file=io.StringIO(), record=True, width=WIDTH, force_terminal=True, color_system="truecolor"
+        file=io.StringIO(),
+        record=True,
+        width=WIDTH,
+        force_terminal=True,
+        force_jupyter=False,
+        color_system="truecolor",
     )
 
 
