@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from regard import cli
-from regard.view import app as apps
 from regard.view import opening
+from regard.view.runs import Told
 from tests.view.drawing import seen_model
 
 TOKENS = ["<s>", " the", " cat", " sat", ".", " The"]
@@ -21,11 +21,20 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the app was asked to show, on a machine where it could open."""
     asked: list[dict[str, Any]] = []
 
-    def serve(atlas: Any, *, ready: Any, **how: Any) -> None:
-        asked.append({"maps": [m.name for m in atlas.maps], **how})
-        ready("http://127.0.0.1:1/secret/")
+    class Shown:
+        def __init__(self, atlas: Any, **how: Any) -> None:
+            self.how = {"maps": [m.name for m in atlas.maps], **how}
 
-    monkeypatch.setattr(apps, "serve", serve)
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *error: object) -> None: ...
+
+        def hold(self, *, ready: Any, **how: Any) -> None:
+            asked.append(self.how | how)
+            ready("http://127.0.0.1:1/secret/")
+
+    monkeypatch.setattr(cli, "App", Shown)
     monkeypatch.setattr(cli, "why_not", lambda: "")
     monkeypatch.setenv("COLUMNS", "100")
     return asked
@@ -45,7 +54,9 @@ def file(tmp_path: Path) -> Path:
 def test_the_app_opens_by_itself(served: list[dict[str, Any]]) -> None:
     result = view("the reader reads")
     assert result.exit_code == 0, result.output
-    assert served == [{"maps": ["trace"], "port": 0, "browser": True, "view": ""}]
+    told = Told("the reader reads", "spelling")
+    how = {"maps": ["trace"], "port": 0, "browser": True, "view": "", "told": told}
+    assert served == [how]
     assert result.stdout.splitlines() == [
         "3 words compared by their spelling; no trained model",
         "http://127.0.0.1:1/secret/",

@@ -273,6 +273,8 @@ def test_a_model_reads(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
     told = []
 
     class Reader:
+        model = torch.nn.Identity()
+
         def run(self, text: str) -> Seen:
             told.append(text)
             seen.tokens = TOKENS

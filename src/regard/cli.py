@@ -28,7 +28,7 @@ from typer.core import TyperGroup
 
 import regard
 from regard import cost_command, lab_command, masks
-from regard.view.atlas import Atlas
+from regard.view.app import App
 from regard.view.opening import first_view, why_not
 from regard.view.showing import Look, Subject, Wanted, drawn, look, show
 from regard.view.subjects import SPELLING, Spelling, subject_of, text_of
@@ -186,14 +186,16 @@ def view(
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        subject = subject_of(text, model, Spelling(mask, score, temperature))
+        subject = subject_of(
+            text, model, Spelling(mask, score, temperature), lambda _, *far: progress(*far)
+        )
         this = None if in_app and picture is None else look(subject, wanted, progress)
         if picture is not None and this is not None:
             _draw(this, picture)
         if page is not None:
             from regard.view.page import page as write_page
 
-            write_page(subject.what, page, subject.tokens, progress=progress)
+            write_page(subject.atlas(), page, progress=progress)
     console = _console()
     if this is not None and (here or why):
         show(this, console)
@@ -216,16 +218,15 @@ def _draw(this: Look, picture: Path) -> None:
 
 def _serve(subject: Subject, wanted: Wanted, port: int, console: Console, *, browser: bool) -> None:
     """The app, until it is interrupted."""
-    from regard.view.app import serve
-
-    atlas = Atlas.of(subject.what, subject.tokens)
+    atlas = subject.atlas()
+    view = first_view(subject, atlas, wanted)
 
     def ready(address: str) -> None:
         console.print(Text(f"{subject.title}\n{address}", no_wrap=True, overflow="ignore"))
         console.print(Text("open for this machine alone; Ctrl+C ends it", "dim"))
 
-    view = first_view(subject, atlas, wanted)
-    serve(atlas, port=port, browser=browser, view=view, ready=ready)
+    with App(atlas, port=port, told=subject.told) as app:
+        app.hold(browser=browser, view=view, ready=ready)
 
 
 @app.command()

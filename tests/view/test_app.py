@@ -122,11 +122,73 @@ def test_what_makes_no_sense_is_refused_in_words(app: App, wrong: str) -> None:
     assert body
 
 
-def test_only_reading_is_allowed(app: App) -> None:
+def post(app: App, path: str, body: bytes, **headers: str) -> tuple[int, bytes]:
     line = http.client.HTTPConnection("127.0.0.1", app.port, timeout=20)
-    line.request("POST", f"/{app.secret}/index")
-    assert line.getresponse().status == 501
-    line.close()
+    given = {"Content-Type": "application/json", **headers}
+    try:
+        line.request("POST", path, body, headers={k.replace("_", "-"): v for k, v in given.items()})
+        answer = line.getresponse()
+        return answer.status, answer.read()
+    finally:
+        line.close()
+
+
+ASKED = json.dumps({"text": "to be or not", "model": "spelling", "tokens": 0}).encode()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Sec_Fetch_Site": "cross-site"}, 403),
+        ({"Sec_Fetch_Site": "same-site"}, 403),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Content_Type": "application/x-www-form-urlencoded"}, 415),
+        ({"Content_Type": "text/plain"}, 415),
+        ({"Content_Type": "multipart/form-data"}, 415),
+        ({"Content_Type": ""}, 415),
+        ({"Content_Length": str(1 << 40)}, 413),
+        ({"Content_Length": "-1"}, 413),
+    ],
+)
+def test_what_changes_something_comes_from_the_page_alone(
+    app: App, headers: dict[str, str], status: int
+) -> None:
+    for name in ("read", "stop"):
+        assert post(app, f"/{app.secret}/{name}", ASKED, **headers)[0] == status
+    assert app.desk.now.number == 1
+    assert app.desk.work.state()["state"] == "idle"
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"text"', b"\xff", b"[" * 100_000])
+def test_a_body_that_is_no_object_is_refused(app: App, body: bytes) -> None:
+    assert post(app, f"/{app.secret}/read", body)[0] == 400
+
+
+def test_nothing_but_reading_and_stopping_can_be_sent(app: App) -> None:
+    for wrong in ("/read", "/x/read", f"/{app.secret}/index", f"/{app.secret}/"):
+        assert post(app, wrong, ASKED)[0] == 404, wrong
+    assert ask(app, f"/{app.secret}/read")[0] == 404
+
+
+def test_a_text_that_is_sent_takes_the_place_of_the_one_before() -> None:
+    with App(seen(20)) as app:
+        before = json.loads(get(app, "desk"))
+        assert before["edition"] == 1
+        assert "spelling" in [model["name"] for model in before["models"]]
+        origin = {"Origin": f"http://127.0.0.1:{app.port}", "Sec_Fetch_Site": "same-origin"}
+        status, body = post(app, f"/{app.secret}/read", ASKED, **origin)
+        assert status == 200, body
+        app.desk.work.wait(10)
+        assert json.loads(get(app, "desk"))["edition"] == 2
+        assert json.loads(get(app, "index"))["texts"] == [["to", "be", "or", "not"]]
+        assert len(floats(get(app, "row?map=0&heads=0&query=0&edition=2"))) == 4
+        status, _, why = ask(app, f"/{app.secret}/row?map=0&heads=0&query=0&edition=1")
+        assert (status, why) == (410, b"another text was read meanwhile")
+        status, body = post(app, f"/{app.secret}/read", b'{"text": "", "model": "spelling"}')
+        assert status == 400
+        assert body.startswith(b"there is nothing to read")
 
 
 def test_who_hangs_up_stops_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

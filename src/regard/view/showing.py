@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.console import Console
@@ -11,10 +11,12 @@ from rich.text import Text
 
 from regard.errors import RegardError
 from regard.traces import Trace
+from regard.view.atlas import Atlas
 from regard.view.choosing import Choice, Head, choose, layer_of
 from regard.view.grid import head_grid
 from regard.view.heads import HeadFigures, head_figures
 from regard.view.labels import clean
+from regard.view.runs import Names, Told, named
 from regard.view.terminal import HeatMap, colourless, shading
 from regard.watching.seen import Seen
 
@@ -46,6 +48,14 @@ class Subject:
     unit: str = "token"
     token: int | None = None
     """Where to look when nobody says: the last token, if this does not either."""
+    told: Told = field(default_factory=Told)
+    """The text and the model, where they are known."""
+    names: dict[str, Names] = field(default_factory=dict)
+    """What places of layers are called, where there is more than one text."""
+
+    def atlas(self) -> Atlas:
+        """The maps of all layers."""
+        return named(Atlas.of(self.what, self.tokens), self.told.model, self.names)
 
 
 @dataclass(frozen=True, eq=False)

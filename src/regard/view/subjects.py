@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from operator import and_
 from pathlib import Path
 
 import torch
 
-from regard import masks, scores
+from regard import masks, models, scores
 from regard.dispatch import trace
 from regard.errors import RegardError
 from regard.masks import Mask
 from regard.scores import Score
 from regard.traces import Trace
 from regard.view.choosing import read
+from regard.view.runs import Told, run
 from regard.view.showing import Subject
 from regard.view.spelling import vectors, words
+from regard.view.work import Tell
 from regard.watching import Seen, load
 
 SPELLING = "spelling"
@@ -37,7 +39,10 @@ class Spelling:
 
 
 def subject_of(
-    text: list[str] | None, model: str = SPELLING, how: Spelling | None = None
+    text: list[str] | None,
+    model: str = SPELLING,
+    how: Spelling | None = None,
+    tell: Tell = lambda doing, done, total: None,
 ) -> Subject:
     """What is meant by the words of a command: the example if there are none.
 
@@ -50,8 +55,8 @@ def subject_of(
         return _recorded(source)
     if model != SPELLING:
         _refuse(f"--model {model}", how)
-        return _read(source, model)
-    return _spelled(source, how, example=not text)
+        return _read(source, model, tell)
+    return spelled(source, how, example=not text)
 
 
 def text_of(name: str) -> str:
@@ -114,14 +119,13 @@ def _recorded(path: Path) -> Subject:
     return _subject(seen, f"{seen.model or 'a model'} read", f"recorded in {path}")
 
 
-def _read(text: str, model: str) -> Subject:
+def _read(text: str, model: str, tell: Tell) -> Subject:
     if not text.strip():
         raise _no_word(text)
-    # Imported late: not every look needs a model.
-    from regard.models import load as opened
-
-    reader = opened(model)
-    return _subject(reader.run(text), f"{model} reads", repr(reader))
+    reader = models.load(model)
+    found = run(reader, text, 0, tell)
+    subject = _subject(found.seen, f"{model} reads", repr(reader))
+    return replace(subject, told=Told(text, model, found.wrote), names=found.names)
 
 
 def _subject(seen: Seen, says: str, about: str) -> Subject:
@@ -132,7 +136,7 @@ def _subject(seen: Seen, says: str, about: str) -> Subject:
     return Subject(seen, None, f"{says} {many}: {shape}", about)
 
 
-def _spelled(text: str, how: Spelling, *, example: bool) -> Subject:
+def spelled(text: str, how: Spelling, *, example: bool = False) -> Subject:
     """Words compared by their spelling: one layer of one head."""
     tokens = words(text)
     if not tokens:
@@ -151,6 +155,7 @@ def _spelled(text: str, how: Spelling, *, example: bool) -> Subject:
         f"mask={mask!r}, score={score!r}{divided}, backend={t.backend}",
         "word",
         tokens.index(TOKEN) if example else _leaning(t),
+        Told(text, SPELLING),
     )
 
 

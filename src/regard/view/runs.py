@@ -1,0 +1,129 @@
+"""A model reads a text, or goes on with it: what was seen, and what its places are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from typing import Any
+
+from torch import nn
+
+from regard.errors import RegardError
+from regard.models.readers import OwnTranslator, Reader
+from regard.models.tokenizer import MARK_TEXT
+from regard.view.atlas import Atlas
+from regard.view.work import Tell
+from regard.watching import Seen, watch
+
+Names = tuple[list[str], list[str]]
+"""What the queries of a layer are called, and what its keys are."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is known of a text that was read: what it says, who read it, and what that wrote."""
+
+    text: str = ""
+    model: str = ""
+    wrote: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What was seen of one run over one text."""
+
+    seen: Seen
+    wrote: str = ""
+    """The text that followed, if any was asked for."""
+    names: dict[str, Names] = field(default_factory=dict)
+    """By path of the layer, in which * matches anything, where there are two texts."""
+
+    def atlas(self, model: str) -> Atlas:
+        """The maps of all layers, their places named."""
+        return named(Atlas.of(self.seen), model, self.names)
+
+
+def named(atlas: Atlas, model: str, names: dict[str, Names]) -> Atlas:
+    """The same atlas, with the name of the model and those of its places."""
+    atlas.model = model or atlas.model
+    for of in atlas.maps:
+        for path, (queries, keys) in names.items():
+            if fnmatch(of.name, path):
+                of.queries, of.keys = queries, keys
+    return atlas
+
+
+def run(reader: Reader, text: str, tokens: int, tell: Tell) -> Run:
+    """Let a model read a text and go on for so many tokens, which may be none.
+
+    A model that reads one text and writes another writes all of it, or at most so many tokens.
+    """
+    if isinstance(reader, OwnTranslator):
+        return _translated(reader, text, tokens, tell)
+    with counted(reader.model, tokens, tell):
+        if not tokens:
+            return Run(reader.run(text))
+        with watch(reader.model, keep="traces", tokenizer=reader.tokenizer) as seen:
+            wrote = reader.generate(text, tokens)
+    return Run(seen, wrote)
+
+
+def _translated(reader: OwnTranslator, text: str, tokens: int, tell: Tell) -> Run:
+    most = reader.model.config.longest - 1
+    with counted(reader.model, tokens, tell, reads_first=False):
+        target = reader.generate(text, min(tokens or most, most))
+        seen = reader.run(text, target=target)
+    source, written = reader.read(text), reader.writes(target)
+    given = [MARK_TEXT, *written[:-1]]
+    names = {
+        "encoder.*": (source, source),
+        "decoder.*.own": (given, given),
+        "decoder.*.memory": (written, source),
+    }
+    return Run(seen, target, names)
+
+
+@contextmanager
+def counted(
+    model: nn.Module, tokens: int, tell: Tell, *, reads_first: bool = True
+) -> Iterator[None]:
+    """Tell how far a model is: how much of its first run is done, then how many tokens it wrote."""
+    leaves = [module for module in model.modules() if not any(module.children())]
+    steps = runs = 0
+
+    def step(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if runs or not reads_first:
+            tell("writing", min(runs, tokens) if tokens else runs, tokens)
+        else:
+            tell("reading", min(steps, len(leaves)), len(leaves))
+
+    def ran(*_: Any) -> None:
+        nonlocal runs
+        runs += 1
+
+    hooks = [leaf.register_forward_hook(step) for leaf in leaves]
+    hooks.append(model.register_forward_hook(ran))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def check_words(text: object, tokens: object) -> tuple[str, int]:
+    """A text to read and how far to go on with it, or the reason why that cannot be."""
+    if not isinstance(text, str) or not text.strip():
+        raise RegardError("there is nothing to read", accepted="a text of a word or more")
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 <= tokens <= MOST:
+        raise RegardError(
+            "the model goes on for a number of tokens", got=repr(tokens), accepted=f"0 to {MOST}"
+        )
+    return text, tokens
+
+
+MOST = 2000
+"""Tokens that are written at once, at most."""

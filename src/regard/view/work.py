@@ -1,0 +1,81 @@
+"""One piece of work at a time, in a thread of its own: how far it is, and how it is stopped."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from regard.errors import RegardError
+
+Tell = Callable[[str, int, int], None]
+"""Told what is being done, how much of it is, and of how much: 0 if that is not known. Raises
+`StoppedError` if the work is no longer wanted."""
+
+
+class StoppedError(Exception):
+    """Nobody waits for the work any more."""
+
+
+class Work:
+    """The work of the moment. What it raises is kept, to be told to who asks.
+
+    >>> work = Work()
+    >>> work.start(lambda tell: tell("reading", 1, 2))
+    >>> work.wait()
+    >>> work.state()["state"]
+    'done'
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._state: dict[str, Any] = {"state": "idle", "doing": "", "done": 0, "total": 0}
+
+    def start(self, job: Callable[[Tell], None]) -> None:
+        """Begin, or the reason why not: something else is being done."""
+        with self._lock:
+            if self._thread is not None and self._thread.is_alive():
+                raise RegardError(
+                    "another text is being read",
+                    accepted="one at a time",
+                    do="wait for it, or stop it first",
+                )
+            self._stopping.clear()
+            self._state = {"state": "running", "doing": "beginning", "done": 0, "total": 0}
+            self._thread = threading.Thread(target=self._run, args=(job,), daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the work to end. It does at its next step."""
+        self._stopping.set()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Until the work has ended."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def state(self) -> dict[str, Any]:
+        """How far it is: running, done, stopped or failed, and then why."""
+        state = self._state
+        return state | {"stopping": state["state"] == "running" and self._stopping.is_set()}
+
+    def _tell(self, doing: str, done: int, total: int) -> None:
+        if self._stopping.is_set():
+            raise StoppedError
+        self._state = {"state": "running", "doing": doing, "done": done, "total": total}
+
+    def _run(self, job: Callable[[Tell], None]) -> None:
+        try:
+            job(self._tell)
+        except StoppedError:
+            self._state = self._state | {"state": "stopped"}
+        except RegardError as error:
+            self._state = self._state | {"state": "failed", "error": str(error)}
+        except Exception as error:
+            # Whatever a model does wrong is told in the page; the app goes on.
+            why = f"the model could not read this\n  got:      {type(error).__name__}: {error}"
+            self._state = self._state | {"state": "failed", "error": why[:2000]}
+        else:
+            self._state = self._state | {"state": "done"}

@@ -1,0 +1,230 @@
+"""Texts that are read in the app: by which models, what comes of it, how it is stopped."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regard
+from regard import RegardError
+from regard.view import desk as desks
+from regard.view.atlas import Atlas
+from regard.view.desk import Desk, known_models
+from regard.view.runs import Told
+from regard.view.work import Tell, Work
+from tests.view import tiny_models
+from tests.view.toys import seen
+
+TEXT = "The cat sat on the mat."
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_models.causal(tmp_path_factory.mktemp("causal"))
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tiny_models.translator(tmp_path_factory.mktemp("translator"))
+
+
+def desk(model: str = "") -> Desk:
+    return Desk(Atlas.of(seen(5)), Told("", model))
+
+
+def read(on: Desk, text: str, model: str, tokens: int = 0) -> dict[str, Any]:
+    on.read({"text": text, "model": model, "tokens": tokens})
+    on.work.wait(20)
+    return on.about()
+
+
+def test_a_model_reads_a_text(causal: str) -> None:
+    on = desk(causal)
+    about = read(on, TEXT, causal)
+    assert about["work"]["state"] == "done"
+    assert (about["edition"], about["text"], about["model"]) == (2, TEXT, causal)
+    atlas = on.now.answers.atlas
+    assert [m.name for m in atlas.maps] == ["blocks.0.attention", "blocks.1.attention"]
+    assert atlas.model == causal
+    keys = atlas[0].keys
+    assert keys is not None
+    assert keys[0] == "<text>"
+    assert "".join(keys[1:]) == TEXT
+
+
+def test_a_model_goes_on_in_the_same_map(causal: str) -> None:
+    on = desk(causal)
+    about = read(on, TEXT, causal, 6)
+    assert about["work"] == {
+        "state": "done", "doing": "drawing", "done": 0, "total": 0, "stopping": False
+    }  # fmt: skip
+    reader = regard.models.load(causal)
+    given, wrote = reader.read(TEXT), reader.generate(TEXT, 6)
+    assert about["wrote"] == wrote
+    of = on.now.answers.atlas[1]
+    # The last token was written, and not read: it has no row.
+    n = len(given) + 5
+    assert of.shape == (4, n, n)
+    assert of.describe()["starts"] == [0, *range(len(given), n)]
+    assert of.keys is not None
+    assert list(of.keys[: len(given)]) == given
+    assert "".join(of.keys[1:]).encode()[:20] == (TEXT + wrote).encode()[:20]
+
+
+def test_an_encoder_decoder_has_three_kinds_of_maps(translator: str) -> None:
+    on = desk(translator)
+    assert read(on, "The cat sat.", translator, 7)["work"]["state"] == "done"
+    maps = {m.name: m for m in on.now.answers.atlas.maps}
+    assert list(maps) == ["encoder.0.attention", "decoder.0.own", "decoder.0.memory"]
+    source, own, memory = maps.values()
+    reader = regard.models.load(translator)
+    assert source.keys == source.queries == memory.keys == reader.read("The cat sat.")
+    assert own.keys == own.queries
+    assert own.keys is not None
+    assert memory.queries is not None
+    assert own.keys[0] == "<text>"
+    # What is written is what is given next.
+    assert list(own.keys[1:]) == list(memory.queries[:-1])
+    assert len(memory.queries) == memory.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"text": " \n", "model": "spelling"}, "there is nothing to read"),
+        ({"model": "spelling"}, "there is nothing to read"),
+        ({"text": 7, "model": "spelling"}, "there is nothing to read"),
+        ({"text": "a", "model": "/etc"}, "there is no such model here"),
+        ({"text": "a", "model": ["spelling"]}, "there is no such model here"),
+        ({"text": "a", "model": "spelling", "tokens": -1}, "0 to 2000"),
+        ({"text": "a", "model": "spelling", "tokens": True}, "0 to 2000"),
+        ({"text": "a", "model": "spelling", "tokens": "9"}, "0 to 2000"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_at_once(asked: dict[str, Any], says: str) -> None:
+    on = desk()
+    with pytest.raises(RegardError, match=says):
+        on.read(asked)
+    assert on.about()["work"]["state"] == "idle"
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "says"),
+    [
+        (TEXT * 20, 0, "the text is longer than the model can read"),
+        (TEXT, 60, "ask for fewer new tokens"),
+    ],
+)
+def test_what_a_model_cannot_read_is_explained_and_nothing_is_lost(
+    text: str, tokens: int, says: str, causal: str
+) -> None:
+    on = desk(causal)
+    about = read(on, text, causal, tokens)
+    assert about["work"]["state"] == "failed"
+    assert says in about["work"]["error"]
+    assert about["edition"] == 1
+    assert on.now.answers.atlas.model == "Toy"
+
+
+def test_a_model_that_is_gone_is_explained(tmp_path: Path) -> None:
+    on = desk(str(tmp_path / "gone"))
+    about = read(on, TEXT, str(tmp_path / "gone"))
+    assert "there is no such model" in about["work"]["error"]
+
+
+def test_spelling_does_not_write() -> None:
+    assert "do not go on" in read(desk(), "to be", "spelling", 3)["work"]["error"]
+
+
+def test_whatever_a_model_raises_is_told(causal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> Any:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(desks, "load", broken)
+    about = read(desk(causal), TEXT, causal)
+    assert about["work"]["state"] == "failed"
+    assert "RuntimeError: out of memory" in about["work"]["error"]
+
+
+def test_reading_tells_how_far_it_is_and_is_stopped(
+    causal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(desks, "load", lambda name: tiny_models.slow(name, 0.01))
+    on = desk(causal)
+    on.read({"text": TEXT, "model": causal, "tokens": 20})
+    with pytest.raises(RegardError, match="another text is being read"):
+        on.read({"text": TEXT, "model": "spelling"})
+    told: list[tuple[str, int, int]] = []
+    while not (told and told[-1][0] == "writing" and told[-1][1] >= 2):
+        state = on.work.state()
+        assert state["state"] == "running"
+        told.append((state["doing"], state["done"], state["total"]))
+        time.sleep(0.002)
+    kinds = list(dict.fromkeys(doing for doing, _, _ in told))
+    assert [kind for kind in kinds if kind in ("reading", "writing")] == ["reading", "writing"]
+    far = [done / total for doing, done, total in told if doing == "reading"]
+    assert far == sorted(far)
+    assert told[-1][2] == 20
+    on.work.stop()
+    assert on.work.state()["stopping"] or on.work.state()["state"] == "stopped"
+    on.work.wait(5)
+    assert on.work.state()["state"] == "stopped"
+    assert on.now.number == 1
+    assert read(on, "to be", "spelling")["edition"] == 2
+
+
+def test_the_text_before_and_the_model_before_are_freed(causal: str, tmp_path: Path) -> None:
+    other = tiny_models.causal(tmp_path / "other")
+    on = desk(causal)
+    on.models[other] = "another"
+    read(on, TEXT, causal)
+    k = weakref.ref(on.now.answers.atlas[0].traces[0].inputs.k)
+    assert on._reader is not None
+    model = weakref.ref(on._reader.model)
+    read(on, "A king", causal)
+    gc.collect()
+    assert k() is None
+    assert model() is not None
+    read(on, "A king", other)
+    gc.collect()
+    assert model() is None
+
+
+def test_models_that_are_there_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(desks, "EMBEDDED", tmp_path)
+    assert list(known_models("spelling"))[-1] == "spelling"
+    assert "regard-small" not in known_models()
+    assert "owner/name" in known_models("owner/name")
+    (tmp_path / "regard-small").mkdir()
+    (tmp_path / "regard-small" / "model.safetensors").touch()
+    assert next(iter(known_models())) == "regard-small"
+
+
+def test_a_long_text_is_not_sent_back() -> None:
+    on = Desk(Atlas.of(seen(5)), Told("x" * 30_000, "spelling"))
+    assert on.about()["text"] == ""
+
+
+def test_work_goes_on_after_it_failed() -> None:
+    work = Work()
+    going = threading.Event()
+
+    def fails(tell: Tell) -> None:
+        going.wait(5)
+        raise RegardError("no")
+
+    work.start(fails)
+    going.set()
+    work.wait(5)
+    assert work.state()["error"] == "no"
+    work.start(lambda tell: torch.zeros(1))
+    work.wait(5)
+    assert work.state()["state"] == "done"
+    assert "error" not in work.state()
