@@ -32,14 +32,15 @@ MOST_PAIRS = 1 << 26
 """So many pairs are read for a cell: seconds on a CPU."""
 MOST_BYTES = 2_000_000
 """About so many bytes of tiles are kept in a cell, and so in the notebook's file."""
-HEIGHT, WIDTH = 640, 100
+HEIGHT, WIDTH = 640, 90
 
 FRAME = (
     '<iframe srcdoc="{page}" sandbox="allow-scripts allow-downloads" title="attention" '
     'style="width:100%;height:{height}px;border:0"></iframe>'
 )
 PRINTED = (
-    '<pre style="font-family:ui-monospace,Menlo,Consolas,monospace;line-height:1.25">{code}</pre>'
+    '<pre style="white-space:pre;overflow-x:auto;line-height:1.15;'
+    'font-family:ui-monospace,Menlo,Consolas,monospace">{code}</pre>'
 )
 
 
