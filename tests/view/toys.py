@@ -39,3 +39,15 @@ def seen(n: int = 12, layers: int = 2, heads: int = 4, key_heads: int = 2) -> Se
 
 def tokens(n: int) -> list[str]:
     return [f" word{i}" for i in range(n)]
+
+
+def drawn(side: int) -> torch.Tensor:
+    """A picture `[3, side, side]`: a sun over a hill."""
+    down, across = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    down, across = down / side, across / side
+    picture = torch.stack([0.45 + 0.3 * down, 0.65 + 0.15 * down, 0.92 - 0.1 * down])
+    sun = (across - 0.75) ** 2 + (down - 0.25) ** 2 < 0.02
+    hill = down > 0.7 + 0.1 * torch.sin(6 * across)
+    for where, colour in ((sun, (1.0, 0.85, 0.3)), (hill, (0.3, 0.55, 0.25))):
+        picture[:, where] = torch.tensor(colour)[:, None]
+    return picture

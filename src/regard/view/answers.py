@@ -13,7 +13,8 @@ import torch
 from regard.errors import RegardError
 from regard.view.atlas import Atlas
 from regard.view.page import document
-from regard.view.tiles import CancelledError, Go, raw, tile
+from regard.view.raw import raw
+from regard.view.tiles import CancelledError, Go, tile
 
 Asked = Mapping[str, str]
 JSON, BYTES = "application/json", "application/octet-stream"

@@ -20,6 +20,7 @@ from regard.errors import RegardError
 from regard.masks.algebra import EMPTY, Mask, Tiles
 from regard.traces import Trace
 from regard.view.joining import joined
+from regard.view.patches import Patches
 from regard.view.quantities import QUANTITIES, quantity_of
 from regard.watching.seen import Layer, Seen, Tokens, Traces
 from regard.watching.telemetry import open_places
@@ -287,6 +288,7 @@ class Atlas:
             "model": self.model,
             "maps": maps,
             "texts": [list(t) for t in texts],
+            "pictures": [t.describe() if isinstance(t, Patches) else None for t in texts],
             "quantities": layers,
         }
 

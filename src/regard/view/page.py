@@ -30,7 +30,8 @@ from regard.errors import RegardError
 from regard.traces import Trace
 from regard.view.atlas import Atlas, Map
 from regard.view.bundle import script
-from regard.view.tiles import CHUNK, SIDE, levels, raw, tile
+from regard.view.raw import raw
+from regard.view.tiles import CHUNK, SIDE, levels, tile
 from regard.watching.seen import Seen, Tokens
 from regard.watching.store import replacing
 

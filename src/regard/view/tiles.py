@@ -20,7 +20,6 @@ The bytes, little-endian:
 
 from __future__ import annotations
 
-import ctypes
 import math
 import struct
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.view.atlas import Map
+from regard.view.raw import raw
 
 SIDE = 256
 HEADER = struct.Struct("<BBHHHff")
@@ -215,12 +215,6 @@ class Decoded:
 def decoded(data: bytes) -> Decoded:
     """Read a tile."""
     return Decoded(data)
-
-
-def raw(values: Tensor) -> bytes:
-    """The bytes of a tensor on the CPU."""
-    values = values.contiguous()
-    return ctypes.string_at(values.data_ptr(), values.nbytes)
 
 
 def _part(place: int, cell: int, n: int) -> range:

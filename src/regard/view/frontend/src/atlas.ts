@@ -4,7 +4,7 @@ import { labels, paintLabels } from "./axes";
 import type { Range } from "./colour";
 import { el } from "./dom";
 import { paintCells, paintCursor, paintFrame, paintGrid, paintSteps, type Cells } from "./drawing";
-import type { Inks } from "./figure";
+import { inksOf, type Inks } from "./figure";
 import { SIDE, topLevel, type Index, type MapInfo } from "./format";
 import { KEYS, press } from "./keyboard";
 import { Lens, type Box, type Point } from "./lens";
@@ -128,7 +128,8 @@ export class Atlas implements Hands {
   }
 
   open(query: number): void {
-    this.change({ view: "text", token: query, direction: "looks" });
+    const view = this.index.pictures[this.map.queryText] ? "picture" : "text";
+    this.change({ view, token: query, direction: "looks" });
   }
 
   /** Bring a pair into view, large enough to read. */
@@ -172,7 +173,7 @@ export class Atlas implements Hands {
   private paint(): void {
     const { lens } = this;
     const context = this.cleared();
-    const inks = this.inks();
+    const inks = inksOf(this.root);
     const cells = (this.cells = this.drawable(lens, inks.ground));
     const { x, y, width, height } = lens.box;
     context.save();
@@ -206,20 +207,6 @@ export class Atlas implements Hands {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, clientWidth, clientHeight);
     return context;
-  }
-
-  private inks(): Inks {
-    const style = getComputedStyle(this.root);
-    const colour = (name: string) => style.getPropertyValue(name).trim();
-    return {
-      paper: colour("--paper"),
-      ground: colour("--ground"),
-      line: colour("--line"),
-      frame: colour("--line-strong"),
-      ink: colour("--ink"),
-      faint: colour("--faint"),
-      accent: colour("--accent"),
-    };
   }
 
   /** What is to be drawn: the tiles in view, or coarser ones until they are there. */
@@ -271,7 +258,7 @@ export class Atlas implements Hands {
       if (reading?.failed) throw new Error(reading.failed);
       if (cells && reading && !reading.loading && !(exact && reading.draft)) {
         const region = regionOf(cells.lens, this.cell, this.visible, cells.strongest);
-        return { cells, region, reading, inks: this.inks() };
+        return { cells, region, reading, inks: inksOf(this.root) };
       }
       await new Promise((go) => setTimeout(go, 50));
     }

@@ -74,8 +74,9 @@ function fileName(index: Index, { map, head }: State): string {
   return `${safe(index.maps[map]!.name)}-head-${head}`;
 }
 
-function title(index: Index, { map, head }: State): string {
-  const parts = [index.model, index.maps[map]!.name, `head ${head}`];
+/** What is looked at, in a line. */
+export function title(index: Index, { map, head }: State, which = `head ${head}`): string {
+  const parts = [index.model, index.maps[map]!.name, which];
   return parts
     .filter(Boolean)
     .map((part) => spelled(part, 60))

@@ -29,6 +29,20 @@ export interface Figure {
   inks: Inks;
 }
 
+export function inksOf(root: HTMLElement): Inks {
+  const style = getComputedStyle(root);
+  const colour = (name: string) => style.getPropertyValue(name).trim();
+  return {
+    paper: colour("--paper"),
+    ground: colour("--ground"),
+    line: colour("--line"),
+    frame: colour("--line-strong"),
+    ink: colour("--ink"),
+    faint: colour("--faint"),
+    accent: colour("--accent"),
+  };
+}
+
 const MARGIN = 16;
 const TITLE = 32;
 const LEAST = 480;
@@ -59,6 +73,28 @@ export function figure(of: Figure): Drawing {
     { kind: "frame", ...frame, stroke: inks.frame },
     ...axes(lens, of.texts, inks),
     ...explained(legend, notes, bottom + MARGIN, cells.colours.theme, inks),
+  ];
+  return { width, height, shapes };
+}
+
+/** A picture with its title and legend. */
+export function plate(
+  title: string,
+  canvas: HTMLCanvasElement,
+  legend: Legend,
+  inks: Inks,
+  theme: "light" | "dark",
+): Drawing {
+  const [wide, high] = [canvas.clientWidth, canvas.clientHeight];
+  const width = Math.max(LEAST, wide + 2 * MARGIN);
+  const notes = wrapped(legend.meaning, width - 2 * MARGIN - STRIP - 20);
+  const below = TITLE + high + 2 * MARGIN;
+  const height = below + Math.max(34, 16 * notes.length) + MARGIN;
+  const shapes: Shape[] = [
+    { kind: "box", x: 0, y: 0, width, height, fill: inks.paper },
+    text(title, MARGIN, 22, inks.ink, { size: 14, bold: true }),
+    { kind: "pixels", x: MARGIN, y: TITLE + MARGIN / 2, width: wide, height: high, canvas },
+    ...explained(legend, notes, below, theme, inks),
   ];
   return { width, height, shapes };
 }

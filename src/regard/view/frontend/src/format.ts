@@ -24,11 +24,21 @@ export interface Quantity {
   about: string;
 }
 
+/** A picture whose patches are tokens, row by row: the first of them, and how many there are. */
+export interface Picture {
+  image: string;
+  rows: number;
+  columns: number;
+  first: number;
+}
+
 export interface Index {
   version: number;
   model: string;
   maps: MapInfo[];
   texts: string[][];
+  /** Of each text the picture that it is cut from, if it is. */
+  pictures: (Picture | null)[];
   quantities: Quantity[];
 }
 

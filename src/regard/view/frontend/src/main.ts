@@ -9,6 +9,7 @@ import { HeadsView } from "./heads";
 import { legendNodes, legendOf } from "./legend";
 import { Menu } from "./menu";
 import { Overview } from "./overview";
+import { PictureView } from "./picture";
 import { AppSource, PageSource, WidgetSource, type Model, type Source } from "./sources";
 import { read, write, type State, type View } from "./state";
 import style from "./style.css";
@@ -16,6 +17,7 @@ import { TextView } from "./text";
 
 const TITLES: Record<View, string> = {
   map: "Map",
+  picture: "Picture",
   overview: "Overview",
   text: "Text",
   heads: "Heads",
@@ -61,6 +63,7 @@ class Shell {
   private text: TextView;
   private heads: HeadsView;
   private overview: Overview;
+  private picture: PictureView;
   private stage = el("main", { class: "stage" });
   private side = el("aside", { class: "side", "aria-label": "How the map is drawn" });
   private legend = el("div", { class: "legend" });
@@ -98,6 +101,7 @@ class Shell {
     });
     this.saving = new Menu("Save …", deeds(this.atlas, index, source, state));
     this.heads = new HeadsView(source, index, change);
+    this.picture = new PictureView(source, index, state, change);
     this.overview = new Overview(source, index, state, change, theme);
     root.replaceChildren(
       el(
@@ -142,6 +146,11 @@ class Shell {
     return this.index.maps[this.state.map]!;
   }
 
+  private get views(): View[] {
+    const all = Object.keys(TITLES) as View[];
+    return all.filter((view) => view !== "picture" || PictureView.of(this.index));
+  }
+
   private sound(state: State): State {
     const map = Math.min(state.map, this.index.maps.length - 1);
     const head = Math.min(state.head, this.index.maps[map]!.heads - 1);
@@ -151,7 +160,8 @@ class Shell {
     const { queries, keys } = this.index.maps[map]!;
     const [query, key] = state.picked;
     const there = query !== undefined && key !== undefined && query < queries && key < keys;
-    return { ...state, map, head, quantity, picked: there ? [query, key] : [] };
+    const view = this.views.includes(state.view) ? state.view : "map";
+    return { ...state, view, map, head, quantity, picked: there ? [query, key] : [] };
   }
 
   private change(part: Partial<State>, quiet = false): void {
@@ -201,7 +211,13 @@ class Shell {
     this.root.dataset["view"] = view;
     this.renderTabs();
     this.renderWhere();
-    const views = { map: this.atlas, overview: this.overview, text: this.text, heads: this.heads };
+    const views = {
+      map: this.atlas,
+      picture: this.picture,
+      overview: this.overview,
+      text: this.text,
+      heads: this.heads,
+    };
     if (this.stage.firstChild !== views[view].root) this.stage.replaceChildren(views[view].root);
     this.side.hidden = view !== "map";
     if (view === "map") {
@@ -214,7 +230,7 @@ class Shell {
   private renderTabs(): void {
     const focused = document.activeElement?.closest(".tabs") !== null;
     this.tabs.replaceChildren(
-      ...(Object.keys(TITLES) as View[]).map((view) =>
+      ...this.views.map((view) =>
         el(
           "button",
           {

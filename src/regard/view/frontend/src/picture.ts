@@ -1,0 +1,377 @@
+/** A picture, shaded by where one token looks, or by who looks at it. */
+
+import { css, ink, percent, ramp } from "./colour";
+import { choice, download, el, spelled } from "./dom";
+import { title } from "./exporting";
+import { inksOf, plate } from "./figure";
+import type { Index, MapInfo, Picture } from "./format";
+import { strip } from "./legend";
+import { decoded, patchAt, RAMP, shade } from "./shading";
+import { toCanvas } from "./shapes";
+import type { Line, Source } from "./sources";
+import type { State } from "./state";
+
+const SIDE = 560;
+const THUMB = 112;
+const MOST_WORDS = 1500;
+const STEPS: Record<string, [number, number]> = {
+  ArrowLeft: [0, -1],
+  ArrowRight: [0, 1],
+  ArrowUp: [-1, 0],
+  ArrowDown: [1, 0],
+};
+
+/** One side of the pairs: the tokens that are asked about, or those that answer. */
+interface Panel {
+  text: number;
+  weights: Float32Array | null;
+  chosen: number | null;
+  pick: ((token: number) => void) | null;
+}
+
+export class PictureView {
+  readonly root = el("section", { class: "picture", "aria-label": "Picture" });
+  private asking: AbortController | null = null;
+
+  constructor(
+    private source: Source,
+    private index: Index,
+    private state: () => State,
+    private change: (part: Partial<State>) => void,
+  ) {}
+
+  /** Whether any map looks at a picture, or from one. */
+  static of(index: Index): boolean {
+    return index.pictures.some((picture) => picture !== null);
+  }
+
+  private get map(): MapInfo {
+    return this.index.maps[this.state().map]!;
+  }
+
+  private get heads(): number[] {
+    const { set, head } = this.state();
+    const known = set.filter((each) => each < this.map.heads);
+    return known.length ? known : [head];
+  }
+
+  private get token(): number {
+    const { token, direction } = this.state();
+    const { queries, keys, queryText, keyText } = this.map;
+    const n = direction === "looks" ? queries : keys;
+    if (token >= 0 && token < n) return token;
+    // The first token is the one that stands for the whole picture, where there is one.
+    const own = this.index.pictures[direction === "looks" ? queryText : keyText];
+    return own && !own.first ? Math.floor((own.rows * own.columns) / 2 + own.columns / 2) : 0;
+  }
+
+  async show(): Promise<void> {
+    this.asking?.abort();
+    const asking = (this.asking = new AbortController());
+    const { queryText, keyText } = this.map;
+    if (!this.index.pictures[queryText] && !this.index.pictures[keyText]) {
+      const none = "This layer looks at no picture. Choose another layer.";
+      this.root.replaceChildren(el("p", { class: "note" }, none));
+      return;
+    }
+    try {
+      const line = await this.line(this.heads, asking.signal);
+      if (!asking.signal.aborted) this.fill(line, asking.signal);
+    } catch (error) {
+      if (asking.signal.aborted) return;
+      const note = `This could not be read: ${String(error)}`;
+      this.root.replaceChildren(el("p", { class: "note" }, note));
+    }
+  }
+
+  private line(heads: number[], signal: AbortSignal): Promise<Line> {
+    const { map, direction } = this.state();
+    return direction === "looks"
+      ? this.source.row(map, heads, this.token, signal)
+      : this.source.column(map, heads, this.token, signal);
+  }
+
+  private fill({ weights }: Line, signal: AbortSignal): void {
+    const { direction } = this.state();
+    const { queryText, keyText } = this.map;
+    const looks = direction === "looks";
+    const [own, other] = looks ? [queryText, keyText] : [keyText, queryText];
+    const pick = (token: number) => this.change({ token });
+    const chosen = this.token;
+    const focus = this.focused();
+    const panels: Panel[] =
+      own === other
+        ? [{ text: own, weights, chosen, pick }]
+        : [
+            { text: own, weights: null, chosen, pick },
+            { text: other, weights, chosen: null, pick: null },
+          ];
+    const status = el("p", { class: "note told", "aria-live": "polite" }, " ");
+    this.root.replaceChildren(
+      el(
+        "div",
+        { class: "ask" },
+        choice(
+          "Direction",
+          [
+            ["looks", "Looks at"],
+            ["seen", "Is seen by"],
+          ],
+          direction,
+          (value) => this.change({ direction: value }),
+        ),
+      ),
+      el(
+        "h2",
+        {},
+        el("bdi", { class: "token" }, this.called(own, chosen)),
+        ` #${chosen} ${looks ? "looks at" : "is seen by"}, in ${this.which()}`,
+      ),
+      el(
+        "div",
+        { class: "panels" },
+        el("div", {}, ...panels.map((panel) => this.panel(panel, status)), status),
+        el(
+          "div",
+          { class: "beside" },
+          this.legend(other, weights, looks),
+          this.thumbs(other, signal),
+        ),
+      ),
+    );
+    if (focus) this.root.querySelector<HTMLElement>(focus)?.focus();
+  }
+
+  private focused(): string | null {
+    const now = document.activeElement as HTMLElement | null;
+    if (!now || !this.root.contains(now)) return null;
+    if (now.matches("canvas")) return "canvas[tabindex]";
+    if (now.matches("input")) return `input[value="${(now as HTMLInputElement).value}"]`;
+    return now.dataset["place"] ? `[data-place="${now.dataset["place"]}"]` : null;
+  }
+
+  private name(text: number, at: number): string {
+    const token = this.index.texts[text]?.[at];
+    return token === undefined ? `#${at}` : spelled(token, 32);
+  }
+
+  private called(text: number, at: number): string {
+    const picture = this.index.pictures[text];
+    const inside = picture && !this.words(text).includes(at);
+    return inside ? `patch ${this.name(text, at)}` : this.name(text, at);
+  }
+
+  private which(): string {
+    const { heads } = this;
+    return heads.length === 1 ? `head ${heads[0]}` : `the mean of ${heads.length} heads`;
+  }
+
+  /** The tokens of one side: those of a picture on it, the others as words. */
+  private panel(panel: Panel, status: HTMLElement): HTMLElement {
+    const picture = this.index.pictures[panel.text] ?? null;
+    const places = this.words(panel.text).slice(0, MOST_WORDS);
+    return el(
+      "div",
+      { class: "panel" },
+      places.length
+        ? el("div", { class: "words" }, ...places.map((at) => this.word(panel, at)))
+        : null,
+      picture ? this.canvas(panel, picture, status) : null,
+    );
+  }
+
+  /** The tokens of a text that are no patches. */
+  private words(text: number): number[] {
+    const { queries, keys, queryText } = this.map;
+    const n = text === queryText ? queries : keys;
+    const picture = this.index.pictures[text];
+    const all = Array.from({ length: n }, (_, at) => at);
+    if (!picture) return all;
+    const last = picture.first + picture.rows * picture.columns;
+    return all.filter((at) => at < picture.first || at >= last);
+  }
+
+  private word({ text, weights, chosen, pick }: Panel, at: number): HTMLElement {
+    const share = weights ? weights[at]! / Math.max(...weights) : 0;
+    const colour = ramp(RAMP)[Math.round(255 * Math.min(1, share || 0))]!;
+    return el(
+      "button",
+      {
+        class: at === chosen ? "word self" : "word",
+        style: weights ? `background:${css(colour)};color:${ink(colour)}` : undefined,
+        title: weights ? `#${at} ${percent(weights[at]!)}` : `#${at}`,
+        "aria-pressed": pick ? String(at === chosen) : undefined,
+        "data-place": at,
+        disabled: !pick,
+        onclick: () => pick?.(at),
+      },
+      el("bdi", {}, this.name(text, at)),
+      weights ? el("span", { class: "figure" }, ` ${percent(weights[at]!)}`) : null,
+    );
+  }
+
+  private canvas(panel: Panel, picture: Picture, status: HTMLElement): HTMLElement {
+    const { weights, chosen, pick } = panel;
+    const moves = pick ? "Click a patch or use the arrow keys to choose another." : "";
+    const canvas = el("canvas", {
+      class: pick ? "shaded picks" : "shaded",
+      role: pick ? "application" : "img",
+      tabindex: pick ? "0" : undefined,
+      "aria-label": `The picture in ${picture.rows} × ${picture.columns} patches. ${moves}`,
+    });
+    const accent = inksOf(this.root).accent;
+    const most = weights ? mostOf(picture, weights) : 0;
+    const paint = (hover: number | null) =>
+      void decoded(picture).then((image) => {
+        const marked = chosen === null ? [] : [{ place: chosen, colour: accent }];
+        if (hover !== null) marked.push({ place: hover, colour: "#ffffff" });
+        shade(canvas, image, { picture, weights, most, marked });
+        canvas.dataset["ready"] = "yes";
+      });
+    void decoded(picture).then((image) => {
+      const ratio = window.devicePixelRatio || 1;
+      const scale = SIDE / Math.max(image.naturalWidth, image.naturalHeight);
+      canvas.width = Math.round(image.naturalWidth * scale * ratio);
+      canvas.height = Math.round(image.naturalHeight * scale * ratio);
+      canvas.style.width = `${Math.round(image.naturalWidth * scale)}px`;
+      paint(null);
+    });
+    const at = (event: PointerEvent | MouseEvent) =>
+      patchAt(picture, event.offsetX / canvas.clientWidth, event.offsetY / canvas.clientHeight);
+    canvas.addEventListener("pointermove", (event) => {
+      paint(at(event));
+      status.textContent = this.told(panel, at(event));
+    });
+    canvas.addEventListener("pointerleave", () => {
+      paint(null);
+      status.textContent = " ";
+    });
+    if (pick) {
+      canvas.addEventListener("click", (event) => pick(at(event)));
+      canvas.addEventListener("keydown", (event) => {
+        const step = STEPS[event.key];
+        if (!step || event.ctrlKey || event.metaKey || event.altKey) return;
+        event.preventDefault();
+        pick(moved(picture, chosen ?? 0, ...step));
+      });
+    }
+    return canvas;
+  }
+
+  /** A patch in words: its place, its weight and its rank among all tokens. */
+  private told({ text, weights }: Panel, at: number): string {
+    const place = `${this.called(text, at)} #${at}`;
+    if (!weights) return place;
+    const weight = weights[at]!;
+    const rank = 1 + weights.reduce((n, other) => n + (other > weight ? 1 : 0), 0);
+    return `${place}: ${percent(weight)}, rank ${rank} of ${weights.length}`;
+  }
+
+  private legend(text: number, weights: Float32Array, looks: boolean): HTMLElement {
+    const picture = this.index.pictures[text];
+    if (!picture) return el("div");
+    const most = mostOf(picture, weights);
+    const ticks: [string, string, string] = ["0", percent(most / 2), percent(most)];
+    const patches = weights.slice(picture.first, picture.first + picture.rows * picture.columns);
+    const sum = patches.reduce((total, weight) => total + weight, 0);
+    const level = this.source.finest(this.state().map);
+    const notes = [
+      looks
+        ? `A patch is coloured by the weight that it gets; all of them together get ${percent(sum)}.`
+        : "A patch is coloured by the weight that it gives.",
+      level ? `Single pairs are known as means over ${1 << level} × ${1 << level} of them.` : "",
+    ];
+    return el(
+      "div",
+      { class: "legend" },
+      strip(RAMP),
+      el("div", { class: "ticks" }, ...ticks.map((tick) => el("span", {}, tick))),
+      el("p", { class: "note" }, notes.join(" ")),
+      el("button", { onclick: () => this.save(ticks, notes[0]!) }, "Save PNG"),
+    );
+  }
+
+  private save(ticks: [string, string, string], meaning: string): void {
+    const drawn = [...this.root.querySelectorAll<HTMLCanvasElement>("canvas.shaded")].at(-1)!;
+    const of = title(this.index, this.state(), this.which());
+    const heading = this.root.querySelector("h2")!.textContent!.split(", in ")[0];
+    const legend = { ticks, meaning, notes: [] };
+    const made = plate(`${of} · ${heading}`, drawn, legend, inksOf(this.root), RAMP);
+    toCanvas(made, window.devicePixelRatio || 1).toBlob(
+      (blob) => blob && download("picture.png", blob),
+      "image/png",
+    );
+  }
+
+  /** The same question to every head of the layer, side by side. */
+  private thumbs(text: number, signal: AbortSignal): HTMLElement {
+    const picture = this.index.pictures[text];
+    const box = el("div", { class: "thumbs", role: "group", "aria-label": "Heads" });
+    if (!picture) return box;
+    const all = Array.from({ length: this.map.heads }, (_, head) => head);
+    const now = this.heads;
+    const add = (label: string, heads: number[], part: Partial<State>) => {
+      const canvas = el("canvas", { "aria-hidden": "true" });
+      const here = heads.length === now.length && heads.every((head, at) => head === now[at]);
+      const name = heads.length > 1 ? "the mean of all heads" : `head ${heads[0]}`;
+      box.append(
+        el(
+          "button",
+          {
+            class: "thumb",
+            "aria-label": name,
+            "aria-current": here ? "true" : undefined,
+            onclick: () => this.change(part),
+          },
+          canvas,
+          el("span", {}, label),
+        ),
+      );
+      void this.thumb(canvas, picture, heads, signal);
+    };
+    const bare = el("canvas", { "aria-hidden": "true" });
+    box.append(el("div", { class: "thumb" }, bare, el("span", {}, "picture")));
+    void this.thumb(bare, picture, [], signal);
+    if (all.length > 1) add("mean", all, { set: all });
+    for (const head of all) add(String(head), [head], { head, set: [] });
+    return box;
+  }
+
+  /** A small picture, shaded by some heads or by none. */
+  private async thumb(
+    canvas: HTMLCanvasElement,
+    picture: Picture,
+    heads: number[],
+    signal: AbortSignal,
+  ): Promise<void> {
+    try {
+      const line = heads.length ? this.line(heads, signal) : null;
+      const [image, found] = await Promise.all([decoded(picture), line]);
+      const weights = found?.weights ?? null;
+      const most = weights ? mostOf(picture, weights) : 0;
+      canvas.width = THUMB;
+      canvas.height = Math.round((THUMB * image.naturalHeight) / image.naturalWidth);
+      canvas.style.aspectRatio = `${canvas.width} / ${canvas.height}`;
+      shade(canvas, image, { picture, weights, most, marked: [] });
+      canvas.dataset["ready"] = "yes";
+    } catch {
+      canvas.dataset["ready"] = "failed";
+    }
+  }
+}
+
+/** The most that any patch counts for. */
+function mostOf({ first, rows, columns }: Picture, weights: Float32Array): number {
+  let most = 0;
+  for (let at = first; at < first + rows * columns; at++) most = Math.max(most, weights[at]!);
+  return most;
+}
+
+/** The next patch in a direction; from a token that is none, the first. */
+function moved({ first, rows, columns }: Picture, from: number, down: number, right: number) {
+  const at = from - first;
+  if (at < 0 || at >= rows * columns) return first;
+  const row = Math.min(rows - 1, Math.max(0, Math.floor(at / columns) + down));
+  const column = Math.min(columns - 1, Math.max(0, (at % columns) + right));
+  return first + row * columns + column;
+}
