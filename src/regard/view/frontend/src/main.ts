@@ -10,10 +10,12 @@ import { legendNodes, legendOf } from "./legend";
 import { Menu } from "./menu";
 import { Overview } from "./overview";
 import { PictureView } from "./picture";
-import { AppSource, PageSource, WidgetSource, type Model, type Source } from "./sources";
+import { AppSource, WidgetSource, type Model } from "./remote";
+import type { Source } from "./sources";
 import { read, write, type State, type View } from "./state";
 import style from "./style.css";
 import { TextView } from "./text";
+import { PageSource } from "./written";
 
 const TITLES: Record<View, string> = {
   map: "Map",
