@@ -14,7 +14,7 @@ import torch
 from regard.errors import RegardError
 from regard.lab.panels import Panel
 
-NAMES = ("scaling",)
+NAMES = ("scaling", "heads")
 """The experiments, in the order in which they are best read; each is a module of this folder."""
 
 Tell = Callable[[str, int, int], None]
