@@ -13,6 +13,7 @@ from regard import masks
 from regard.view import tiles
 from regard.view.atlas import Atlas, Map
 from regard.view.tiles import CancelledError, decoded, levels, tile
+from regard.watching.seen import Layer, Seen
 
 
 def a_map(
@@ -213,3 +214,23 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
         Atlas.of(regard.trace(x, x, x), tokens=["a"])
     with pytest.raises(regard.RegardError, match="unknown quantity"):
         tile(a_map(30), 0, 0, 0, 0, quantity="magic")
+
+
+def test_the_strongest_keys_of_steps_that_are_not_joined() -> None:
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 1, 2, 6, 4).unbind()
+    layer = Layer("attn")
+    for step, (start, stop) in enumerate(((0, 2), (2, 6))):
+        t = regard.trace(q[:, :, start:stop], k[:, :, :stop], k[:, :, :stop])
+        layer.take(t, 0, step, keep=True)
+    found = Seen("Toy")
+    found._layers["attn"] = layer
+    (of,) = Atlas.of(found).maps
+    assert len(of.calls) == 2
+    values, keys = of.top(3)
+    for head in range(2):
+        p = of.weights(head, range(6), range(6))
+        torch.testing.assert_close(values[head], p.topk(3).values)
+        sure = values[head] > 0
+        torch.testing.assert_close(p.gather(1, keys[head])[sure], values[head][sure])
+    assert (values[:, :2, 2] == 0).all()

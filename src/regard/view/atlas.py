@@ -12,8 +12,9 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.backends.contract import Rows
 from regard.errors import RegardError
@@ -109,6 +110,19 @@ class Map:
             most = (t.rows.max_logit - t.rows.lse).exp()[0, 0]
             rows.append(most.nan_to_num(0.0).float().cpu())
         return torch.cat(rows)
+
+    @torch.no_grad()
+    def top(self, count: int) -> tuple[Float[Tensor, "h q n"], Int[Tensor, "h q n"]]:
+        """Weights and places of each query's strongest keys; 0 and 0 where it sees fewer."""
+        values, keys = [], []
+        for call in self.calls:
+            t = self.traces[call]
+            t = t[self.batch].detach() if t.inputs.shape.B > 1 else t.detach()
+            found = t.second_pass.top(t.inputs, t.rows.lse, count)
+            wide = (0, count - found[0].shape[-1])
+            values.append(pad(found[0][0].nan_to_num(0.0).float().cpu(), wide))
+            keys.append(pad(found[1][0].clamp_min(0).cpu(), wide))
+        return torch.cat(values, 1), torch.cat(keys, 1)
 
     @cached_property
     def visible(self) -> Float[Tensor, "q"]:

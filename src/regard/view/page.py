@@ -31,13 +31,13 @@ from regard.traces import Trace
 from regard.view.atlas import Atlas, Map
 from regard.view.bundle import script
 from regard.view.raw import raw
-from regard.view.tiles import CHUNK, SIDE, levels, tile
+from regard.view.tiles import SIDE, levels, tile
 from regard.watching.seen import Seen, Tokens
 from regard.watching.store import replacing
 
 STRONGEST = 4
-MOST_PAIRS = 1 << 26
-"""Up to so many pairs a head, the strongest keys are looked for: that walks all of them."""
+MOST_KEYS = 1 << 16
+"""The place of a strongest key takes two bytes."""
 BASE, EACH = 2_000_000, 800
 """Bytes that the tiles of a page may take: so many, and so many more for each token."""
 
@@ -106,14 +106,14 @@ def document(
     done = 0
     blocks = []
     for place, (m, level) in enumerate(zip(atlas.maps, chosen, strict=True)):
-        Q, K = m.shape[1:]
-        strongest = min(STRONGEST, K) if level and Q * K <= MOST_PAIRS and K < 1 << 16 else 0
+        K = m.shape[2]
+        strongest = min(STRONGEST, K) if level and K <= MOST_KEYS else 0
+        best = strongest_keys(m, strongest) if strongest else []
         parts = [raw(m.visible)]
         for head in range(m.shape[0]):
             parts.append(raw(m.largest(head).to(torch.float16)))
             parts.extend(stored_tiles(m, head, level))
-            if strongest:
-                parts.append(strongest_keys(m, head, strongest))
+            parts.extend(best[head : head + 1])
             done += 1
             if progress is not None:
                 progress(done, total)
@@ -184,18 +184,8 @@ def stored_tiles(of: Map, head: int, level: int) -> list[bytes]:
     ]
 
 
-def strongest_keys(of: Map, head: int, count: int) -> bytes:
-    """The weights and places of each query's strongest keys."""
-    _, Q, K = of.shape
-    step = max(1, CHUNK // K)
-    found = []
-    for start in range(0, Q, step):
-        rows = range(start, min(start + step, Q))
-        keys = of.span(rows, range(K))
-        if len(keys) < count:
-            keys = range(K)
-        top = of.weights(head, rows, keys).nan_to_num_(0.0).topk(count, -1)
-        found.append((top.values.to(torch.float16), (top.indices + keys.start).to(torch.int32)))
-    weights = torch.cat([values for values, _ in found])
-    places = torch.cat([indices for _, indices in found]).to(torch.uint16)
-    return raw(weights) + raw(places)
+def strongest_keys(of: Map, count: int) -> list[bytes]:
+    """Of each head, the weights and the places of each query's strongest keys."""
+    values, keys = of.top(count)
+    weights, places = values.to(torch.float16), keys.to(torch.uint16)
+    return [raw(weights[head]) + raw(places[head]) for head in range(of.shape[0])]
