@@ -74,6 +74,9 @@ def _translated(reader: OwnTranslator, text: str, tokens: int, tell: Tell) -> Ru
     most = reader.model.config.longest - 1
     with counted(reader.model, tokens, tell, reads_first=False):
         target = reader.generate(text, min(tokens or most, most))
+        # Half characters take more tokens when they are read again.
+        while len(reader.tokenizer.encode(target)) > most:
+            target = target[:-1]
         seen = reader.run(text, target=target)
     source, written = reader.read(text), reader.writes(target)
     given = [MARK_TEXT, *written[:-1]]

@@ -80,6 +80,8 @@ class Handler(BaseHTTPRequestHandler):
     """One connection."""
 
     server: Server
+    edition: int | None = None
+    """Which text an answer is about."""
     protocol_version = "HTTP/1.1"
     server_version = "regard"
     sys_version = ""
@@ -131,6 +133,7 @@ class Handler(BaseHTTPRequestHandler):
         number, answers, _ = server.desk.now
         if asked.pop("edition", str(number)) != str(number):
             raise RefusedError(410, "another text was read meanwhile")
+        self.edition = number
         return answers.answer(name, asked, self._wanted)
 
     def _post(self, name: str) -> tuple[str, bytes]:
@@ -182,6 +185,8 @@ class Handler(BaseHTTPRequestHandler):
             ("Cross-Origin-Resource-Policy", "same-origin"),
         ):
             self.send_header(name, value)
+        if self.edition is not None:
+            self.send_header("Edition", str(self.edition))
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()

@@ -1,8 +1,7 @@
 /** The shell: one front end for the page, the notebook and the app. */
 
 import { Atlas, type Reading } from "./atlas";
-import { POOLS, SCALES, type Pool, type Scale } from "./colour";
-import { choice, el } from "./dom";
+import { el } from "./dom";
 import { deeds } from "./exporting";
 import type { Index, MapInfo } from "./format";
 import { HeadsView } from "./heads";
@@ -10,11 +9,15 @@ import { legendNodes, legendOf } from "./legend";
 import { Menu } from "./menu";
 import { Overview } from "./overview";
 import { PictureView } from "./picture";
+import { ReadingBar } from "./reading";
+import readingStyle from "./reading.css";
 import { AppSource, WidgetSource, type Model } from "./remote";
+import { choices, facts } from "./side";
 import type { Source } from "./sources";
-import { read, write, type State, type View } from "./state";
+import { read, START, write, type State, type View } from "./state";
 import style from "./style.css";
 import { TextView } from "./text";
+import { Where } from "./where";
 import { PageSource } from "./written";
 
 const TITLES: Record<View, string> = {
@@ -23,13 +26,6 @@ const TITLES: Record<View, string> = {
   overview: "Overview",
   text: "Text",
   heads: "Heads",
-};
-const POOL_NAMES: Record<Pool, string> = { max: "Max", mean: "Mean", sum: "Sum" };
-const SCALE_NAMES: Record<Scale, [string, string]> = {
-  log: ["Log", "Logarithm of the weight, down to a ten-thousandth of the largest in view"],
-  linear: ["Linear", "The weight itself; long texts go pale"],
-  row: ["Row", "Share of the largest weight of each row"],
-  ratio: ["Ratio", "Times what the key would get if all visible keys were alike"],
 };
 const THEME = "regard-theme";
 
@@ -47,7 +43,7 @@ async function mount(
   options: Options,
 ): Promise<Shell | undefined> {
   const sheet = el("style");
-  sheet.textContent = style;
+  sheet.textContent = style + readingStyle;
   const root = el("div", { class: "regard" }, el("p", { class: "note wait" }, "Opening …"));
   place.replaceChildren(sheet, root);
   try {
@@ -61,16 +57,17 @@ async function mount(
 
 class Shell {
   private state: State;
-  private atlas: Atlas;
-  private text: TextView;
-  private heads: HeadsView;
-  private overview: Overview;
-  private picture: PictureView;
+  private atlas!: Atlas;
+  private text!: TextView;
+  private heads!: HeadsView;
+  private overview!: Overview;
+  private picture!: PictureView;
+  private saving!: Menu;
+  private model = el("span", { class: "model" });
   private stage = el("main", { class: "stage" });
   private side = el("aside", { class: "side", "aria-label": "How the map is drawn" });
   private legend = el("div", { class: "legend" });
-  private where = el("div", { class: "where" });
-  private saving: Menu;
+  private where = new Where();
   private tabs = el("nav", { class: "tabs", "aria-label": "Views" });
   private chosen: "light" | "dark" | null = null;
   private system = window.matchMedia("(prefers-color-scheme: dark)");
@@ -78,7 +75,7 @@ class Shell {
 
   constructor(
     private root: HTMLElement,
-    source: Source,
+    private source: Source,
     private index: Index,
     private options: Options,
   ) {
@@ -90,6 +87,45 @@ class Shell {
     } catch {
       // A page from disk may have no storage; then the system's theme holds.
     }
+    this.open(index);
+    root.replaceChildren(
+      el(
+        "header",
+        { class: "top" },
+        el("span", { class: "brand" }, "regard"),
+        this.tabs,
+        this.where.root,
+        this.model,
+        el(
+          "button",
+          {
+            class: "icon",
+            "aria-label": "Light or dark",
+            title: "Light or dark",
+            onclick: () => this.flip(),
+          },
+          "◐",
+        ),
+      ),
+      source instanceof AppSource ? this.reading(source) : "",
+      el("div", { class: "body" }, this.stage, this.side),
+    );
+    this.system.addEventListener("change", () => this.render());
+    root.addEventListener("keydown", (event) => this.key(event));
+    if (options.address)
+      window.addEventListener("hashchange", () => {
+        if (location.hash.slice(1) === write(this.state)) return;
+        this.state = this.sound(read(location.hash));
+        this.render();
+      });
+    this.render();
+  }
+
+  /** Views of an index, which are made anew for another one. */
+  private open(index: Index): void {
+    const { source } = this;
+    this.index = index;
+    this.model.title = this.model.textContent = index.model;
     const state = () => this.state;
     const theme = () => this.theme;
     const change = (part: Partial<State>, quiet?: boolean) => this.change(part, quiet);
@@ -105,36 +141,25 @@ class Shell {
     this.heads = new HeadsView(source, index, change);
     this.picture = new PictureView(source, index, state, change);
     this.overview = new Overview(source, index, state, change, theme);
-    root.replaceChildren(
-      el(
-        "header",
-        { class: "top" },
-        el("span", { class: "brand" }, "regard"),
-        this.tabs,
-        this.where,
-        el("span", { class: "model", title: index.model }, index.model),
-        el(
-          "button",
-          {
-            class: "icon",
-            "aria-label": "Light or dark",
-            title: "Light or dark",
-            onclick: () => this.flip(),
-          },
-          "◐",
-        ),
-      ),
-      el("div", { class: "body" }, this.stage, this.side),
-    );
-    this.system.addEventListener("change", () => this.render());
-    root.addEventListener("keydown", (event) => this.key(event));
-    if (options.address)
-      window.addEventListener("hashchange", () => {
-        if (location.hash.slice(1) === write(this.state)) return;
-        this.state = this.sound(read(location.hash));
-        this.render();
-      });
-    this.render();
+  }
+
+  /** The place to type another text in, which then takes the place of this one. */
+  private reading(source: AppSource): HTMLElement {
+    let opening: Promise<void> | null = null;
+    const again = (): Promise<void> =>
+      (opening ??= this.reopen().finally(() => {
+        opening = null;
+      }));
+    source.outdated = () => void again();
+    return new ReadingBar(source, again).root;
+  }
+
+  private async reopen(): Promise<void> {
+    this.open(await this.source.index());
+    this.state = this.sound(this.state);
+    // What was chosen of the model holds for the next text as well; places in the text do not.
+    const { query, key, span, token, picked } = START;
+    this.change({ query, key, span, token, picked });
   }
 
   private get theme(): "light" | "dark" {
@@ -212,7 +237,7 @@ class Shell {
     this.root.dataset["theme"] = this.theme;
     this.root.dataset["view"] = view;
     this.renderTabs();
-    this.renderWhere();
+    this.where.render(this.index.maps, this.state, (part) => this.change(part));
     const views = {
       map: this.atlas,
       picture: this.picture,
@@ -247,101 +272,21 @@ class Shell {
     if (focused) this.tabs.querySelector<HTMLElement>("[aria-current]")?.focus();
   }
 
-  private renderWhere(): void {
-    const { map, head } = this.state;
-    const pick = (
-      id: string,
-      label: string,
-      names: string[],
-      now: number,
-      take: (at: number) => void,
-    ) => {
-      const select = el("select", { id, title: label, "aria-label": label });
-      for (const [at, name] of names.entries())
-        select.append(el("option", { value: at, selected: at === now }, name));
-      select.addEventListener("change", () => take(Number(select.value)));
-      return select;
-    };
-    const { heads, keyHeads } = this.map;
-    const group = heads / keyHeads;
-    const title = (at: number) =>
-      group > 1 ? `head ${at} · keys ${Math.floor(at / group)}` : `head ${at}`;
-    const focused = document.activeElement?.id;
-    this.where.replaceChildren(
-      pick(
-        "regard-layer",
-        "Layer",
-        this.index.maps.map(({ name }) => name),
-        map,
-        (at) => this.change({ map: at, set: [] }),
-      ),
-      pick(
-        "regard-head",
-        "Head",
-        Array.from({ length: heads }, (_, at) => title(at)),
-        head,
-        (at) => this.change({ head: at, set: [] }),
-      ),
-    );
-    if (focused?.startsWith("regard-"))
-      this.where.querySelector<HTMLElement>(`#${focused}`)?.focus();
-  }
-
   private renderSide(): void {
-    const { pool, scale, quantity } = this.state;
-    const info = this.map;
-    const facts: [string, string][] = [
-      [
-        "Queries × keys",
-        `${info.queries.toLocaleString("en")} × ${info.keys.toLocaleString("en")}`,
-      ],
-      [
-        "Heads",
-        info.heads === info.keyHeads
-          ? `${info.heads}`
-          : `${info.heads} over ${info.keyHeads} key heads`,
-      ],
-      ["Mask", info.mask],
-      ["Computed by", info.backend],
-    ];
-    if (info.starts.length > 1)
-      facts.push(["Generated", `${info.starts.length - 1} steps after ${info.starts[1]} tokens`]);
     const focused = document.activeElement as HTMLInputElement | null;
     const again = focused?.closest(".side") ? focused.value : null;
+    const { atlas } = this;
     this.side.replaceChildren(
       this.legend,
-      choice(
-        "Colour",
-        SCALES.map((each) => [each, ...SCALE_NAMES[each]]),
-        scale,
-        (value) => this.change({ scale: value }),
-      ),
-      choice(
-        "A cell shows the",
-        POOLS.map((each) => [each, POOL_NAMES[each]]),
-        pool,
-        (value) => this.change({ pool: value }),
-      ),
-      this.index.quantities.length > 1
-        ? choice(
-            "Of the",
-            this.index.quantities.map(({ name, title, about }) => [name, title, about]),
-            quantity,
-            (value) => this.change({ quantity: value }),
-          )
-        : "",
+      ...choices(this.state, this.index.quantities, (part) => this.change(part)),
       el(
         "div",
         { class: "buttons", role: "group", "aria-label": "Zoom" },
-        el("button", { onclick: () => this.atlas.zoom(1.6), "aria-label": "Zoom in" }, "+"),
-        el("button", { onclick: () => this.atlas.zoom(1 / 1.6), "aria-label": "Zoom out" }, "−"),
-        el("button", { onclick: () => this.atlas.all() }, "Whole text"),
+        el("button", { onclick: () => atlas.zoom(1.6), "aria-label": "Zoom in" }, "+"),
+        el("button", { onclick: () => atlas.zoom(1 / 1.6), "aria-label": "Zoom out" }, "−"),
+        el("button", { onclick: () => atlas.all() }, "Whole text"),
       ),
-      el(
-        "dl",
-        { class: "facts" },
-        ...facts.flatMap(([name, fact]) => [el("dt", {}, name), el("dd", {}, fact)]),
-      ),
+      facts(this.map),
       this.saving.root,
       el(
         "p",

@@ -23,6 +23,8 @@ export interface State {
   direction: "looks" | "seen";
   /** Heads that the text view averages; empty: the one head. */
   set: number[];
+  /** Whether it averages all heads of all layers instead. */
+  layers: "one" | "all";
 }
 
 export const START: State = {
@@ -39,6 +41,7 @@ export const START: State = {
   token: -1,
   direction: "looks",
   set: [],
+  layers: "one",
 };
 
 const one = <T>(value: string | null, known: readonly T[], otherwise: T): T =>
@@ -72,6 +75,7 @@ export function read(address: string): State {
     quantity: get("quantity") ?? START.quantity,
     token: Math.max(-1, Math.trunc(count(get("token"), -1))),
     direction: one(get("direction"), ["looks", "seen"] as const, START.direction),
+    layers: one(get("layers"), ["one", "all"] as const, START.layers),
     set: places(get("set")).slice(0, 4096),
   };
 }

@@ -3,11 +3,20 @@
 import { css, ink, percent, place, ramp } from "./colour";
 import { choice, el, spelled } from "./dom";
 import type { Index, MapInfo } from "./format";
+import { headSet } from "./headset";
+import { partOf } from "./parts";
 import type { Line, Source } from "./sources";
 import type { State } from "./state";
+import { words, type Shading } from "./words";
 
 const WINDOW = 1500;
 const STRONGEST = 12;
+
+/** One token, and the line of weights that it gives or gets. */
+interface Answer {
+  token: number;
+  line: Line;
+}
 
 export class TextView {
   readonly root = el("section", { class: "text", "aria-label": "Text" });
@@ -28,127 +37,65 @@ export class TextView {
     return this.index.maps[this.state().map]!;
   }
 
+  private get looks(): boolean {
+    return this.state().direction === "looks";
+  }
+
+  /** Whether the words that look are the words that are seen. */
+  private get same(): boolean {
+    const { queries, keys, queryText, keyText } = this.map;
+    return queries === keys && queryText === keyText;
+  }
+
   private get heads(): number[] {
     const { set, head } = this.state();
     const known = set.filter((each) => each < this.map.heads);
     return known.length ? known : [head];
   }
 
+  /** Layers over the same texts, in the same part of the model. */
+  private get alike(): number[] {
+    const kind = (map: MapInfo) =>
+      [map.queries, map.keys, map.queryText, map.keyText, partOf(map)].join();
+    const mine = kind(this.map);
+    return [...this.index.maps.keys()].filter((at) => kind(this.index.maps[at]!) === mine);
+  }
+
   async show(): Promise<void> {
     this.asking?.abort();
     const asking = (this.asking = new AbortController());
-    const { direction } = this.state();
-    const info = this.map;
-    const looks = direction === "looks";
-    const asked = looks ? info.queries : info.keys;
+    const asked = this.looks ? this.map.queries : this.map.keys;
     let { token } = this.state();
     if (token < 0 || token >= asked) token = asked - 1;
-    const heads = this.heads;
-    let line: Line;
     try {
-      line = looks
-        ? await this.source.row(this.state().map, heads, token, asking.signal)
-        : await this.source.column(this.state().map, heads, token, asking.signal);
+      const line = await this.line(token, asking.signal);
+      if (!asking.signal.aborted) this.fill({ token, line });
     } catch (error) {
       if (asking.signal.aborted) return;
       this.root.replaceChildren(
         el("p", { class: "note" }, `This could not be read: ${String(error)}`),
       );
-      return;
     }
-    if (!asking.signal.aborted) this.fill(token, line);
   }
 
-  private fill(token: number, line: Line): void {
-    const { weights, exact } = line;
+  private async line(token: number, signal: AbortSignal): Promise<Line> {
+    const { source } = this;
+    const ask = (map: number, heads: number[]) =>
+      this.looks ? source.row(map, heads, token, signal) : source.column(map, heads, token, signal);
+    const { map, layers } = this.state();
+    if (layers === "one") return ask(map, this.heads);
+    const all = this.alike.map((at) => ask(at, [...Array(this.index.maps[at]!.heads).keys()]));
+    return mean(await Promise.all(all));
+  }
+
+  private fill(answer: Answer): void {
+    const focused = document.activeElement?.closest<HTMLElement>(".text .word");
+    const again = focused?.dataset["place"];
+    const { token } = answer;
     const { direction } = this.state();
-    const info = this.map;
-    const looks = direction === "looks";
-    const words = this.index.texts[looks ? info.keyText : info.queryText];
-    const own = this.index.texts[looks ? info.queryText : info.keyText];
-    const name = (at: number, text = words) => text?.[at] ?? `#${at}`;
-    let most = 0;
-    for (const weight of weights) most = Math.max(most, weight);
-    const order = [...weights.keys()].sort((a, b) => weights[b]! - weights[a]!);
-    const strongest = order
-      .filter((at) => weights[at]! > 0 && (!exact || exact.has(at)))
-      .slice(0, STRONGEST);
-    const table = ramp(this.theme());
-    const range = { low: most * 1e-3 || 1e-9, high: most || 1 };
-    const paint = (weight: number) => {
-      if (!(weight > 0)) return "";
-      const colour = table[Math.round(255 * place(weight, "log", range))]!;
-      return `background:${css(colour)};color:${ink(colour)}`;
-    };
-    const pair = (at: number) => (looks ? [token, at] : [at, token]) as [number, number];
-    const list = el(
-      "ol",
-      { class: "strongest" },
-      ...strongest.map((at) =>
-        el(
-          "li",
-          {},
-          el(
-            "button",
-            { title: "Show this pair on the map", onclick: () => this.jump(...pair(at)) },
-            el("bdi", { class: "token" }, spelled(name(at), 24)),
-            el("span", { class: "place" }, `#${at}`),
-            el(
-              "span",
-              { class: "meter" },
-              el("span", { style: `width:${(100 * weights[at]!) / most}%` }),
-            ),
-            el("span", { class: "figure" }, percent(weights[at]!)),
-          ),
-        ),
-      ),
-    );
-    const seen = `${this.state().map},${token},${direction}`;
-    if (seen !== this.followed) {
-      const near = words === own ? token : (strongest[0] ?? 0);
-      this.start = Math.max(0, Math.min(near - WINDOW / 2, weights.length - WINDOW));
-      this.followed = seen;
-    }
-    const stop = Math.min(weights.length, this.start + WINDOW);
-    const body = el("div", { class: "words" });
-    for (let at = Math.floor(this.start); at < stop; at++) {
-      const self = words === own && at === token;
-      const word = el(
-        "button",
-        {
-          class: `word${self ? " self" : ""}${/^[ \u0120\u2581]/u.test(name(at)) ? " spaced" : ""}`,
-          style: paint(weights[at]!),
-          title: `#${at} ${percent(weights[at]!)}`,
-          "aria-pressed": self ? "true" : undefined,
-          "data-place": at,
-        },
-        el("bdi", {}, spelled(name(at).replace(/^[ \u0120\u2581](?=.)/su, ""), 60)),
-      );
-      body.append(word);
-      if (name(at).includes("\n")) body.append(el("br"));
-    }
-    body.addEventListener("click", (event) => {
-      const found = (event.target as HTMLElement).closest<HTMLElement>(".word");
-      if (found && (words === own || looks === (words === own)))
-        this.change({ token: Number(found.dataset["place"]) });
-    });
-    const turn = (by: number, text: string, off: boolean) =>
-      el(
-        "button",
-        {
-          disabled: off,
-          onclick: () => {
-            this.start = Math.max(0, Math.min(this.start + by, weights.length - WINDOW));
-            this.fill(token, line);
-          },
-        },
-        text,
-      );
-    const long = weights.length > WINDOW;
-    const heads = this.heads;
-    const which = heads.length === 1 ? `head ${heads[0]}` : `the mean of ${heads.length} heads`;
-    const deed = looks ? "looks at" : "is seen by";
-    const level = this.source.finest(this.state().map);
+    const own = this.names(this.looks ? "query" : "key");
+    const named = own?.[token] !== undefined;
+    const deed = this.looks ? "looks at" : "is seen by";
     this.root.replaceChildren(
       el(
         "div",
@@ -162,68 +109,215 @@ export class TextView {
           direction,
           (value) => this.change({ direction: value }),
         ),
-        this.headSet(),
+        this.layerChoice(),
+        headSet(this.map, this.heads, this.state().layers === "all", (set) => this.change({ set })),
       ),
       el(
         "h2",
         {},
-        el("bdi", { class: "token" }, spelled(name(token, own), 32)),
-        ` #${token} ${deed}, in ${which}`,
+        named ? el("bdi", { class: "token" }, spelled(own[token]!, 32)) : "",
+        ` #${token} ${deed}, in ${this.which()}`,
       ),
-      strongest.length ? list : el("p", { class: "note" }, "Nothing: the mask hides every pair."),
-      level
-        ? el(
-            "p",
-            { class: "note" },
-            `Exact for the strongest keys of each token; the rest is a mean over ${1 << level} × ${1 << level} pairs.`,
-          )
-        : "",
-      long
-        ? el(
-            "nav",
-            { class: "turn", "aria-label": "Parts of the text" },
-            turn(-WINDOW, "← Earlier", this.start <= 0),
-            el("span", {}, `${Math.floor(this.start)}–${stop - 1} of ${weights.length}`),
-            turn(WINDOW, "Later →", stop >= weights.length),
-          )
-        : "",
-      body,
+      this.strongest(answer),
+      ...this.notes(answer),
+      ...this.texts(answer),
+    );
+    if (again !== undefined)
+      this.root.querySelector<HTMLElement>(`.word[data-place="${again}"]`)?.focus();
+  }
+
+  private names(side: "query" | "key"): string[] | undefined {
+    return this.index.texts[side === "query" ? this.map.queryText : this.map.keyText];
+  }
+
+  private which(): string {
+    const { heads } = this;
+    if (this.state().layers === "all")
+      return `the mean of all heads of ${this.alike.length} layers`;
+    return heads.length === 1 ? `head ${heads[0]}` : `the mean of ${heads.length} heads`;
+  }
+
+  private layerChoice(): HTMLElement | string {
+    if (this.alike.length < 2) return "";
+    return choice(
+      "Layers",
+      [
+        ["one", "This layer"],
+        ["all", "All layers", `The mean over all heads of ${this.alike.length} layers`],
+      ],
+      this.state().layers,
+      (layers) => this.change({ layers }),
     );
   }
 
-  /** One button a head, those that share keys side by side. */
-  private headSet(): HTMLElement {
-    const { heads, keyHeads } = this.map;
-    const chosen = new Set(this.heads);
-    const group = heads / keyHeads;
-    const toggle = (head: number) => {
-      if (chosen.has(head)) chosen.delete(head);
-      else chosen.add(head);
-      this.change({ set: [...chosen].sort((a, b) => a - b) });
-    };
-    const box = el("div", { class: "set", role: "group", "aria-label": "Heads to average" });
-    box.append(el("span", { class: "label" }, "Heads"));
-    for (let head = 0; head < heads; head++)
-      box.append(
-        el(
-          "button",
-          {
-            class: group > 1 && head && head % group === 0 ? "apart" : undefined,
-            "aria-pressed": String(chosen.has(head)),
-            title:
-              group > 1 ? `head ${head}, key head ${Math.floor(head / group)}` : `head ${head}`,
-            onclick: () => toggle(head),
-          },
-          String(head),
-        ),
-      );
-    box.append(
+  /** The words with the most weight; each leads to its pair on the map. */
+  private strongest({ token, line }: Answer): HTMLElement {
+    const { weights, exact } = line;
+    const names = this.names(this.looks ? "key" : "query");
+    const order = [...weights.keys()]
+      .filter((at) => weights[at]! > 0 && (!exact || exact.has(at)))
+      .sort((a, b) => weights[b]! - weights[a]!)
+      .slice(0, STRONGEST);
+    if (!order.length)
+      return el("p", { class: "note" }, "Nothing: the mask hides every pair, or all are zero.");
+    const most = weights[order[0]!]!;
+    const item = (at: number) =>
       el(
         "button",
-        { class: "plain", onclick: () => this.change({ set: [...Array(heads).keys()] }) },
-        "all",
-      ),
-    );
-    return box;
+        {
+          title: "Show this pair on the map",
+          onclick: () => (this.looks ? this.jump(token, at) : this.jump(at, token)),
+        },
+        el("bdi", { class: "token" }, names?.[at] === undefined ? "" : spelled(names[at]!, 24)),
+        el("span", { class: "place" }, `#${at}`),
+        el(
+          "span",
+          { class: "meter" },
+          el("span", { style: `width:${(100 * weights[at]!) / most}%` }),
+        ),
+        el("span", { class: "figure" }, percent(weights[at]!)),
+      );
+    return el("ol", { class: "strongest" }, ...order.map((at) => el("li", {}, item(at))));
   }
+
+  /** The first and the last word that the mask lets a token see, or be seen by. */
+  private seen(token: number): [number, number] {
+    const { band, queries, keys } = this.map;
+    const [low, high] = band ?? [null, null];
+    const n = this.looks ? keys : queries;
+    const [from, to] = this.looks ? [low, high] : [high && -high, low && -low];
+    const at = (edge: number | null, otherwise: number) =>
+      edge === null ? otherwise : Math.max(0, Math.min(token + edge, n - 1));
+    return [at(from, 0), at(to, n - 1)];
+  }
+
+  private notes({ token }: Answer): HTMLElement[] {
+    const { band, mask, starts } = this.map;
+    const level = this.source.finest(this.state().map);
+    const [first, last] = this.seen(token);
+    const said: string[] = [];
+    if (band && (band[0] !== null || band[1] !== null))
+      said.push(
+        `The mask ${mask} leaves ${last - first + 1} ${last === first ? "token" : "tokens"}, #${first} to #${last}${band[0] === null || band[1] === null ? "" : ", in brackets"}; those it hides are dim.`,
+      );
+    if (starts.length > 1) said.push("Underlined: written by the model.");
+    if (level)
+      said.push(
+        `Exact for the strongest keys of each token; the rest is a mean over ${1 << level} × ${1 << level} pairs.`,
+      );
+    return said.length ? [el("p", { class: "note" }, said.join(" "))] : [];
+  }
+
+  /** The text; where queries and keys are of two texts, the one that is asked about above. */
+  private texts(answer: Answer): (HTMLElement | string)[] {
+    const { token, line } = answer;
+    const { queries, keys, band, starts } = this.map;
+    const n = line.weights.length;
+    const [ours, theirs] = this.looks ? (["query", "key"] as const) : (["key", "query"] as const);
+    const wrote = this.same && starts.length > 1 ? starts[1]! : Infinity;
+    this.follow(answer);
+    const stop = Math.min(n, this.start + WINDOW);
+    const shading: Shading = {
+      paint: this.paint(line.weights),
+      weight: (at) => line.weights[at]!,
+      seen: this.seen(token),
+      edges: Boolean(band && band[0] !== null && band[1] !== null),
+    };
+    const turned = { looks: "seen", seen: "looks" } as const;
+    const shaded = words(
+      {
+        label: this.same ? "Text" : ours === "query" ? "Keys" : "Queries",
+        names: this.names(theirs),
+        start: this.start,
+        stop,
+        self: this.same ? token : -1,
+        wrote,
+        pick: (at) =>
+          this.change(
+            this.same ? { token: at } : { token: at, direction: turned[this.state().direction] },
+          ),
+      },
+      shading,
+    );
+    const found: (HTMLElement | string)[] = [this.turning(answer, n, stop), shaded];
+    if (this.same) return found;
+    const most = this.looks ? queries : keys;
+    const from = Math.max(0, Math.min(token - WINDOW / 2, most - WINDOW));
+    const asking = words(
+      {
+        label: ours === "query" ? "Queries" : "Keys",
+        names: this.names(ours),
+        start: Math.floor(from),
+        stop: Math.min(most, Math.floor(from) + WINDOW),
+        self: token,
+        wrote: Infinity,
+        pick: (at) => this.change({ token: at }),
+      },
+      null,
+    );
+    const title = (side: string) => el("h3", {}, side === "query" ? "Queries" : "Keys");
+    return [title(ours), asking, title(theirs), ...found];
+  }
+
+  /** Begin near the token when another one is asked about. */
+  private follow({ token, line: { weights } }: Answer): void {
+    const { map, direction } = this.state();
+    const asked = [map, token, direction].join();
+    if (asked === this.followed) return;
+    this.followed = asked;
+    const near = this.same ? token : weights.indexOf(largest(weights));
+    this.start = Math.floor(Math.max(0, Math.min(near - WINDOW / 2, weights.length - WINDOW)));
+  }
+
+  private paint(weights: Float32Array): (at: number) => string {
+    const most = largest(weights);
+    const table = ramp(this.theme());
+    const range = { low: most * 1e-3 || 1e-9, high: most || 1 };
+    return (at) => {
+      const weight = weights[at]!;
+      if (!(weight > 0)) return "";
+      const colour = table[Math.round(255 * place(weight, "log", range))]!;
+      return `background:${css(colour)};color:${ink(colour)}`;
+    };
+  }
+
+  /** Pages of a text that is too long to be shown at once. */
+  private turning(answer: Answer, n: number, stop: number): HTMLElement | string {
+    if (n <= WINDOW) return "";
+    const turn = (by: number, text: string, off: boolean) =>
+      el(
+        "button",
+        {
+          disabled: off,
+          onclick: () => {
+            this.start = Math.max(0, Math.min(this.start + by, n - WINDOW));
+            this.fill(answer);
+          },
+        },
+        text,
+      );
+    return el(
+      "nav",
+      { class: "turn", "aria-label": "Parts of the text" },
+      turn(-WINDOW, "← Earlier", this.start <= 0),
+      el("span", {}, `${this.start}–${stop - 1} of ${n}`),
+      turn(WINDOW, "Later →", stop >= n),
+    );
+  }
+}
+
+function largest(weights: Float32Array): number {
+  let most = 0;
+  for (const weight of weights) most = Math.max(most, weight);
+  return most;
+}
+
+/** The mean of lines; exact where all of them are. */
+function mean(lines: Line[]): Line {
+  const weights = new Float32Array(lines[0]!.weights.length);
+  for (const line of lines)
+    for (const [at, weight] of line.weights.entries()) weights[at]! += weight / lines.length;
+  const sets = lines.flatMap(({ exact }) => (exact ? [exact] : []));
+  const sure = sets[0] && [...sets[0]].filter((at) => sets.every((set) => set.has(at)));
+  return { weights, exact: sure ? new Set(sure) : null };
 }

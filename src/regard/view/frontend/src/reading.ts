@@ -1,0 +1,195 @@
+/** Type a text, choose who reads it, see how far that is, and stop it. */
+
+import type { Desk, Reader, Work } from "./desk";
+import { el } from "./dom";
+
+const OFTEN = 150;
+const TALL = 160;
+
+export class ReadingBar {
+  readonly root: HTMLFormElement;
+  private text = el("textarea", {
+    id: "regard-text",
+    rows: 1,
+    spellcheck: "false",
+    placeholder: "Type a text to look at",
+    title: "Enter reads it, Shift + Enter begins a line",
+    "aria-label": "Text",
+  });
+  private model = el("select", { id: "regard-model", "aria-label": "Model", title: "Model" });
+  private tokens = el("input", {
+    id: "regard-tokens",
+    type: "number",
+    min: 0,
+    max: 2000,
+    step: 1,
+    value: 0,
+  });
+  private go = el("button", { type: "submit", class: "go" }, "Read");
+  private status = el("div", { class: "status", role: "status", hidden: true });
+  private error = el("div", { class: "error", role: "alert", hidden: true });
+  private wrote = el("p", { class: "note wrote", hidden: true });
+  private about = new Map<string, string>();
+
+  constructor(
+    private reader: Reader,
+    private opened: () => Promise<void>,
+  ) {
+    this.root = el(
+      "form",
+      { class: "reading", "aria-label": "Read another text" },
+      this.text,
+      el(
+        "div",
+        { class: "how" },
+        this.model,
+        el("label", { for: "regard-tokens" }, "and go on for"),
+        this.tokens,
+        el("span", { class: "unit", "aria-hidden": "true" }, "tokens"),
+        this.go,
+      ),
+      this.status,
+      this.error,
+      this.wrote,
+    );
+    this.root.addEventListener("submit", (event) => {
+      event.preventDefault();
+      void this.begin();
+    });
+    this.text.addEventListener("input", () => this.grow());
+    this.text.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      this.root.requestSubmit();
+    });
+    this.model.addEventListener("change", () => this.explain());
+    void this.start();
+  }
+
+  /** What lies on the desk, and whether something is being read already. */
+  private async start(): Promise<void> {
+    try {
+      const desk = await this.reader.desk();
+      this.fill(desk);
+      if (desk.work.state === "running") await this.follow(desk);
+    } catch (error) {
+      this.complain(String(error));
+    }
+  }
+
+  private fill(desk: Desk): void {
+    this.about = new Map(desk.models.map(({ name, about }) => [name, about]));
+    const now = desk.model && this.about.has(desk.model) ? desk.model : desk.models[0]?.name;
+    this.model.replaceChildren(
+      ...desk.models.map(({ name, about }) =>
+        el("option", { value: name, title: about, selected: name === now }, name),
+      ),
+    );
+    if (!this.text.value) this.text.value = desk.text;
+    this.say(desk);
+    this.explain();
+    this.grow();
+  }
+
+  /** What the model wrote. */
+  private say(desk: Desk): void {
+    this.wrote.hidden = !desk.wrote;
+    this.wrote.replaceChildren("Wrote: ", el("bdi", {}, desk.wrote.slice(0, 400)));
+  }
+
+  private explain(): void {
+    this.model.title = this.about.get(this.model.value) ?? "";
+  }
+
+  /** As tall as the text, up to a height. */
+  private grow(): void {
+    this.text.style.height = "auto";
+    this.text.style.height = `${Math.min(this.text.scrollHeight + 2, TALL)}px`;
+  }
+
+  private async begin(): Promise<void> {
+    this.complain("");
+    try {
+      const wish = {
+        text: this.text.value,
+        model: this.model.value,
+        tokens: Math.trunc(Number(this.tokens.value) || 0),
+      };
+      await this.follow(await this.reader.read(wish));
+    } catch (error) {
+      this.rest();
+      this.complain(error instanceof Error ? error.message : String(error));
+    }
+  }
+
+  /** Show how far the work is until it ends, and then what came of it. */
+  private async follow(desk: Desk): Promise<void> {
+    this.go.disabled = true;
+    this.root.setAttribute("aria-busy", "true");
+    while (desk.work.state === "running") {
+      this.progress(desk.work);
+      await new Promise((next) => setTimeout(next, OFTEN));
+      desk = await this.reader.desk();
+    }
+    this.rest();
+    if (desk.work.state === "done") {
+      await this.opened();
+      this.say(desk);
+    } else if (desk.work.state === "failed") this.complain(desk.work.error ?? "");
+    else if (desk.work.state === "stopped")
+      this.note("Stopped. What was shown before is still here.");
+  }
+
+  private rest(): void {
+    this.go.disabled = false;
+    this.root.removeAttribute("aria-busy");
+    const focused = this.status.contains(document.activeElement);
+    this.status.hidden = true;
+    if (focused) this.text.focus();
+  }
+
+  private note(text: string): void {
+    this.status.hidden = false;
+    this.status.replaceChildren(el("span", {}, text));
+  }
+
+  private progress({ doing, done, total, stopping }: Work): void {
+    const share = total ? `${Math.round((100 * done) / total)}%` : "";
+    const many = total ? `${done} of ${total} tokens` : done ? `${done} tokens` : "";
+    const text = stopping ? "stopping …" : `${doing} … ${doing === "writing" ? many : share}`;
+    let bar = this.status.querySelector("progress");
+    if (!bar || this.status.hidden) {
+      bar = el("progress", { max: 1, "aria-label": "Progress" });
+      this.status.hidden = false;
+      this.status.replaceChildren(
+        bar,
+        el("span", { class: "far" }),
+        el(
+          "button",
+          { type: "button", class: "stop", onclick: () => void this.reader.stop() },
+          "Stop",
+        ),
+      );
+    }
+    if (total) bar.value = done / total;
+    else bar.removeAttribute("value");
+    this.status.querySelector(".far")!.textContent = text;
+    this.status.querySelector<HTMLButtonElement>(".stop")!.disabled = stopping;
+  }
+
+  /** An error as the command tells it: what is wrong, then what came, is accepted, and helps. */
+  private complain(message: string): void {
+    const [problem = "", ...rest] = message.split("\n");
+    this.error.hidden = !message;
+    const parts = rest.map((line) => /^\s*(got|accepted|do):\s+(.*)$/.exec(line));
+    const words: Record<string, string> = { got: "Got", accepted: "Accepted", do: "Try this" };
+    this.error.replaceChildren(
+      el("strong", {}, problem ? `${problem[0]!.toUpperCase()}${problem.slice(1)}.` : ""),
+      ...parts.flatMap((found) =>
+        found
+          ? [el("span", { class: "label" }, `${words[found[1]!]}`), el("span", {}, found[2]!)]
+          : [],
+      ),
+    );
+  }
+}
