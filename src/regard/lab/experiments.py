@@ -14,7 +14,11 @@ import torch
 from regard.errors import RegardError
 from regard.lab.panels import Panel
 
-NAMES = ("scaling", "heads")
+NAMES = (
+    "scaling",
+    "roles",
+    "heads",
+)
 """The experiments, in the order in which they are best read; each is a module of this folder."""
 
 Tell = Callable[[str, int, int], None]

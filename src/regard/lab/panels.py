@@ -60,3 +60,14 @@ class Heat(Panel):
     x: str = ""
     signed: bool = False
     """Colours that differ below and above 0."""
+
+
+def smoothed(values: Sequence[float], points: int = 60) -> tuple[list[float], list[float]]:
+    """What happened at every step, as a line: means over equal runs, at the last step of each.
+
+    >>> smoothed([0.0, 1.0, 2.0, 3.0], points=2)
+    ([2.0, 4.0], [0.5, 2.5])
+    """
+    size = max(1, len(values) // points)
+    ends = range(size, len(values) + 1, size)
+    return [float(end) for end in ends], [sum(values[end - size : end]) / size for end in ends]

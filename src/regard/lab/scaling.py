@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import regard
 from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
-from regard.lab.panels import Line, Lines
+from regard.lab.panels import Line, Lines, smoothed
 from regard.watching.reports import Report
 from regard.watching.rules import LogitExplosion
 
@@ -320,12 +320,12 @@ def _panels(numbers: dict[str, Any]) -> tuple[Lines, ...]:
         Lines(
             "Training: loss", "The same model and data; only the scale differs.",
             "step", "loss, nats",
-            [Line(name, *_smoothed(run["loss"])) for name, run in trained.items()],
+            [Line(name, *smoothed(run["loss"])) for name, run in trained.items()],
         ),
         Lines(
             "Training: answers that are right", "Chance is 1 in 16.",
             "step", "accuracy",
-            [Line(name, *_smoothed(run["accuracy"])) for name, run in trained.items()],
+            [Line(name, *smoothed(run["accuracy"])) for name, run in trained.items()],
             percent=True,
         ),
         Lines(
@@ -338,10 +338,3 @@ def _panels(numbers: dict[str, Any]) -> tuple[Lines, ...]:
             log_y=True,
         ),
     )  # fmt: skip
-
-
-def _smoothed(values: Sequence[float], points: int = 60) -> tuple[list[float], list[float]]:
-    """Means over equal runs of steps, at the last step of each."""
-    size = max(1, len(values) // points)
-    ends = range(size, len(values) + 1, size)
-    return [float(end) for end in ends], [sum(values[end - size : end]) / size for end in ends]

@@ -6,8 +6,9 @@ import math
 from itertools import cycle
 
 # Before matplotlib itself: where that is missing, this says what to do.
-from regard.view.ink import SIZE, Sheet, save, sheet  # isort: skip
+from regard.view.ink import SIZE, Ink, Sheet, save, sheet  # isort: skip
 from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, PercentFormatter
 
@@ -145,7 +146,7 @@ def _draw_heat(page: Sheet, axes: Axes, panel: Heat) -> None:
     most = max(abs(value) for row in panel.values for value in row)
     drawn = axes.imshow(
         panel.values, aspect="auto", interpolation="nearest",
-        cmap=("PuOr" if panel.signed else page.ink.weights),
+        cmap=_signed(page.ink) if panel.signed else page.ink.weights,
         vmin=-most if panel.signed else 0, vmax=most,
     )  # fmt: skip
     page.bare(axes)
@@ -154,7 +155,12 @@ def _draw_heat(page: Sheet, axes: Axes, panel: Heat) -> None:
     axes.set_yticks(range(rows), [page.label(name) for name in panel.rows])
     axes.set_xlabel(panel.x, **page.words(color=page.ink.faint))
     axes.set_ylabel(panel.y, **page.words(color=page.ink.faint))
-    page.scale(drawn, axes, panel.scale, fraction=0.05, pad=0.02)
+    page.scale(drawn, axes, panel.scale, cax=axes.inset_axes((1.03, 0.0, 0.035, 1.0)))
+
+
+def _signed(ink: Ink) -> Colormap:
+    """From the colour of what is below 0, over that of the page, to that of what is above."""
+    return LinearSegmentedColormap.from_list("signed", [ink.ahead, ink.page, ink.back])
 
 
 def _as_percent(axes: Axes) -> None:
