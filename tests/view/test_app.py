@@ -184,11 +184,13 @@ def test_a_text_that_is_sent_takes_the_place_of_the_one_before() -> None:
         assert json.loads(get(app, "desk"))["edition"] == 2
         assert json.loads(get(app, "index"))["texts"] == [["to", "be", "or", "not"]]
         assert len(floats(get(app, "row?map=0&heads=0&query=0&edition=2"))) == 4
-        status, _, why = ask(app, f"/{app.secret}/row?map=0&heads=0&query=0&edition=1")
-        assert (status, why) == (410, b"another text was read meanwhile")
+        status, headers, _ = ask(app, f"/{app.secret}/row?map=0&heads=0&query=0&edition=1")
+        assert (status, "Edition" in headers) == (205, False)
+        assert ask(app, f"/{app.secret}/index")[1]["Edition"] == "2"
         status, body = post(app, f"/{app.secret}/read", b'{"text": "", "model": "spelling"}')
-        assert status == 400
-        assert body.startswith(b"there is nothing to read")
+        told = json.loads(body)
+        assert (status, told["edition"], told["work"]["state"]) == (200, 2, "done")
+        assert told["refused"].startswith("there is nothing to read")
 
 
 def test_who_hangs_up_stops_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,8 @@ class Handler(BaseHTTPRequestHandler):
         asked = {name: values[-1] for name, values in query.items()}
         number, answers, _ = server.desk.now
         if asked.pop("edition", str(number)) != str(number):
-            raise RefusedError(410, "another text was read meanwhile")
+            # Reset Content: another text was read meanwhile, and the page opens that.
+            raise RefusedError(205, "")
         self.edition = number
         return answers.answer(name, asked, self._wanted)
 
@@ -141,11 +142,15 @@ class Handler(BaseHTTPRequestHandler):
             raise RefusedError(404, "there is nothing here")
         asked = self._body()
         desk = self.server.desk
-        if name == "read":
-            desk.read(asked)
-        else:
-            desk.work.stop()
-        return JSON, json.dumps(desk.about()).encode()
+        refused = ""
+        try:
+            if name == "read":
+                desk.read(asked)
+            else:
+                desk.work.stop()
+        except RegardError as error:
+            refused = str(error)
+        return JSON, json.dumps(desk.about() | {"refused": refused}).encode()
 
     def _body(self) -> dict[str, Any]:
         """The JSON object that was sent."""

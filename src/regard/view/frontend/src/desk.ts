@@ -17,6 +17,8 @@ export interface Desk {
   model: string;
   wrote: string;
   work: Work;
+  /** Why a wish was not met at all. */
+  refused?: string;
 }
 
 /** A text to read: who shall, and how many tokens to go on. */

@@ -5,6 +5,8 @@ import { el } from "./dom";
 
 const OFTEN = 150;
 const TALL = 160;
+const GONE =
+  "the app does not answer\n  do: see whether regard view still runs where it was started";
 
 export class ReadingBar {
   readonly root: HTMLFormElement;
@@ -115,10 +117,13 @@ export class ReadingBar {
         model: this.model.value,
         tokens: Math.trunc(Number(this.tokens.value) || 0),
       };
-      await this.follow(await this.reader.read(wish));
+      const desk = await this.reader.read(wish);
+      if (desk.refused) this.complain(desk.refused);
+      else await this.follow(desk);
     } catch (error) {
       this.rest();
-      this.complain(error instanceof Error ? error.message : String(error));
+      const gone = error instanceof TypeError;
+      this.complain(gone ? GONE : error instanceof Error ? error.message : String(error));
     }
   }
 
@@ -166,7 +171,7 @@ export class ReadingBar {
         el("span", { class: "far" }),
         el(
           "button",
-          { type: "button", class: "stop", onclick: () => void this.reader.stop() },
+          { type: "button", class: "stop", onclick: () => void this.reader.stop().catch(() => {}) },
           "Stop",
         ),
       );

@@ -116,11 +116,13 @@ export class AppSource extends RemoteSource implements Reader {
 
   protected async ask(name: string, asked: Asked, signal?: AbortSignal): Promise<ArrayBuffer> {
     const words = Object.entries(asked).map(([k, v]) => [k, String(v)]);
-    if (this.edition) words.push(["edition", this.edition]);
+    const { edition } = this;
+    if (edition) words.push(["edition", edition]);
     const query = new URLSearchParams(words);
     const answer = await fetch(`${this.base}${name}?${query}`, { signal: signal ?? null });
-    if (answer.status === 204) throw new DOMException("stopped", "AbortError");
-    if (answer.status === 410) this.outdated();
+    if (answer.status === 205 && edition === this.edition) this.outdated();
+    if (answer.status === 204 || answer.status === 205)
+      throw new DOMException("stopped", "AbortError");
     if (!answer.ok) throw new Error((await answer.text()) || answer.statusText);
     if (name === "index") this.edition = answer.headers.get("Edition") ?? "";
     return answer.arrayBuffer();
