@@ -1,143 +1,200 @@
-"""What the web views take: the size and time of a page, and how long tiles of a long text take.
+"""What the web views take: pages beside BertViz's and CircuitsVis', and the app on long texts.
 
-PYTHONPATH=src python benchmarks/viewer.py [--out FOLDER] [--quick]
+PYTHONPATH=src python benchmarks/viewer.py [--out FOLDER] [--quick] [--peers PYTHON]
+
+`--peers` is a Python that has torch, transformers, bertviz and circuitsvis: this one, if they are
+installed beside regard. A page that is not there after a while is given up.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import resource
-import tempfile
+import shutil
+import subprocess
+import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from measuring import RESULTS, write
+from viewer_pages import HEADS, LAYERS
 
 import regard
 from regard import masks
-from regard.view import App, page
+from regard.view import App
 from regard.view.atlas import Atlas
 from regard.view.tiles import decoded, levels, tile
-from regard.watching.seen import Layer, Seen
+from regard.watching.seen import Seen
 
-LAYERS, HEADS, WIDTH = 4, 8, 64
+WIDTH = 64
+PAGES = Path(__file__).with_name("viewer_pages.py")
+PATIENCE = {1024: 120, 2048: 40, 16384: 200}
+"""Seconds after which a page of so many tokens is given up."""
+Row = dict[str, Any]
 
 
-def seen(n: int, layers: int) -> Seen:
-    """Causal layers whose heads look back, at copies and at a sink, as trained ones do."""
+def seen(n: int, heads: int = HEADS) -> Seen:
+    """A causal layer whose heads look back, at copies and at a sink, as trained ones do."""
     torch.manual_seed(0)
-    found = Seen("structured heads")
     place = torch.arange(n)[:, None] / 500 ** (torch.arange(WIDTH // 2) / (WIDTH // 2))
     words = torch.randn(97, WIDTH)[torch.randint(97, (n,))]
-    for at in range(layers):
-        q, k = torch.randn(2, 1, HEADS, n, WIDTH).unbind()
-        for head in range(HEADS):
-            if head % 4 == 0:
-                k[0, head] = torch.cat([place.cos(), place.sin()], -1) * (1 + head / 8)
-                q[0, head] = k[0, head] + 0.3 * q[0, head]
-            elif head % 4 == 1:
-                q[0, head], k[0, head] = words * 0.7, words.roll(1, 0)
-            elif head % 4 == 2:
-                k[0, head, 0] = 2 * q[0, head].mean(0) + 1
-                q[0, head] += 0.3
-        layer = Layer(f"layers.{at}.self_attn")
-        layer.take(regard.trace(q, k, q, mask=masks.causal()), 0, 0, keep=True)
-        found._layers[layer.path] = layer
+    q, k = torch.randn(2, 1, heads, n, WIDTH).unbind()
+    for head in range(heads):
+        if head % 4 == 0:
+            k[0, head] = torch.cat([place.cos(), place.sin()], -1) * (1 + head / 8)
+            q[0, head] = k[0, head] + 0.3 * q[0, head]
+        elif head % 4 == 1:
+            q[0, head], k[0, head] = words * 0.7, words.roll(1, 0)
+        elif head % 4 == 2:
+            k[0, head, 0] = 2 * q[0, head].mean(0) + 1
+            q[0, head] += 0.3
+    found = Seen("structured heads")
+    found.layer("layers.0.self_attn").take(regard.trace(q, k, q, mask=masks.causal()), 0, keep=True)
     return found
 
 
 def check() -> str:
     """Whether tiles hold the exact weights, before they are measured."""
-    of = Atlas.of(seen(600, 1))[0]
+    of = Atlas.of(seen(600))[0]
     exact = of.traces[0].weights(heads=[1])[0, 0]
     found = decoded(tile(of, 1, 0, 1, 1)).mean
     torch.testing.assert_close(found, exact[256:512, 256:512], rtol=1e-3, atol=1e-6)
     return "tiles agree with exact weights"
 
 
-def pages(lengths: list[int]) -> list[dict[str, object]]:
-    rows = []
-    for n in lengths:
-        what = seen(n, LAYERS)
-        words = [f" word{i % 977}" for i in range(n)]
-        with tempfile.TemporaryDirectory() as folder:
-            start = time.perf_counter()
-            made = page(what, Path(folder) / "page.html", tokens=words)
-            taken = time.perf_counter() - start
-            size = made.stat().st_size / 1e6
-        rows.append({"tokens": n, "MB": round(size, 2), "seconds": round(taken, 2)})
+def pages(cases: list[tuple[str, int]], peers: str) -> list[Row]:
+    """Each in a process of its own, one after the other."""
+    rows: list[Row] = []
+    for tool, n in cases:
+        python = sys.executable if tool == "regard" else peers
+        found = one_page([python, str(PAGES), tool, str(n)], PATIENCE[n])
+        version = found.pop("version", "")
+        rows.append({"tokens": n, "tool": f"{tool} {version}".strip(), **found})
+        print(rows[-1], flush=True)
     return rows
 
 
-def app(n: int) -> list[dict[str, object]]:
+def one_page(command: list[str], patience: float) -> Row:
+    """What a page took, or how far it got."""
+    nothing = dict.fromkeys(("page MB", "page seconds", "forward seconds"))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        try:
+            out, err = running.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            peak = peak_of(running.pid)
+            running.kill()
+            return {**nothing, "peak MB": peak, "so": f"given up after {patience} s"}
+    if running.returncode:
+        why = err.decode().strip().splitlines()[-1:] or [f"ended with {running.returncode}"]
+        return {**nothing, "peak MB": None, "so": why[0][:90]}
+    found = json.loads(out.decode().splitlines()[-1])
+    order = ("version", *nothing, "peak MB")
+    return {name: rounded(found[name]) for name in order} | {"so": "done"}
+
+
+def rounded(value: Any) -> Any:
+    return round(value, 2) if isinstance(value, float) else value
+
+
+def peak_of(process: int) -> float | None:
+    """The most memory that a process has held so far, in MB, where the system says so."""
+    status = Path(f"/proc/{process}/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    peaks = [float(line.split()[1]) / 1e3 for line in lines if line.startswith("VmHWM")]
+    return round(peaks[0], 1) if peaks else None
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """A tab of a real browser, or nothing where there is none."""
+    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), "")
+    if not program:
+        yield None
+        return
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield running.new_page(viewport={"width": 1200, "height": 800})
+        running.close()
+
+
+def app(n: int, heads: int) -> list[Row]:
     """From a trace to the first map, and the slowest of the tiles at each level."""
-    what = seen(n, 1)
-    rows: list[dict[str, object]] = []
     start = time.perf_counter()
-    with App(what, tokens=[f" word{i % 977}" for i in range(n)]) as running:
-
-        def ask(path: str) -> float:
-            before = time.perf_counter()
-            with urllib.request.urlopen(running.url + path) as answer:
-                answer.read()
-            return time.perf_counter() - before
-
-        top = levels(n, n)
-        ask("index")
-        ask(f"tile?map=0&head=0&level={top}&row=0&column=0")
-        first = time.perf_counter() - start
-        rows.append({"what": "first map", "seconds": round(first, 3), "slowest": round(first, 3)})
-        for level in range(top, -1, -1):
-            last = max(0, -(-n // (256 << level)) - 1)
-            places = sorted({(last, 0), (last, last), (last // 2, 0), (last, last // 2)})
-            times = [
-                ask(f"tile?map=0&head={head}&level={level}&row={row}&column={column}")
-                for head in (1, 2)
-                for row, column in places
-            ]
-            rows.append(
-                {
-                    "what": f"tile of {1 << level} × {1 << level} pairs a cell",
-                    "seconds": round(median(times), 3),
-                    "slowest": round(max(times), 3),
-                }
-            )
-        heads = ",".join(map(str, range(HEADS)))
-        for name, path in (
-            (f"a row, mean of {HEADS} heads", f"row?map=0&heads={heads}&query={n - 1}"),
-            ("one pair and its rank", f"cell?map=0&head=1&query={n - 1}&key=3"),
-        ):
-            times = [ask(path) for _ in range(5)]
-            rows.append(
-                {"what": name, "seconds": round(median(times), 3), "slowest": round(max(times), 3)}
-            )
+    what = seen(n, heads)
+    rows = [row("the forward pass, before the app", [time.perf_counter() - start])]
+    words = [f" word{i % 977}" for i in range(n)]
+    with browser() as tab:
+        start = time.perf_counter()
+        with App(what, tokens=words) as running:
+            if tab is not None:
+                tab.goto(running.url)
+                tab.wait_for_selector("canvas.map[data-ready=yes]", timeout=120_000)
+                rows.append(row("first map visible in Chromium", [time.perf_counter() - start]))
+                tab.close()
+            rows += questions(running.url, n, heads)
     return rows
+
+
+def questions(url: str, n: int, heads: int) -> list[Row]:
+    def ask(path: str) -> float:
+        before = time.perf_counter()
+        with urllib.request.urlopen(url + path) as answer:
+            answer.read()
+        return time.perf_counter() - before
+
+    rows = []
+    for level in range(levels(n, n), -1, -1):
+        last = max(0, -(-n // (256 << level)) - 1)
+        places = sorted({(last, 0), (last, last), (last // 2, 0), (last, last // 2)})
+        times = [
+            ask(f"tile?map=0&head={head}&level={level}&row={row}&column={column}")
+            for head in range(min(2, heads))
+            for row, column in places
+        ]
+        rows.append(row(f"a tile of {1 << level} × {1 << level} pairs a cell", times))
+    mean = f"row?map=0&heads={','.join(map(str, range(heads)))}&query={n - 1}"
+    rows.append(row(f"a row, mean of {heads} heads", [ask(mean) for _ in range(5)]))
+    pair = f"cell?map=0&head=0&query={n - 1}&key=3"
+    rows.append(row("one pair and its rank", [ask(pair) for _ in range(5)]))
+    return rows
+
+
+def row(what: str, times: list[float]) -> Row:
+    return {"what": what, "seconds": round(median(times), 3), "slowest": round(max(times), 3)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, help="folder for the results")
     parser.add_argument("--quick", action="store_true", help="short and not kept")
+    parser.add_argument("--peers", default=sys.executable, help="a Python that has the peers")
     options = parser.parse_args()
     load = os.getloadavg()[0]
     checked = check()
-    n = 4096 if options.quick else 32768
-    tables = {
-        f"A page of {LAYERS} layers of {HEADS} heads": pages(
-            [1024] if options.quick else [1024, 4096, 16384]
-        ),
-        f"The app at {n} tokens": app(n),
-    }
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+    tools = ("regard", "bertviz", "circuitsvis")
+    cases = [(tool, n) for n in (1024, 2048) for tool in tools]
+    cases = cases[:1] if options.quick else [*cases, ("regard", 16384)]
+    texts = [(4096, 8)] if options.quick else [(32768, HEADS), (102_400, 1)]
+    tables = {f"A page of {LAYERS} layers of {HEADS} heads": pages(cases, options.peers)}
+    for n, heads in texts:
+        tables[f"The app: one layer of {heads} heads over {n:,} tokens"] = app(n, heads)
+    beside = "" if options.peers == sys.executable else " --peers PYTHON"
     more = {
-        "heads": f"causal, width {WIDTH}, float32",
-        "load of the machine before": f"{load:.1f} on {os.cpu_count()} cores",
+        "command": f"python benchmarks/viewer.py{beside}",
+        "load of the machine": f"{load:.1f} before, {os.getloadavg()[0]:.1f} after, "
+        f"on {os.cpu_count()} cores",
+        "model of the pages": "GPT-2 of random weights, the same for all, one text",
+        "heads of the app": f"causal, width {WIDTH}, float32",
         "checked": checked,
-        "peak memory of everything": f"{peak:.1f} GB",
     }
     write("viewer", tables, more, None if options.quick else options.out or RESULTS)
 
