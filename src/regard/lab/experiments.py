@@ -18,6 +18,7 @@ NAMES = (
     "scaling",
     "roles",
     "heads",
+    "reach",
 )
 """The experiments, in the order in which they are best read; each is a module of this folder."""
 
