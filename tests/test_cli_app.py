@@ -55,7 +55,7 @@ def test_the_app_opens_by_itself(served: list[dict[str, Any]]) -> None:
     result = view("the reader reads")
     assert result.exit_code == 0, result.output
     told = Told("the reader reads", "spelling")
-    how = {"maps": ["trace"], "port": 0, "browser": True, "view": "", "told": told}
+    how = {"maps": ["trace"], "port": 0, "browser": True, "view": "scale=linear", "told": told}
     assert served == [how]
     assert result.stdout.splitlines() == [
         "3 words compared by their spelling; no trained model",

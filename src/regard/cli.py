@@ -30,8 +30,9 @@ import regard
 from regard import cost_command, lab_command, masks
 from regard.view.app import App
 from regard.view.opening import first_view, why_not
+from regard.view.runs import SPELLING
 from regard.view.showing import Look, Subject, Wanted, drawn, look, show
-from regard.view.subjects import SPELLING, Spelling, subject_of, text_of
+from regard.view.subjects import Spelling, subject_of, text_of
 from regard.watching.memory import shown
 from regard.watching.watcher import Keep
 

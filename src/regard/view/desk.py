@@ -10,8 +10,8 @@ from regard.models.opening import EMBEDDED, NAMES, load
 from regard.models.readers import Reader
 from regard.view.answers import Answers
 from regard.view.atlas import Atlas
-from regard.view.runs import Told, check_words, run
-from regard.view.subjects import SPELLING, Spelling, spelled
+from regard.view.runs import SPELLING, Told, check_words, run
+from regard.view.subjects import Spelling, spelled
 from regard.view.work import Tell, Work
 
 SHOWN = 20_000

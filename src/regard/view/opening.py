@@ -14,6 +14,7 @@ from regard.view.bundle import BUNDLE
 from regard.view.choosing import layer_of
 from regard.view.heads import head_figures
 from regard.view.labels import clean
+from regard.view.runs import SPELLING
 from regard.view.showing import Subject, Wanted, chosen_head, placed
 from regard.watching.seen import Seen
 
@@ -56,6 +57,9 @@ def first_view(subject: Subject, atlas: Atlas, wanted: Wanted) -> str:
     place = _map(subject.what, atlas, wanted.layer or "0")
     heads, _, K = atlas[place].shape
     view: dict[str, object] = {"map": place} if place else {}
+    if subject.told.model == SPELLING:
+        # Few words, and none that takes nearly all: nothing has to be brought out.
+        view["scale"] = "linear"
     if wanted.head == "mean":
         view |= {"view": "text", "set": ",".join(map(str, range(heads)))}
     elif wanted.head is not None:

@@ -17,6 +17,8 @@ from regard.view.atlas import Atlas
 from regard.view.work import Tell
 from regard.watching import Seen, watch
 
+SPELLING = "spelling"
+"""The name that stands for no model: words are compared by their spelling."""
 Names = tuple[list[str], list[str]]
 """What the queries of a layer are called, and what its keys are."""
 

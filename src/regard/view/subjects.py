@@ -18,13 +18,12 @@ from regard.masks import Mask
 from regard.scores import Score
 from regard.traces import Trace
 from regard.view.choosing import read
-from regard.view.runs import Told, run
+from regard.view.runs import SPELLING, Told, run
 from regard.view.showing import Subject
 from regard.view.spelling import vectors, words
 from regard.view.work import Tell
 from regard.watching import Seen, load
 
-SPELLING = "spelling"
 SENTENCE = "A word attends to words like it: attention reads what readers read and reread."
 TOKEN = "reread"
 

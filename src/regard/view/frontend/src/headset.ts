@@ -35,7 +35,7 @@ export function headSet(
         el(
           "div",
           { class: "shared", role: "group", "aria-label": `heads that share key head ${key}` },
-          ...places.slice(key * group, (key + 1) * group).map(button),
+          el("div", { class: "row" }, ...places.slice(key * group, (key + 1) * group).map(button)),
           el("span", { class: "label", "aria-hidden": "true" }, `keys ${key}`),
         ),
       )

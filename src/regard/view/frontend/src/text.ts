@@ -41,6 +41,12 @@ export class TextView {
     return this.state().direction === "looks";
   }
 
+  /** A row of weights knows two of the four scales: the others differ only between rows. */
+  private get scale(): "log" | "linear" {
+    const { scale } = this.state();
+    return scale === "linear" || scale === "row" ? "linear" : "log";
+  }
+
   /** Whether the words that look are the words that are seen. */
   private get same(): boolean {
     const { queries, keys, queryText, keyText } = this.map;
@@ -108,6 +114,15 @@ export class TextView {
           ],
           direction,
           (value) => this.change({ direction: value }),
+        ),
+        choice(
+          "Colour",
+          [
+            ["log", "Log", "Logarithm of the weight, down to a thousandth of the largest"],
+            ["linear", "Linear", "The weight itself"],
+          ],
+          this.scale,
+          (scale) => this.change({ scale }),
         ),
         this.layerChoice(),
         headSet(this.map, this.heads, this.state().layers === "all", (set) => this.change({ set })),
@@ -276,7 +291,7 @@ export class TextView {
     return (at) => {
       const weight = weights[at]!;
       if (!(weight > 0)) return "";
-      const colour = table[Math.round(255 * place(weight, "log", range))]!;
+      const colour = table[Math.round(255 * place(weight, this.scale, range))]!;
       return `background:${css(colour)};color:${ink(colour)}`;
     };
   }
