@@ -1,6 +1,7 @@
 """Shared set-up: quick, repeatable property tests, and the device that parity is tested on."""
 
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,3 +52,11 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
 def _uncompiled_if_asked(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--uncompiled"):
         request.getfixturevalue("uncompiled")
+
+
+@pytest.fixture
+def by_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command without a trained model, as where the weights of this package's are not there."""
+    from regard.view import subjects
+
+    monkeypatch.setattr(subjects, "EMBEDDED", Path("nowhere"))

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import regard
 from regard import cli
 
+pytestmark = pytest.mark.usefixtures("by_spelling")
 runner = CliRunner()
 
 

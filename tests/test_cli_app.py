@@ -13,6 +13,7 @@ from regard.view import opening
 from regard.view.runs import Told
 from tests.view.drawing import seen_model
 
+pytestmark = pytest.mark.usefixtures("by_spelling")
 TOKENS = ["<s>", " the", " cat", " sat", ".", " The"]
 
 

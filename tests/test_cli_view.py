@@ -12,12 +12,14 @@ import torch
 from typer.testing import CliRunner
 
 import regard
-from regard import cli
+from regard import cli, models
 from regard.view import subjects
 from regard.view.showing import Look, Subject, Wanted, drawn, look
 from regard.watching import Seen
+from tests.view import tiny_models
 from tests.view.drawing import seen_model
 
+pytestmark = pytest.mark.usefixtures("by_spelling")
 runner = CliRunner()
 TOKENS = ["<s>", " the", " cat", " sat", ".", " The"]
 
@@ -269,7 +271,6 @@ def test_a_page_is_written(file: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_reads(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
-    models = pytest.importorskip("regard.models")
     told = []
 
     class Reader:
@@ -296,3 +297,19 @@ def test_a_model_reads(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
 
 def test_the_example_is_about_its_own_token() -> None:
     assert f"what '{subjects.TOKEN}' (word 14)" in output()
+
+
+def test_the_small_model_reads_where_it_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small = tmp_path / subjects.SMALL
+    tiny_models.causal(small)
+    monkeypatch.setattr(subjects, "EMBEDDED", tmp_path)
+    monkeypatch.setattr(models.opening, "EMBEDDED", tmp_path)
+    assert output("The cat sat").startswith("regard-small reads ")
+    assert "blocks.0.attention" in output("The cat sat", "--layer", 0)
+    for args in (["--model", "spelling"], ["--mask", "causal"]):
+        assert "2 words compared by their spelling" in output("The cat", *args)
+    assert "201 words compared by their spelling" in output("cat " * 201)
+    (small / "model.safetensors").unlink()
+    assert "2 words compared by their spelling" in output("The cat")

@@ -30,7 +30,6 @@ import regard
 from regard import cost_command, lab_command, masks
 from regard.view.app import App
 from regard.view.opening import first_view, why_not
-from regard.view.runs import SPELLING
 from regard.view.showing import Look, Subject, Wanted, drawn, look, show
 from regard.view.subjects import Spelling, subject_of, text_of
 from regard.watching.memory import shown
@@ -84,12 +83,14 @@ def view(
         ),
     ] = None,
     model: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="Who reads the text: spelling (nothing is learned), a model of this package, a "
-            "folder that holds a Hugging Face model, or its name on the hub."
+            help="Who reads the text: a model of this package, spelling (nothing is learned), a "
+            "folder that holds a Hugging Face model, or its name on the hub. Without it, "
+            "regard-small if it is there and the text is short, else spelling.",
+            show_default=False,
         ),
-    ] = SPELLING,
+    ] = None,
     layer: Annotated[
         str | None,
         typer.Option(
@@ -160,8 +161,8 @@ def view(
     """See attention: over a sentence, in a trace file, or while a model reads.
 
     It opens as a web page on this machine, which goes on until Ctrl+C; or here, as text.
-    Without a model, words are compared by their spelling, so that "attends" and "attention" find
-    each other. There is nothing learned behind that: what you see is the mechanism.
+    With --model spelling, words are compared by their spelling, so that "attends" and "attention"
+    find each other. There is nothing learned behind that: what you see is the mechanism.
     """
     if picture is None and (kind is not None or dark):
         raise regard.RegardError(

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from regard import cli
 
+pytestmark = pytest.mark.usefixtures("by_spelling")
 PAGE = Path(__file__).parents[2] / "docs" / "view.md"
 
 

@@ -15,6 +15,7 @@ from regard import masks, models, scores
 from regard.dispatch import trace
 from regard.errors import RegardError
 from regard.masks import Mask
+from regard.models.opening import EMBEDDED
 from regard.scores import Score
 from regard.traces import Trace
 from regard.view.choosing import read
@@ -26,6 +27,14 @@ from regard.watching import Seen, load
 
 SENTENCE = "A word attends to words like it: attention reads what readers read and reread."
 TOKEN = "reread"
+STORY = (
+    "Once upon a time there was a girl named Lily. Lily had a red ball. One day Tom took the red "
+    "ball. Lily was sad. Tom gave the red"
+)
+"""The example for a model that learned from stories: its names and things come again."""
+SMALL = "regard-small"
+FEW = 200
+"""Texts of more words are too long for the small model."""
 
 
 @dataclass(frozen=True)
@@ -39,23 +48,31 @@ class Spelling:
 
 def subject_of(
     text: list[str] | None,
-    model: str = SPELLING,
+    model: str | None = None,
     how: Spelling | None = None,
     tell: Tell = lambda doing, done, total: None,
 ) -> Subject:
     """What is meant by the words of a command: the example if there are none.
 
-    >>> subject_of(["to", "be"]).title
+    >>> subject_of(["to", "be"], "spelling").title
     '2 words compared by their spelling; no trained model'
     """
     source, how = _source(text), how or Spelling()
     if isinstance(source, Path):
-        _refuse("a trace file", how, ["--model"] if model != SPELLING else [])
+        _refuse("a trace file", how, ["--model"] if model is not None else [])
         return _recorded(source)
-    if model != SPELLING:
-        _refuse(f"--model {model}", how)
-        return _read(source, model, tell)
-    return spelled(source, how, example=not text)
+    reads = default_model(source or "", how) if model is None else model
+    if reads == SPELLING:
+        return spelled(SENTENCE if source is None else source, how, example=source is None)
+    _refuse(f"--model {reads}", how)
+    return _read(STORY if source is None else source, reads, tell)
+
+
+def default_model(text: str, how: Spelling) -> str:
+    """Who reads where nobody is named: the small model of this package, if it is there and the text
+    is short. Whoever says how words are to be compared wants them compared by their spelling."""
+    there = (EMBEDDED / SMALL / "model.safetensors").exists()
+    return SMALL if there and how == Spelling() and len(text.split()) <= FEW else SPELLING
 
 
 def text_of(name: str) -> str:
@@ -70,10 +87,10 @@ def text_of(name: str) -> str:
         ) from None
 
 
-def _source(text: list[str] | None) -> str | Path:
-    """The text that is meant, or the trace file."""
+def _source(text: list[str] | None) -> str | Path | None:
+    """The text that is meant, or the trace file; None where neither was named."""
     if not text:
-        return SENTENCE
+        return None
     if text == ["-"]:
         return text_of("-")
     if len(text) == 1 and "\n" not in text[0]:
