@@ -19,6 +19,7 @@ NAMES = (
     "roles",
     "heads",
     "reach",
+    "order",
 )
 """The experiments, in the order in which they are best read; each is a module of this folder."""
 

@@ -40,6 +40,7 @@ class Corpus:
     names: tuple[str, ...]
 
     @classmethod
+    @cache
     def words(cls, vocabulary: int) -> Corpus:
         """The most frequent words and marks; id 0 is every other word.
 
@@ -51,6 +52,7 @@ class Corpus:
         return cls._of(words, ("other", *frequent))
 
     @classmethod
+    @cache
     def letters(cls) -> Corpus:
         """Letters and marks, one id each.
 

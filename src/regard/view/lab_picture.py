@@ -23,6 +23,8 @@ ACROSS = 3
 WIDTH, HEIGHT = 3.5, 2.5
 """Inches of a panel."""
 APART = 0.09
+LETTERS = 34
+"""The most that the names of groups of bars may have together to stand side by side."""
 
 
 def lab_picture(result: Result, *, dark: bool = False) -> Figure:
@@ -132,6 +134,10 @@ def _draw_bars(page: Sheet, axes: Axes, panel: Bars, colours: dict[str, str]) ->
             axes.annotate(text, (x, value), xytext=(0, 2), textcoords="offset points",
                           ha="center", **page.words(fontsize=SIZE - 2))  # fmt: skip
     axes.set_xticks(range(len(panel.groups)), [page.write(g) for g in panel.groups])
+    if sum(map(len, panel.groups)) > LETTERS:
+        axes.tick_params(axis="x", labelrotation=25)
+        for label in axes.get_xticklabels():
+            label.set(ha="right", rotation_mode="anchor")
     axes.tick_params(axis="x", length=0)
     axes.set_ylabel(panel.y, **page.words(color=page.ink.faint))
     if panel.percent:
