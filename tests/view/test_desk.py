@@ -78,6 +78,30 @@ def test_a_model_goes_on_in_the_same_map(causal: str) -> None:
     assert "".join(of.keys[1:]).encode()[:20] == (TEXT + wrote).encode()[:20]
 
 
+def test_a_model_of_transformers_goes_on_past_its_window(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    from tests.models.test_recording import write
+
+    sizes = {"sliding_window": 4, "num_key_value_heads": 1}
+    folder = str(write(tmp_path / "mistral", "MistralForCausalLM", **sizes))
+    on = desk(folder)
+    about = read(on, "the cat sat on the mat .", folder, 6)
+    assert about["work"]["state"] == "done"
+    of = on.now.answers.atlas[1]
+    assert of.describe()["starts"] == [0, *range(7, 12)]
+    model = regard.models.load(folder).model
+    words = {word: i for i, word in enumerate(["[UNK]", "the", "cat", "sat", "on", "mat", "."])}
+    ids = torch.tensor([[words[str(key).strip()] for key in of.keys or []]])
+    assert ids.shape == (1, 12)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        want = model(ids, output_attentions=True).attentions[1][0]
+    for head in range(2):
+        torch.testing.assert_close(
+            of.weights(head, range(12), range(12)), want[head], atol=1e-5, rtol=1e-4
+        )
+
+
 def test_an_encoder_decoder_has_three_kinds_of_maps(translator: str) -> None:
     on = desk(translator)
     assert read(on, "The cat sat.", translator, 7)["work"]["state"] == "done"

@@ -66,7 +66,25 @@ def test_masks_that_are_not_one_mask_stay_apart(
     assert joined(steps(spoil)) is None
 
 
-def test_keys_that_changed_or_went_stay_apart() -> None:
+def test_keys_that_a_window_let_go_are_there_again() -> None:
+    mask = masks.causal() & masks.window(3)
+    q, k, v = text()
+    held = [
+        regard.trace(
+            q[:, :, a:b], k[:, :, max(0, a - 3) : b], v[:, :, max(0, a - 3) : b], mask=mask
+        )
+        for a, b in STEPS
+    ]
+    assert held[-1].inputs.shape.K == 4
+    found = joined(held)
+    assert found is not None
+    torch.testing.assert_close(found.inputs.k, k)
+    whole = regard.trace(q, k, v, mask=mask)
+    torch.testing.assert_close(found.weights(), whole.weights())
+    torch.testing.assert_close(found.lse, whole.lse)
+
+
+def test_keys_that_changed_or_went_unseen_stay_apart() -> None:
     first, *rest = steps()
     q, k, v = text()
     other = k[:, :, :5] + 1e-3

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from regard.backends.contract import Rows
 from regard.inputs import AttentionInputs
@@ -19,9 +21,9 @@ Edge = tuple[float, float]
 def joined(traces: Sequence[Trace]) -> Trace | None:
     """One trace of the run that began a text and the steps that went on with it.
 
-    The queries of each step stand below those before, their lse beside theirs; the keys are those
-    of the last step. None where that would not be the same: a cache that let keys go, a mask that
-    is no band, a bias.
+    The queries of each step stand below those before, their lse beside theirs, and so do the keys,
+    which a cache may have let go since. None where that would not be the same: a mask that is no
+    band, keys that changed, a bias.
 
     >>> import regard, torch
     >>> from regard import masks
@@ -32,24 +34,30 @@ def joined(traces: Sequence[Trace]) -> Trace | None:
     >>> torch.allclose(whole.weights(), regard.trace(q, k, k, mask=masks.causal()).weights())
     True
     """
-    first, last = traces[0].inputs, traces[-1].inputs
-    given = traces[0].mask
+    first, given = traces[0].inputs, traces[0].mask
     if given is None or not given.relative or first.bias is not None:
         return None
-    B, H, _, N = last.shape
-    bound = given.bind(Shape(B, H, N, N), first.q.device)
+    if not all(_alike(trace.inputs, first) for trace in traces):
+        return None
+    q = torch.cat([trace.inputs.q for trace in traces], 2)
+    B, H, N, _ = q.shape
+    bound = given.bind(Shape(B, H, N, N), q.device)
     edge = bound.band()
     if bound != first.mask or edge is None or edge[1] > 0:
         return None
+    lengths = [trace.inputs.shape.Q for trace in traces]
+    k = _all([trace.inputs.k for trace in traces], lengths)
+    v = _all([trace.inputs.v for trace in traces], lengths)
+    if k.shape[2] != N:
+        return None
+    inputs = replace(first, q=q, k=k, v=v, mask=bound)
     start = 0
     for trace in traces:
         x = trace.inputs
-        if not (_alike(x, first) and _goes_on(x, last, start) and _sees(x, start, edge)):
+        if not (_holds(x, inputs, start) and _sees(x, start, edge)):
             return None
         start += x.shape.Q
-    q = torch.cat([trace.inputs.q for trace in traces], 2)
     rows = Rows(*(torch.cat(parts, 2) for parts in zip(*(t.rows for t in traces), strict=True)))
-    inputs = replace(first, q=q, k=last.k, v=last.v, mask=bound)
     return replace(traces[0], inputs=inputs, rows=rows)
 
 
@@ -59,16 +67,35 @@ def _alike(x: AttentionInputs, first: AttentionInputs) -> bool:
     return (
         (x.comparison, x.softcap, x.bias) == (first.comparison, first.softcap, first.bias)
         and x.dropout == first.dropout == 0
-        and (x.q.shape[:2], x.q.shape[3:]) == (first.q.shape[:2], first.q.shape[3:])
+        and all(
+            (a.shape[:2], a.shape[3]) == (b.shape[:2], b.shape[3])
+            for a, b in ((x.q, first.q), (x.k, first.k), (x.v, first.v))
+        )
         and (sinks[0] is sinks[1] or (None not in sinks and torch.equal(*sinks)))  # type: ignore[arg-type]
     )
 
 
-def _goes_on(x: AttentionInputs, last: AttentionInputs, start: int) -> bool:
-    """Whether a step's queries follow `start` others, and its keys are the first of the last's."""
-    _, _, Q, K = x.shape
+def _all(parts: list[Tensor], lengths: list[int]) -> Float[Tensor, "b g n d"]:
+    """The keys or values of the whole text: those of the last step if it has them all, else those
+    that each step added."""
+    if parts[-1].shape[2] == sum(lengths):
+        return parts[-1]
+    return torch.cat([part[:, :, -Q:] for part, Q in zip(parts, lengths, strict=True)], 2)
+
+
+def _behind(x: AttentionInputs, start: int) -> int:
+    """How many keys a cache let go before a step whose queries follow `start` others."""
+    return start + x.shape.Q - x.shape.K
+
+
+def _holds(x: AttentionInputs, whole: AttentionInputs, start: int) -> bool:
+    """Whether the keys and values of a step are those of the whole text that end with it."""
+    gone = _behind(x, start)
+    here = slice(gone, gone + x.shape.K)
     return (
-        start + Q == K and torch.equal(x.k, last.k[:, :, :K]) and torch.equal(x.v, last.v[:, :, :K])
+        gone >= 0
+        and torch.equal(x.k, whole.k[:, :, here])
+        and torch.equal(x.v, whole.v[:, :, here])
     )
 
 
@@ -78,8 +105,13 @@ def _sees(x: AttentionInputs, start: int, edge: Edge) -> bool:
     if own is None:
         return False
     _, _, Q, K = x.shape
+    gone = _behind(x, start)
 
-    def keys(band: Edge, at: int) -> Edge:
-        return max(0, at + band[0]), min(K - 1, at + band[1])
+    def keys(band: Edge, at: int, first: int, last: int) -> Edge:
+        return max(first, at + band[0]), min(last, at + band[1])
 
-    return all(keys(own, row) == keys(edge, start + row) for row in range(Q))
+    return all(
+        keys((own[0] + gone, own[1] + gone), row, gone, gone + K - 1)
+        == keys(edge, start + row, 0, gone + K - 1)
+        for row in range(Q)
+    )
