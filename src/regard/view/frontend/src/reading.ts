@@ -28,7 +28,9 @@ export class ReadingBar {
     value: 0,
   });
   private go = el("button", { type: "submit", class: "go" }, "Read");
-  private status = el("div", { class: "status", role: "status", hidden: true });
+  private status = el("div", { class: "status", hidden: true });
+  /** For who does not see the bar: what begins and what ended, not every step. */
+  private spoken = el("div", { class: "unseen", role: "status" });
   private error = el("div", { class: "error", role: "alert", hidden: true });
   private wrote = el("p", { class: "note wrote", hidden: true });
   private about = new Map<string, string>();
@@ -51,6 +53,7 @@ export class ReadingBar {
         this.go,
       ),
       this.status,
+      this.spoken,
       this.error,
       this.wrote,
     );
@@ -140,6 +143,7 @@ export class ReadingBar {
     if (desk.work.state === "done") {
       await this.opened();
       this.say(desk);
+      this.speak("The text was read.");
     } else if (desk.work.state === "failed") this.complain(desk.work.error ?? "");
     else if (desk.work.state === "stopped")
       this.note("Stopped. What was shown before is still here.");
@@ -153,7 +157,12 @@ export class ReadingBar {
     if (focused) this.text.focus();
   }
 
+  private speak(text: string): void {
+    if (this.spoken.textContent !== text) this.spoken.textContent = text;
+  }
+
   private note(text: string): void {
+    this.speak(text);
     this.status.hidden = false;
     this.status.replaceChildren(el("span", {}, text));
   }
@@ -162,6 +171,7 @@ export class ReadingBar {
     const share = total ? `${Math.round((100 * done) / total)}%` : "";
     const many = total ? `${done} of ${total} tokens` : done ? `${done} tokens` : "";
     const text = stopping ? "stopping …" : `${doing} … ${doing === "writing" ? many : share}`;
+    this.speak(stopping ? "stopping" : doing);
     let bar = this.status.querySelector("progress");
     if (!bar || this.status.hidden) {
       bar = el("progress", { max: 1, "aria-label": "Progress" });
