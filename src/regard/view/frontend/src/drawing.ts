@@ -109,7 +109,7 @@ export function paintSteps(context: Context, lens: Lens, colour: string): void {
   context.setLineDash([4, 3]);
   context.beginPath();
   context.moveTo(x, lens.y(first));
-  context.lineTo(x + width, lens.y(first));
+  context.lineTo(Math.min(x + width, lens.x(lens.map.keys)), lens.y(first));
   context.stroke();
   context.setLineDash([]);
 }
