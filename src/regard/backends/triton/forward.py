@@ -78,7 +78,7 @@ def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Te
     elif not how.cudnn:
         forward_tiles[(tiles, programs, how.splits)](
             q, ks, vs, *rest, sizes(x), **constants, DESCRIBED=described,
-            STAGES=how.stages, num_warps=how.warps, num_stages=how.stages,
+            STAGES=how.stages, num_warps=how.warps, num_stages=how.stages, maxnreg=how.registers,
         )  # fmt: skip
     if may_leak:
         mend[(tiles_of(tiles, MANY), programs, 1)](

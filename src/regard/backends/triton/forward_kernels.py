@@ -14,6 +14,7 @@ import triton.language as tl
 from regard.backends.triton.launching import launched
 from regard.backends.triton.pairs import (
     DENSE,
+    FAINT,
     LEAST,
     LN2,
     LOG2E,
@@ -99,11 +100,10 @@ def _take_in(
     moved = largest - highest
     shrink = tl.exp2(moved)
     if STATISTICS:
-        part = p * x
         if GUARD:
             # Hidden pairs are 0, not 0 · ∞.
-            part = tl.where(p == 0, 0.0, part)
-        energy = shrink * (energy + total * moved) + tl.sum(part, 1)
+            x = tl.maximum(x, FAINT)
+        energy = shrink * (energy + total * moved) + tl.sum(p * x, 1)
     total = total * shrink + tl.sum(p, 1)
     if drop.on:
         p = tl.where(kept(drop, b, h, q, k), p * drop.grow, 0.0)

@@ -28,6 +28,7 @@ from regard.backends.triton.arguments import sizes
 from regard.backends.triton.launching import launched
 from regard.backends.triton.pairs import (
     BAND,
+    FAINT,
     LEAST,
     LN2,
     LOG2E,
@@ -87,10 +88,13 @@ def _copy(
 def hidden(rule, row, key, limit, BN: gl.constexpr, LAYOUT: gl.constexpr):
     """Which pairs of a partial tile, of some rows and the keys from `key` on, are hidden."""
     column = gl.expand_dims(key + gl.arange(0, BN, gl.SliceLayout(0, LAYOUT)), 0)
-    distance = column - gl.expand_dims(row, 1)
-    beyond = (column >= limit) | (distance != distance)
+    row = gl.expand_dims(row, 1)
+    # What can be said of a query once is not said of each of its pairs.
     if rule.kind == BAND:
-        beyond = beyond | (distance < rule.low) | (distance > rule.high)
+        last = gl.minimum(row + rule.high, limit - 1)
+        beyond = (column > last) | (column < row + rule.low)
+    else:
+        beyond = column >= limit + 0 * row
     return beyond
 
 
@@ -104,10 +108,10 @@ def _softmax(s, scale, largest, total, energy, STATISTICS: gl.constexpr, PARTIAL
     moved = largest - highest
     shrink = gl.exp2(moved)
     if STATISTICS:
-        part = p * x
         if PARTIAL:
-            part = gl.where(p == 0, 0.0, part)
-        energy = shrink * (energy + total * moved) + gl.sum(part, 1)
+            # Hidden pairs are 0, not 0 · ∞.
+            x = gl.maximum(x, FAINT)
+        energy = shrink * (energy + total * moved) + gl.sum(p * x, 1)
     total = total * shrink + gl.sum(p, 1)
     return p, shrink, highest, total, energy
 

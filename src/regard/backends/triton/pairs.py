@@ -17,6 +17,9 @@ LN2 = tl.constexpr(0.6931471805599453)
 LEAST = tl.constexpr(-8.0e37)
 """The largest logit of a row that has seen nothing: finite, and below every logit."""
 
+FAINT = tl.constexpr(-1000.0)
+"""A logit so far below the largest, in units of log 2, that its weight is 0."""
+
 MANY = 32
 """Tiles that one program looks after when it is seen whether any is to be mended."""
 
@@ -251,10 +254,11 @@ def part_at(rule, path, i, STEP: tl.constexpr):
 @triton.jit
 def allowed(rule, q, k, limit, table, BM: tl.constexpr, BN: tl.constexpr):
     """Which pairs of a partial tile are allowed."""
-    seen = (k < limit) & (q >= 0)
+    # What can be said of a query once is not said of each of its pairs.
     if rule.kind == BAND:
-        distance = k - q
-        seen &= (distance >= rule.low) & (distance <= rule.high)
+        seen = (k >= q + rule.low) & (k <= tl.minimum(q + rule.high, limit - 1))
+    else:
+        seen = k < limit + 0 * q
     if rule.kind == TILES:
         row, column = q % BM, k % BN
         at = rule.walk.bits + table.to(tl.int64) * (BM * BN // 8)

@@ -34,6 +34,8 @@ class Forward:
     cudnn: bool = False
     """Whether cuDNN attends, and the kernel only mends what a hidden NaN spoiled."""
     precision: Precision = "ieee"
+    registers: int | None = None
+    """What a thread may use at most, so that more programs share a multiprocessor."""
 
 
 def fits_hopper(x: AttentionInputs) -> bool:
@@ -74,11 +76,14 @@ def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
     # Without a mask PyTorch serves as well; who names these kernels gets them.
     if not statistics and x.mask is not None and cudnn.attends(x):
         return Forward(64, 64, warps=4, cudnn=True)
-    if fits_hopper(x) and (width == 128 or x.mask is not None):
+    if fits_hopper(x) and width == 128:
         return Forward(128, 128, stages=2, hopper=True)
     if width <= 64:
         if x.mask is None:
             return Forward(64, 128, warps=4, stages=2, described=True)
+        if fits_hopper(x):
+            # Programs of one multiprocessor end at different times: three hide more than two.
+            return Forward(64, 128, warps=4, stages=2, described=True, registers=168)
         return Forward(128, 64, warps=4, stages=3, described=True)
     if width <= 128:
         if _laden(x):
