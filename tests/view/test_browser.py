@@ -140,7 +140,9 @@ def test_text_tells_where_a_token_looks(open_page: Open, short_page: str, short:
     tab.wait_for_selector(MAP)
 
 
-def test_heads_are_sorted_filtered_and_opened(open_page: Open, short_page: str) -> None:
+def test_heads_are_sorted_filtered_saved_and_opened(
+    open_page: Open, short_page: str, short: Seen
+) -> None:
     tab = open_page(f"{short_page}#view=heads")
     tab.wait_for_selector("tbody tr")
     assert tab.locator("tbody tr").count() == 8
@@ -148,6 +150,13 @@ def test_heads_are_sorted_filtered_and_opened(open_page: Open, short_page: str) 
     cells = tab.locator("tbody tr td:nth-of-type(1)").all_inner_texts()
     assert [float(c) for c in cells] == sorted(map(float, cells), reverse=True)
     assert tab.locator("th[aria-sort=descending]").inner_text().startswith("Entropy")
+    with tab.expect_download() as waiting:
+        tab.get_by_role("button", name="Save CSV").click()
+    saved = Path(waiting.value.path()).read_text().splitlines()
+    assert saved[0] == "layer,head,entropy,first,self,previous,max_logit"
+    exact = short["layers.1.attn"].trace.weights()[0, 2, :, 0].mean()
+    (line,) = [line for line in saved if line.startswith('"layers.1.attn",2,')]
+    assert float(line.split(",")[3]) == pytest.approx(exact.item(), abs=1e-4)
     tab.locator("#regard-kind").select_option("sink")
     assert "of 8 heads" in tab.locator(".ask").inner_text()
     tab.locator("#regard-kind").select_option("all")

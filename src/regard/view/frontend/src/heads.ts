@@ -1,7 +1,7 @@
 /** Every head in a table: sorted by a number, filtered by what heads are known to do. */
 
 import { number, percent } from "./colour";
-import { el } from "./dom";
+import { download, el } from "./dom";
 import type { Index, Statistics } from "./format";
 import type { Source } from "./sources";
 import type { State } from "./state";
@@ -40,6 +40,16 @@ const KINDS: [string, string, (row: Row, most: number) => boolean][] = [
     ({ figures }, most) => (figures["entropy"] ?? 0) > 0.8 * most,
   ],
 ];
+
+/** The table as it is seen: filtered and in its order. */
+function save(rows: Row[], columns: Column[]): void {
+  const lines = [["layer", "head", ...columns.map(({ name }) => name)].join()];
+  for (const { name, head, figures } of rows) {
+    const layer = `"${name.replaceAll('"', '""')}"`;
+    lines.push([layer, head, ...columns.map((column) => figures[column.name] ?? "")].join());
+  }
+  download("heads.csv", new Blob([lines.join("\n") + "\n"], { type: "text/csv" }));
+}
 
 export class HeadsView {
   readonly root = el("section", { class: "heads", "aria-label": "Heads" });
@@ -174,6 +184,7 @@ export class HeadsView {
         el("label", { for: "regard-kind" }, "Show"),
         filter,
         el("span", { class: "note" }, note || `${shown.length} of ${this.rows.length} heads`),
+        el("button", { disabled: Boolean(note), onclick: () => save(shown, columns) }, "Save CSV"),
       ),
       shown.length
         ? el(
