@@ -12,7 +12,7 @@ PACKAGES := $(FRONTEND)/node_modules/.package-lock.json
 
 PLAIN := not compiled and not interpreted and not real
 
-.PHONY: demo test real check frontend bench gpu clean
+.PHONY: demo test real check frontend bench gpu images clean
 
 demo: $(READY) $(if $(shell command -v npm),$(BUNDLE))  ## see attention over a sentence: here, as a page, in the app
 	@$(BIN)/regard view --terminal $(if $(wildcard $(BUNDLE))$(shell command -v npm),--page attention.html)
@@ -59,6 +59,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
+
+images: $(READY) $(BUNDLE)  ## the screenshots of the docs; needs Chromium
+	$(BIN)/python docs/images/make.py
 
 clean:
 	rm -rf $(FRONTEND)/node_modules src/regard/view/bundle .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
