@@ -87,7 +87,7 @@ def test_of_a_long_text_there_is_no_map(monkeypatch: pytest.MonkeyPatch) -> None
     def walked(*_: object, **how: object) -> None:
         raise AssertionError("walked all pairs of a long text")
 
-    monkeypatch.setattr(notebook, "page", walked)
+    monkeypatch.setattr(notebook, "document", walked)
     monkeypatch.setattr(regard.Trace, "map", walked)
     text = long._repr_mimebundle_()["text/html"]
     assert "A map of this text would take long here" in text

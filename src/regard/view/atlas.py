@@ -6,6 +6,7 @@ each step's queries below those before. Nothing n×n is ever held: a map answers
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -43,6 +44,7 @@ class Map:
     steps: Sequence[int] = ()
     """The first query of each step, where the steps are joined into one call."""
     _heads: dict[tuple[int, int], Trace] = field(default_factory=dict)
+    _choosing: threading.Lock = field(default_factory=threading.Lock)
 
     @cached_property
     def shape(self) -> tuple[int, int, int]:
@@ -61,11 +63,12 @@ class Map:
     def head(self, head: int, call: int) -> Trace:
         """One head of one call. The few that were asked last are kept."""
         place = head, call
-        if place not in self._heads:
-            while len(self._heads) >= max(2, len(self.calls)):
-                self._heads.pop(next(iter(self._heads)))
-            self._heads[place] = _one_head(self.traces[call].detach(), self.batch, head)
-        return self._heads[place]
+        with self._choosing:
+            if place not in self._heads:
+                while len(self._heads) >= max(2, len(self.calls)):
+                    self._heads.pop(next(iter(self._heads)))
+                self._heads[place] = _one_head(self.traces[call].detach(), self.batch, head)
+            return self._heads[place]
 
     @torch.no_grad()
     def weights(

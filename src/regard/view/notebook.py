@@ -9,10 +9,8 @@ from __future__ import annotations
 import html
 import io
 import sys
-import tempfile
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -23,7 +21,7 @@ from regard.view.atlas import Atlas
 from regard.view.bundle import BUNDLE
 from regard.view.choosing import read
 from regard.view.grid import head_grid
-from regard.view.page import chosen_levels, page, size
+from regard.view.page import chosen_levels, document, size
 from regard.view.showing import Subject, Wanted, look, show
 from regard.view.widget import installed, widget
 from regard.watching.seen import Seen
@@ -80,9 +78,7 @@ def shown(what: object) -> Any:
     some = fitting(atlas)
     if not some.maps:
         return _in_letters(what)
-    with tempfile.TemporaryDirectory() as folder:
-        made = page(some, Path(folder) / "page.html", limit=MOST_BYTES).read_text("utf-8")
-    frame = FRAME.format(page=html.escape(made), height=HEIGHT)
+    frame = FRAME.format(page=html.escape(document(some, MOST_BYTES)), height=HEIGHT)
     n, total = len(some.maps), len(atlas.maps)
     return Html(frame if n == total else frame + _left_out(f"{n} of {total} layers are shown here"))
 

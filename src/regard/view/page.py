@@ -21,6 +21,7 @@ import math
 import os
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from regard.errors import RegardError
 from regard.traces import Trace
 from regard.view.atlas import Atlas, Map
 from regard.view.bundle import script
+from regard.view.cores import on_cores
 from regard.view.raw import raw
 from regard.view.tiles import SIDE, levels, tile
 from regard.watching.seen import Seen, Tokens
@@ -110,9 +112,8 @@ def document(
         strongest = min(STRONGEST, K) if level and K <= MOST_KEYS else 0
         best = strongest_keys(m, strongest) if strongest else []
         parts = [raw(m.visible)]
-        for head in range(m.shape[0]):
-            parts.append(raw(m.largest(head).to(torch.float16)))
-            parts.extend(stored_tiles(m, head, level))
+        for head, stored in enumerate(on_cores(partial(stored_head, m, level), range(m.shape[0]))):
+            parts.extend(stored)
             parts.extend(best[head : head + 1])
             done += 1
             if progress is not None:
@@ -173,15 +174,16 @@ def size(of: Map, level: int) -> float:
     return 2.0 * H * cells * share
 
 
-def stored_tiles(of: Map, head: int, level: int) -> list[bytes]:
-    """All tiles of one level, read in full."""
+def stored_head(of: Map, level: int, head: int) -> list[bytes]:
+    """The largest weights of a head, and all its tiles of one level, read in full."""
     _, Q, K = of.shape
     side = SIDE << level
-    return [
+    tiles = [
         tile(of, head, level, row, column, exact=True)
         for row in range(math.ceil(Q / side))
         for column in range(math.ceil(K / side))
     ]
+    return [raw(of.largest(head).to(torch.float16)), *tiles]
 
 
 def strongest_keys(of: Map, count: int) -> list[bytes]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import torch
 from jaxtyping import Float, UInt8
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.view.atlas import Map
+from regard.view.cores import one_core
 from regard.view.raw import raw
 
 SIDE = 256
@@ -86,13 +88,14 @@ def tile(
             got=f"level {level}, row {row}, column {column}",
             accepted=f"levels 0 to {levels(Q, K)} of {Q} × {K} pairs",
         )
-    if level == 0:
-        values = of.weights(head, queries, keys, quantity)
-        return encoded_weights(values)
     # All drafts of a level read alike, or their edges would show.
     read = cell if exact else min(cell, max(1, PAIRS // (SIDE * SIDE * cell)))
-    mean, most = pooled(of, head, queries, keys, cell, quantity, read=read, go=go)
-    return encoded(mean, most, 0 if read == cell else read)
+    quick = read * cell * SIDE * SIDE <= 2 * PAIRS
+    with one_core() if quick else nullcontext():
+        if level == 0:
+            return encoded_weights(of.weights(head, queries, keys, quantity))
+        mean, most = pooled(of, head, queries, keys, cell, quantity, read=read, go=go)
+        return encoded(mean, most, 0 if read == cell else read)
 
 
 def pooled(
