@@ -131,6 +131,11 @@ def test_a_colour_is_what_a_cell_is_said_to_be(
         assert (percent(last) if "%" in last else float(last)) == pytest.approx(high, rel=0.03)
         for (q, k), share in zip(cells, shares(tab, cells, 4, 1500), strict=True):
             assert share == pytest.approx(exact[q, k].item() / high, abs=2 / 255), (q, k)
+        chosen(tab, "Row")
+        shown = exact / p.amax(-1).view(-1, 4).amax(1)[:, None]
+        high = max(1.0, shown.max().item())
+        for (q, k), share in zip(cells, shares(tab, cells, 4, 1500), strict=True):
+            assert share == pytest.approx(shown[q, k].item() / high, abs=2 / 255), (q, k)
         # Over what even attention gives: a sum over a sum is a mean over a mean.
         chosen(tab, "Ratio")
         even = (1 / torch.arange(1, 1501)).view(-1, 4).mean(1)[:, None]

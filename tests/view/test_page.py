@@ -17,8 +17,9 @@ import regard
 from regard.view import bundle
 from regard.view.atlas import Atlas
 from regard.view.page import chosen_levels, page
+from regard.view.patches import Patches
 from regard.view.tiles import HEADER, decoded
-from tests.view.toys import HOSTILE, seen, tokens
+from tests.view.toys import HOSTILE, drawn, seen, tokens
 
 
 def parts(path: Path) -> tuple[dict[str, Any], list[bytes]]:
@@ -69,6 +70,15 @@ def test_every_map_fits_into_the_limit() -> None:
     assert chosen_levels(atlas, 0) == [2, 2]
     with pytest.raises(regard.RegardError, match="limit= counts bytes"):
         chosen_levels(atlas, -1)
+
+
+def test_a_picture_is_not_shaded_by_means() -> None:
+    x = torch.randn(1, 32, 257, 4)
+    t = regard.trace(x, x, x)
+    assert chosen_levels(Atlas.of(t), None) == [1]
+    patches = Patches(drawn(32), (16, 16), before=["CLS"])
+    assert chosen_levels(Atlas.of(t, tokens=patches), None) == [0]
+    assert chosen_levels(Atlas.of(t, tokens=patches), 3_000_000) == [1]
 
 
 def test_hostile_tokens_close_no_element(tmp_path: Path) -> None:

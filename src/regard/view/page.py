@@ -32,6 +32,7 @@ from regard.traces import Trace
 from regard.view.atlas import Atlas, Map
 from regard.view.bundle import script
 from regard.view.cores import on_cores
+from regard.view.patches import Patches
 from regard.view.raw import raw
 from regard.view.tiles import SIDE, levels, tile
 from regard.watching.seen import Seen, Tokens
@@ -42,6 +43,8 @@ MOST_KEYS = 1 << 16
 """The place of a strongest key takes two bytes."""
 BASE, EACH = 2_000_000, 800
 """Bytes that the tiles of a page may take: so many, and so many more for each token."""
+PICTURED = 25_000_000
+"""Bytes that they may take where tokens are patches: a picture is not shaded by means."""
 
 SHELL = """<!doctype html>
 <html lang="en">
@@ -155,6 +158,8 @@ def chosen_levels(atlas: Atlas, limit: int | None) -> list[int]:
     if limit is not None and limit < 0:
         raise RegardError("limit= counts bytes", got=str(limit), accepted="0 or more")
     room = BASE + EACH * longest if limit is None else limit
+    if limit is None and any(isinstance(m.keys, Patches) for m in atlas.maps):
+        room = max(room, PICTURED)
     for shift in range(64):
         # Every map is as fine as the others: the same number of pairs in a cell.
         chosen = [min(shift, levels(*m.shape[1:])) for m in atlas.maps]

@@ -169,13 +169,16 @@ export class PictureView {
   /** The tokens of one side: those of a picture on it, the others as words. */
   private panel(panel: Panel, status: HTMLElement): HTMLElement {
     const picture = this.index.pictures[panel.text] ?? null;
-    const places = this.words(panel.text).slice(0, MOST_WORDS);
+    const places = this.words(panel.text);
+    const most = (panel.weights ?? new Float32Array()).reduce((a, b) => Math.max(a, b), 0);
+    const left = places.splice(MOST_WORDS).length;
     return el(
       "div",
       { class: "panel" },
       places.length
-        ? el("div", { class: "words" }, ...places.map((at) => this.word(panel, at)))
+        ? el("div", { class: "words" }, ...places.map((at) => this.word(panel, at, most)))
         : null,
+      left ? el("p", { class: "note" }, `and ${left} more tokens`) : null,
       picture ? this.canvas(panel, picture, status) : null,
     );
   }
@@ -191,8 +194,8 @@ export class PictureView {
     return all.filter((at) => at < picture.first || at >= last);
   }
 
-  private word({ text, weights, chosen, pick }: Panel, at: number): HTMLElement {
-    const share = weights ? weights[at]! / Math.max(...weights) : 0;
+  private word({ text, weights, chosen, pick }: Panel, at: number, most: number): HTMLElement {
+    const share = weights ? weights[at]! / most : 0;
     const colour = ramp(RAMP)[Math.round(255 * Math.min(1, share || 0))]!;
     return el(
       "button",
