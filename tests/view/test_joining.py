@@ -15,6 +15,7 @@ from regard.models import CausalConfig, CausalModel
 from regard.traces import Trace
 from regard.view.atlas import Atlas
 from regard.view.joining import joined
+from regard.watching.seen import Layer, Seen
 
 STEPS = ((0, 5), (5, 6), (6, 9), (9, 10))
 
@@ -117,3 +118,32 @@ def test_an_atlas_joins_what_a_model_wrote() -> None:
             mine.weights(1, range(8), range(8)), theirs.weights(1, range(8), range(8)),
             rtol=1e-4, atol=1e-5,
         )  # fmt: skip
+
+
+def test_keys_that_went_and_cannot_be_put_back_are_drawn_call_by_call() -> None:
+    q, k, v = text()
+    layer = Layer("attn")
+    for step, (a, b) in enumerate(STEPS):
+        here = slice(max(0, a - 3), b)
+        bias = biases.alibi([0.1] * 4)
+        mask = masks.causal() & masks.window(3)
+        t = regard.trace(q[:, :, a:b], k[:, :, here], v[:, :, here], mask=mask, bias=bias)
+        layer.take(t, step, step, keep=True)
+    seen = Seen("toy")
+    seen._layers["attn"] = layer
+    maps = Atlas.of(seen).maps
+    assert [m.name for m in maps] == ["attn · 1", "attn · 2", "attn · 3", "attn · 4"]
+    assert [m.shape for m in maps] == [(4, 5, 5), (4, 1, 4), (4, 3, 6), (4, 1, 4)]
+
+
+def test_steps_that_look_at_the_same_other_text_are_one_map() -> None:
+    q, k, v = text()
+    layer = Layer("cross")
+    for step in range(3):
+        layer.take(regard.trace(q[:, :, step : step + 1], k, v), step, step, keep=True)
+    seen = Seen("toy")
+    seen._layers["cross"] = layer
+    (only,) = Atlas.of(seen).maps
+    assert only.shape == (4, 3, 10)
+    want = regard.trace(q[:, :, :3], k, v).weights()[0, 1]
+    torch.testing.assert_close(only.weights(1, range(3), range(10)), want)

@@ -21,7 +21,7 @@ from regard.backends.contract import Rows
 from regard.errors import RegardError
 from regard.masks.algebra import EMPTY, Mask, Tiles
 from regard.traces import Trace
-from regard.view.joining import joined
+from regard.view.joining import joined, let_go
 from regard.view.patches import Patches
 from regard.view.quantities import QUANTITIES, quantity_of
 from regard.watching.seen import Layer, Seen, Tokens, Traces
@@ -314,20 +314,12 @@ def _maps(
     layer: Layer, batch: int, words: Sequence[str] | None, queries: Sequence[str] | None
 ) -> list[Map]:
     """One map per text that the layer read."""
-    n = len(layer.traces)
-    begins = [i for i in range(n) if i == 0 or i >= len(layer.steps) or layer.steps[i] == 0]
+    parts = [part for calls in _texts(layer) for part in _joined(layer, calls)]
     maps = []
-    for text, (start, stop) in enumerate(zip(begins, [*begins[1:], n], strict=True)):
+    for text, m in enumerate(parts):
         path = layer.path or "(model)"
-        m = Map(
-            path if len(begins) == 1 else f"{path} · {text + 1}",
-            layer.traces,
-            range(start, stop),
-        )
-        whole = joined([layer.traces[call] for call in m.calls]) if len(m.calls) > 1 else None
-        if whole is not None:
-            m = Map(m.name, [whole], range(1), steps=m.starts[:-1])
-        B = layer.traces[start].inputs.shape.B
+        m.name = path if len(parts) == 1 else f"{path} · {text + 1}"
+        B = m.traces[m.calls[0]].inputs.shape.B
         _check(batch, B, "batch")
         m.batch = batch
         _, Q, K = m.shape
@@ -336,6 +328,27 @@ def _maps(
         m.queries = own if own is not None and len(own) == Q else None
         maps.append(m)
     return maps
+
+
+def _texts(layer: Layer) -> list[range]:
+    """The calls of each text: a run that begins it, and the steps that go on with it."""
+    n = len(layer.traces)
+    begins = [i for i in range(n) if i == 0 or i >= len(layer.steps) or layer.steps[i] == 0]
+    return [range(*ends) for ends in zip(begins, [*begins[1:], n], strict=True)]
+
+
+def _joined(layer: Layer, calls: range) -> list[Map]:
+    """The calls of a text as one map; or one of each call, where keys cannot be put in place."""
+    together = Map("", layer.traces, calls)
+    if len(calls) == 1:
+        return [together]
+    traces = [layer.traces[call] for call in calls]
+    whole = joined(traces)
+    if whole is not None:
+        return [Map("", [whole], range(1), steps=together.starts[:-1])]
+    if let_go(traces):
+        return [Map("", layer.traces, range(call, call + 1)) for call in calls]
+    return [together]
 
 
 def _of_batch(tokens: Tokens | None, batch: int) -> Sequence[str] | None:

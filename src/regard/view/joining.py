@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from jaxtyping import Float
@@ -59,6 +60,15 @@ def joined(traces: Sequence[Trace]) -> Trace | None:
         start += x.shape.Q
     rows = Rows(*(torch.cat(parts, 2) for parts in zip(*(t.rows for t in traces), strict=True)))
     return replace(traces[0], inputs=inputs, rows=rows)
+
+
+def let_go(traces: Sequence[Trace]) -> bool:
+    """Whether keys went between steps, so that a key is no longer in the column of its place."""
+    for before, after in pairwise(trace.inputs for trace in traces):
+        kept, had = after.shape.K - after.shape.Q, before.shape.K
+        if 0 < kept < had and torch.equal(after.k[:, :, :kept], before.k[:, :, had - kept :]):
+            return True
+    return False
 
 
 def _alike(x: AttentionInputs, first: AttentionInputs) -> bool:
