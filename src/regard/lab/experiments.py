@@ -20,6 +20,7 @@ NAMES = (
     "heads",
     "reach",
     "order",
+    "domains",
 )
 """The experiments, in the order in which they are best read; each is a module of this folder."""
 
