@@ -18,6 +18,7 @@ from regard.view import desk as desks
 from regard.view.atlas import Atlas
 from regard.view.desk import Desk, known_models
 from regard.view.runs import Told
+from regard.view.subjects import subject_of
 from regard.view.work import Tell, Work
 from tests.view import tiny_models
 from tests.view.toys import seen
@@ -117,6 +118,14 @@ def test_an_encoder_decoder_has_three_kinds_of_maps(translator: str) -> None:
     # What is written is what is given next.
     assert list(own.keys[1:]) == list(memory.queries[:-1])
     assert len(memory.queries) == memory.shape[1]
+
+
+def test_the_command_names_both_texts_too(translator: str) -> None:
+    found = subject_of(["The", "cat"], translator)
+    memory = found.atlas().maps[2]
+    assert memory.keys == regard.models.load(translator).read("The cat")
+    assert len(memory.queries or []) == memory.shape[1]
+    assert (found.told.text, found.told.model) == ("The cat", translator)
 
 
 @pytest.mark.parametrize(
