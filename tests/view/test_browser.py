@@ -254,3 +254,7 @@ def test_a_long_text_in_a_page_is_zoomed_past_its_cells(open_page: Open, tmp_pat
     tip = tab.locator(".tip")
     assert tip_weight(tip) == pytest.approx(p[query, key].item(), rel=2e-3)
     assert "rank 1" in tip.inner_text()
+    # Keys go from pair to pair, not from cell to cell.
+    tab.locator("canvas.map").focus()
+    tab.keyboard.press("Shift+ArrowUp")
+    until(tab, f"document.querySelector('.tip').textContent.includes('#{query - 1}')")

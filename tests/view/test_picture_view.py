@@ -77,6 +77,11 @@ def test_patches_are_chosen_by_mouse_and_keys(
     p = trace.weights()[0]
     tab = open_page(write_page(trace, tmp_path / "p.html", tokens=patches()).as_uri())
     tab.wait_for_selector(MAP)
+    tab.locator("canvas.map").focus()
+    tab.keyboard.press("Shift+ArrowUp")
+    tab.keyboard.press("Enter")
+    tab.wait_for_selector(READY)
+    tab.get_by_role("button", name="Map").click()
     tab.get_by_role("button", name="Picture").click()
     tab.wait_for_selector(READY)
     tab.mouse.click(*middle(tab, 15))

@@ -102,6 +102,11 @@ export class Atlas implements Hands {
   }
 
   get cell(): number {
+    return this.cells?.strongest ? 1 : this.size;
+  }
+
+  /** Pairs along one side of what a tile holds. */
+  private get size(): number {
     return 1 << this.level;
   }
 
@@ -145,7 +150,7 @@ export class Atlas implements Hands {
     this.cursor = point;
     this.draw();
     if (!point) return this.tip.hide();
-    const size = SIDE * this.cell;
+    const size = SIDE * this.size;
     const [row, column] = [Math.floor(point.query / size), Math.floor(point.key / size)];
     const place = this.place(this.level, row, column);
     this.tip.show(point, place, this.lens, this.tiles.peek(place)?.tile ?? null);
@@ -227,7 +232,7 @@ export class Atlas implements Hands {
   }
 
   private gather(lens: Lens, top: number): Held[] {
-    const size = SIDE * this.cell;
+    const size = SIDE * this.size;
     const tiles = ([first, last]: [number, number]) => [
       Math.floor(first / size),
       Math.ceil(last / size),
@@ -257,7 +262,7 @@ export class Atlas implements Hands {
       const { cells, reading } = this;
       if (reading?.failed) throw new Error(reading.failed);
       if (cells && reading && !reading.loading && !(exact && reading.draft)) {
-        const region = regionOf(cells.lens, this.cell, this.visible, cells.strongest);
+        const region = regionOf(cells.lens, this.size, this.visible, cells.strongest);
         return { cells, region, reading, inks: inksOf(this.root) };
       }
       await new Promise((go) => setTimeout(go, 50));

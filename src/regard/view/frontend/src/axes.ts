@@ -7,6 +7,8 @@ export const MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace";
 export const SANS = "system-ui, sans-serif";
 const APART = 15;
 const LETTER = 7.3;
+/** Letters without which a token beside its number says too little. */
+const LEAST = 6;
 
 /** One name. Those of keys stand upright, reading from below. */
 export interface Label {
@@ -29,6 +31,7 @@ export function labels(
   const along = (axis: "query" | "key", start: number, n: number): Label[] => {
     const tokens = axis === "query" ? queryTokens : keyTokens;
     const room = axis === "query" ? x : y;
+    const name = namer(tokens, step, room, n);
     const [first, last] = axis === "query" ? [y, y + height] : [x, x + width];
     const found: Label[] = [];
     for (let place = Math.ceil(Math.max(0, start) / step) * step; place < n; place += step) {
@@ -36,7 +39,7 @@ export function labels(
       if (middle > last) break;
       if (middle < first) continue;
       const at = axis === "query" ? { x: x - 8, y: middle } : { x: middle, y: y - 8 };
-      found.push({ axis, place, text: named(tokens, place, step, room), ...at, room: room - 12 });
+      found.push({ axis, place, text: name(place), ...at, room: room - 12 });
     }
     return found;
   };
@@ -51,14 +54,16 @@ export function labels(
   ];
 }
 
-function named(tokens: string[] | undefined, at: number, step: number, room: number): string {
+/** How the places of an axis are called: all of them in the same way. */
+function namer(tokens: string[] | undefined, step: number, room: number, n: number) {
   const letters = Math.max(3, Math.floor((room - 12) / LETTER));
-  const token = tokens?.[at];
-  if (token === undefined) return String(at);
-  if (step === 1) return spelled(token, letters);
-  const number = `${at} `;
-  if (letters - number.length < 6) return String(at);
-  return number + spelled(token, letters - number.length);
+  const left = step === 1 ? letters : letters - String(n - 1).length - 1;
+  const worded = step === 1 || left >= LEAST;
+  return (at: number): string => {
+    const token = tokens?.[at];
+    if (token === undefined || !worded) return String(at);
+    return step === 1 ? spelled(token, left) : `${at} ${spelled(token, left)}`;
+  };
 }
 
 export function paintLabels(
