@@ -125,7 +125,11 @@ export class TextView {
           (scale) => this.change({ scale }),
         ),
         this.layerChoice(),
-        headSet(this.map, this.heads, this.state().layers === "all", (set) => this.change({ set })),
+        this.map.heads > 1
+          ? headSet(this.map, this.heads, this.state().layers === "all", (set) =>
+              this.change({ set }),
+            )
+          : "",
       ),
       el(
         "h2",

@@ -35,11 +35,16 @@ export function words(of: Words, shading: Shading | null): HTMLElement {
   const body = el("div", { class: "words", role: "group", "aria-label": of.label });
   const [first, last] = shading?.seen ?? [of.start, of.stop - 1];
   const edge = (sign: string) => el("span", { class: "edge", "aria-hidden": "true" }, sign);
+  // Where no token brings its own space, each is a word.
+  const apart = !of.names?.some((name) => SPACE.test(name));
   const tabbed = of.self >= of.start && of.self < of.stop ? of.self : of.start;
   for (let at = of.start; at < of.stop; at++) {
     const name = nameOf(of.names, at);
     if (shading?.edges && at === first) body.append(edge("["));
-    body.append(word(of, shading, at, name, at < first || at > last, at === tabbed));
+    const made = word(of, shading, at, name, at < first || at > last);
+    made.classList.toggle("spaced", apart || SPACE.test(name));
+    made.tabIndex = at === tabbed ? 0 : -1;
+    body.append(made);
     if (shading?.edges && at === last) body.append(edge("]"));
     if (name.includes("\n")) body.append(el("br"));
   }
@@ -67,16 +72,8 @@ function word(
   at: number,
   name: string,
   hidden: boolean,
-  tabbed: boolean,
 ): HTMLElement {
-  const named = of.names?.[at] !== undefined;
-  const kinds = [
-    "word",
-    at === of.self && "self",
-    (SPACE.test(name) || !named) && "spaced",
-    hidden && "hid",
-    at >= of.wrote && "written",
-  ];
+  const kinds = ["word", at === of.self && "self", hidden && "hid", at >= of.wrote && "written"];
   const weighs = hidden ? "hidden by the mask" : shading?.weight ? percent(shading.weight(at)) : "";
   return el(
     "button",
@@ -87,7 +84,6 @@ function word(
         .filter(Boolean)
         .join(", "),
       "aria-pressed": at === of.self ? "true" : undefined,
-      tabindex: tabbed ? "0" : "-1",
       "data-place": at,
     },
     el("bdi", {}, spelled(name.replace(/^[ \u0120\u2581](?=.)/su, ""), 60)),
