@@ -162,7 +162,7 @@ def questions(url: str, n: int, heads: int) -> list[Row]:
         ]
         rows.append(row(f"a tile of {1 << level} × {1 << level} pairs a cell", times))
     mean = f"row?map=0&heads={','.join(map(str, range(heads)))}&query={n - 1}"
-    rows.append(row(f"a row, mean of {heads} heads", [ask(mean) for _ in range(5)]))
+    rows.append(row("a row, mean of all heads", [ask(mean) for _ in range(5)]))
     pair = f"cell?map=0&head=0&query={n - 1}&key=3"
     rows.append(row("one pair and its rank", [ask(pair) for _ in range(5)]))
     return rows
@@ -186,7 +186,7 @@ def main() -> None:
     texts = [(4096, 8)] if options.quick else [(32768, HEADS), (102_400, 1)]
     tables = {f"A page of {LAYERS} layers of {HEADS} heads": pages(cases, options.peers)}
     for n, heads in texts:
-        tables[f"The app: one layer of {heads} heads over {n:,} tokens"] = app(n, heads)
+        tables[f"The app: one layer over {n:,} tokens, heads: {heads}"] = app(n, heads)
     beside = "" if options.peers == sys.executable else " --peers PYTHON"
     more = {
         "command": f"python benchmarks/viewer.py{beside}",

@@ -115,17 +115,16 @@ class Map:
         return torch.cat(rows)
 
     @torch.no_grad()
-    def top(self, count: int) -> tuple[Float[Tensor, "h q n"], Int[Tensor, "h q n"]]:
+    def top(self, head: int, count: int) -> tuple[Float[Tensor, "q n"], Int[Tensor, "q n"]]:
         """Weights and places of each query's strongest keys; 0 and 0 where it sees fewer."""
         values, keys = [], []
         for call in self.calls:
-            t = self.traces[call]
-            t = t[self.batch].detach() if t.inputs.shape.B > 1 else t.detach()
+            t = self.head(head, call)
             found = t.second_pass.top(t.inputs, t.rows.lse, count)
             wide = (0, count - found[0].shape[-1])
-            values.append(pad(found[0][0].nan_to_num(0.0).float().cpu(), wide))
-            keys.append(pad(found[1][0].clamp_min(0).cpu(), wide))
-        return torch.cat(values, 1), torch.cat(keys, 1)
+            values.append(pad(found[0][0, 0].nan_to_num(0.0).float().cpu(), wide))
+            keys.append(pad(found[1][0, 0].clamp_min(0).cpu(), wide))
+        return torch.cat(values), torch.cat(keys)
 
     @cached_property
     def visible(self) -> Float[Tensor, "q"]:

@@ -113,11 +113,9 @@ def document(
     for place, (m, level) in enumerate(zip(atlas.maps, chosen, strict=True)):
         K = m.shape[2]
         strongest = min(STRONGEST, K) if level and K <= MOST_KEYS else 0
-        best = strongest_keys(m, strongest) if strongest else []
         parts = [raw(m.visible)]
-        for head, stored in enumerate(on_cores(partial(stored_head, m, level), range(m.shape[0]))):
-            parts.extend(stored)
-            parts.extend(best[head : head + 1])
+        for stored in on_cores(partial(stored_head, m, level, strongest), range(m.shape[0])):
+            parts.append(stored)
             done += 1
             if progress is not None:
                 progress(done, total)
@@ -179,8 +177,8 @@ def size(of: Map, level: int) -> float:
     return 2.0 * H * cells * share
 
 
-def stored_head(of: Map, level: int, head: int) -> list[bytes]:
-    """The largest weights of a head, and all its tiles of one level, read in full."""
+def stored_head(of: Map, level: int, strongest: int, head: int) -> bytes:
+    """A head as the page holds it; its tiles are those of one level, read in full."""
     _, Q, K = of.shape
     side = SIDE << level
     tiles = [
@@ -188,11 +186,11 @@ def stored_head(of: Map, level: int, head: int) -> list[bytes]:
         for row in range(math.ceil(Q / side))
         for column in range(math.ceil(K / side))
     ]
-    return [raw(of.largest(head).to(torch.float16)), *tiles]
+    best = [strongest_keys(of, head, strongest)] if strongest else []
+    return b"".join([raw(of.largest(head).to(torch.float16)), *tiles, *best])
 
 
-def strongest_keys(of: Map, count: int) -> list[bytes]:
-    """Of each head, the weights and the places of each query's strongest keys."""
-    values, keys = of.top(count)
-    weights, places = values.to(torch.float16), keys.to(torch.uint16)
-    return [raw(weights[head]) + raw(places[head]) for head in range(of.shape[0])]
+def strongest_keys(of: Map, head: int, count: int) -> bytes:
+    """The weights and the places of each query's strongest keys."""
+    weights, places = of.top(head, count)
+    return raw(weights.to(torch.float16)) + raw(places.to(torch.uint16))
