@@ -224,7 +224,8 @@ def _serve(subject: Subject, wanted: Wanted, port: int, console: Console, *, bro
     view = first_view(subject, atlas, wanted)
 
     def ready(address: str) -> None:
-        console.print(Text(f"{subject.title}\n{address}", no_wrap=True, overflow="ignore"))
+        # An address that is broken into lines cannot be clicked.
+        console.print(Text(f"{subject.title}\n{address}"), soft_wrap=True)
         console.print(Text("open for this machine alone; Ctrl+C ends it", "dim"))
 
     with App(atlas, port=port, told=subject.told) as app:
