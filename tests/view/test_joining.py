@@ -14,7 +14,7 @@ from regard.masks import Mask
 from regard.models import CausalConfig, CausalModel
 from regard.traces import Trace
 from regard.view.atlas import Atlas
-from regard.view.joining import joined
+from regard.view.joining import Folding, joined
 from regard.watching.seen import Layer, Seen
 
 STEPS = ((0, 5), (5, 6), (6, 9), (9, 10))
@@ -147,3 +147,19 @@ def test_steps_that_look_at_the_same_other_text_are_one_map() -> None:
     assert only.shape == (4, 3, 10)
     want = regard.trace(q[:, :, :3], k, v).weights()[0, 1]
     torch.testing.assert_close(only.weights(1, range(3), range(10)), want)
+
+
+def test_steps_are_folded_while_they_come() -> None:
+    seen = Seen("toy")
+    layer, apart = seen.layer("attn"), seen.layer("apart")
+    fold = Folding(seen)
+    for step, t in enumerate(steps()):
+        layer.take(t, step, step, keep=True)
+        apart.take(regard.trace(t.inputs.q, t.inputs.k, t.inputs.v), step, step, keep=True)
+        fold()
+        assert len(layer.traces) == 1
+    assert fold.starts == {"attn": [0, 5, 6, 9]}
+    assert len(apart.traces) == 4
+    whole = regard.trace(*text(), mask=masks.causal())
+    torch.testing.assert_close(layer.trace.weights(), whole.weights())
+    assert (layer.runs, layer.steps) == ([0], [0])

@@ -15,6 +15,7 @@ from regard.backends.contract import Rows
 from regard.inputs import AttentionInputs
 from regard.traces import Trace
 from regard.values import Shape
+from regard.watching.seen import Seen
 
 Edge = tuple[float, float]
 
@@ -60,6 +61,28 @@ def joined(traces: Sequence[Trace]) -> Trace | None:
         start += x.shape.Q
     rows = Rows(*(torch.cat(parts, 2) for parts in zip(*(t.rows for t in traces), strict=True)))
     return replace(traces[0], inputs=inputs, rows=rows)
+
+
+class Folding:
+    """Joins the steps of a text while it is written, so that its keys are held once.
+
+    Call it after each run of the model. `starts` tells the first query of each step that was
+    joined, by the path of the layer.
+    """
+
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
+        self.starts: dict[str, list[int]] = {}
+
+    def __call__(self) -> None:
+        for path, layer in self.seen.items():
+            # A layer that could not be joined once has more traces than these.
+            whole = joined(layer.traces[:]) if len(layer.traces) == 2 else None
+            if whole is not None:
+                before = layer.traces[0].inputs.shape.Q
+                self.starts.setdefault(path, [0]).append(before)
+                layer.traces = [whole]
+                del layer.runs[1:], layer.steps[1:]
 
 
 def let_go(traces: Sequence[Trace]) -> bool:
@@ -116,6 +139,8 @@ def _sees(x: AttentionInputs, start: int, edge: Edge) -> bool:
         return False
     _, _, Q, K = x.shape
     gone = _behind(x, start)
+    if own == edge and start == gone == 0:
+        return True
 
     def keys(band: Edge, at: int, first: int, last: int) -> Edge:
         return max(first, at + band[0]), min(last, at + band[1])

@@ -14,6 +14,7 @@ from regard.errors import RegardError
 from regard.models.readers import OwnTranslator, Reader
 from regard.models.tokenizer import MARK_TEXT
 from regard.view.atlas import Atlas
+from regard.view.joining import Folding
 from regard.view.work import Tell
 from regard.watching import Seen, watch
 
@@ -41,10 +42,16 @@ class Run:
     """The text that followed, if any was asked for."""
     names: dict[str, Names] = field(default_factory=dict)
     """By path of the layer, in which * matches anything, where there are two texts."""
+    starts: dict[str, list[int]] = field(default_factory=dict)
+    """The first query of each step of writing, by path of the layer."""
 
     def atlas(self, model: str) -> Atlas:
         """The maps of all layers, their places named."""
-        return named(Atlas.of(self.seen), model, self.names)
+        atlas = Atlas.of(self.seen)
+        for of in atlas.maps:
+            if len(of.calls) == 1:
+                of.steps = self.starts.get(of.name, ())
+        return named(atlas, model, self.names)
 
 
 def named(atlas: Atlas, model: str, names: dict[str, Names]) -> Atlas:
@@ -68,8 +75,13 @@ def run(reader: Reader, text: str, tokens: int, tell: Tell) -> Run:
         if not tokens:
             return Run(reader.run(text))
         with watch(reader.model, keep="traces", tokenizer=reader.tokenizer) as seen:
-            wrote = reader.generate(text, tokens)
-    return Run(seen, wrote)
+            fold = Folding(seen)
+            hook = reader.model.register_forward_hook(lambda *_: fold())
+            try:
+                wrote = reader.generate(text, tokens)
+            finally:
+                hook.remove()
+    return Run(seen, wrote, starts=fold.starts)
 
 
 def _translated(reader: OwnTranslator, text: str, tokens: int, tell: Tell) -> Run:
