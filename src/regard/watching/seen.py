@@ -46,13 +46,14 @@ class Statistics:
         # Few operations: on a card each takes longer to start than to run.
         sound, empty = max_logit.abs() < math.inf, max_logit == -math.inf
         kinds = torch.stack([sound, empty]).sum((1, 3), dtype=lse.dtype)
-        sums = torch.where(sound, torch.stack([trace.rows.entropy, mass]), 0.0).sum((1, 3))
+        ill = ~sound
+        sums = torch.stack([trace.rows.entropy, mass]).masked_fill_(ill, 0.0).sum((1, 3))
         rows = torch.full_like(kinds[0], lse.shape[0] * lse.shape[2])
         return Statistics(
             rows,
             empty=kinds[1],
             broken=rows - kinds.sum(0),
-            max_logit=torch.where(sound, max_logit, -math.inf).amax((0, 2)),
+            max_logit=max_logit.masked_fill(ill, -math.inf).amax((0, 2)),
             entropy=sums[0],
             first=sums[1],
         )
