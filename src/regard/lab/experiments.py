@@ -21,6 +21,7 @@ NAMES = (
     "reach",
     "order",
     "domains",
+    "cost",
 )
 """The experiments, in the order in which they are best read; each is a module of this folder."""
 

@@ -1,0 +1,77 @@
+"""What forms of attention cost, at lengths that take moments; and what the cheap ones lose."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import regard
+from regard import masks
+from regard.cost.devices import Device
+from regard.lab import cost
+from regard.lab.experiments import seeded
+from regard.lab.held_memory import peak
+
+MACHINE = Device("a machine", {"float32": 1e11}, 1e10)
+
+
+def test_memory_grows_as_n_squared_eager_and_as_n_fused() -> None:
+    lengths = (512, 1024, 2048)
+    with seeded(0):
+        found = {form: [cost.at_length(form, n, 1) for n in lengths] for form in ("eager", "fused")}
+    assert cost.slopes(lengths, found["eager"])["bytes"] == pytest.approx(2, abs=0.1)
+    assert cost.slopes(lengths, found["fused"])["bytes"] < 1.2
+    last = found["eager"][-1]
+    foreseen = cost.foreseen("eager", 2048, MACHINE)
+    assert last["bytes"] == pytest.approx(foreseen["predicted_bytes"], rel=0.1)
+    assert found["fused"][-1]["bytes"] < 0.1 * last["bytes"]
+
+
+def test_a_window_is_quicker_where_texts_are_long() -> None:
+    with seeded(0):
+        window, full = (cost.at_length(form, 8192, 5) for form in ("window", "fused"))
+    # Some nine times on a quiet machine.
+    assert window["seconds"] < full["seconds"]
+    less, more = (cost.foreseen(form, 8192, MACHINE) for form in ("window", "fused"))
+    assert less["predicted_seconds"] < 0.1 * more["predicted_seconds"]
+
+
+def test_eager_code_is_the_attention_that_is_fused() -> None:
+    with seeded(0):
+        q, k, v = torch.randn(3, 1, 2, 65, 16)
+        torch.testing.assert_close(
+            cost.eager(q, k, v), regard.attention(q, k, v, mask=masks.causal())
+        )
+
+
+def test_the_peak_is_that_of_tensors_held_at_once() -> None:
+    def call() -> None:
+        for _ in range(3):
+            torch.zeros(1 << 20)
+
+    assert peak(call) == 4 << 20
+
+
+def test_linear_attention_is_counted_as_pytorch_counts_it() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x = torch.randn(1, cost.HEADS, 4 * cost.CHUNK, cost.WIDTH)
+    with FlopCounterMode(display=False) as counted:
+        cost.linear_attention(x, x, x, chunk=cost.CHUNK)
+    assert counted.get_total_flops() == 2 * cost.linear_macs(4 * cost.CHUNK)
+
+
+def test_cheap_forms_recall_less_of_what_lies_far_back() -> None:
+    found = {}
+    for form in ("fused", "window", "linear"):
+        with seeded(0):
+            found[form] = cost.train(cost.Recaller(form), 200, lambda: None)
+    assert found["fused"]["far"] > 0.9
+    assert found["window"]["far"] < 0.2
+    assert found["window"]["near"] > 2 * found["window"]["far"]
+    assert found["linear"]["far"] < found["fused"]["far"] - 0.2
+
+
+def test_the_better_of_two_measurements_counts() -> None:
+    other = Device("a machine", {"float32": 2e11}, 1e9)
+    assert cost.better(MACHINE, other) == Device("a machine", {"float32": 2e11}, 1e10)
