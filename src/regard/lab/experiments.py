@@ -15,6 +15,7 @@ from regard.errors import RegardError
 from regard.lab.panels import Panel
 
 NAMES = (
+    "bottleneck",
     "scaling",
     "roles",
     "heads",

@@ -10,7 +10,7 @@ from regard.view.ink import SIZE, Ink, Sheet, save, sheet  # isort: skip
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, LogLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from regard.lab.experiments import Result
 from regard.lab.panels import Bars, Heat, Lines, Panel
@@ -102,10 +102,12 @@ def _draw_lines(page: Sheet, axes: Axes, panel: Lines, colours: dict[str, str]) 
         axes.xaxis.set_major_locator(LogLocator(base=4, numticks=12))
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())
+    elif all(float(x).is_integer() for line in panel.lines for x in line.x):
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if panel.log_y:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(base=10, numticks=6))
-        axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+        axes.yaxis.set_major_formatter(lambda y, _: _power(y))
         axes.yaxis.set_minor_locator(NullLocator())
     for line in panel.lines:
         colour = page.ink.faint if line.dashed else colours[line.label]
@@ -136,8 +138,8 @@ def _draw_bars(page: Sheet, axes: Axes, panel: Bars, colours: dict[str, str]) ->
     axes.set_xticks(range(len(panel.groups)), [page.write(g) for g in panel.groups])
     if sum(map(len, panel.groups)) > LETTERS:
         axes.tick_params(axis="x", labelrotation=25)
-        for label in axes.get_xticklabels():
-            label.set(ha="right", rotation_mode="anchor")
+        for tick in axes.get_xticklabels():
+            tick.set(ha="right", rotation_mode="anchor")
     axes.tick_params(axis="x", length=0)
     axes.set_ylabel(panel.y, **page.words(color=page.ink.faint))
     if panel.percent:
@@ -167,6 +169,16 @@ def _draw_heat(page: Sheet, axes: Axes, panel: Heat) -> None:
 def _signed(ink: Ink) -> Colormap:
     """From the colour of what is below 0, over that of the page, to that of what is above."""
     return LinearSegmentedColormap.from_list("signed", [ink.ahead, ink.page, ink.back])
+
+
+def _power(y: float) -> str:
+    """A power of ten as it is read most easily.
+
+    >>> _power(0.01), _power(1e-08), _power(1e6)
+    ('0.01', '$10^{-8}$', '$10^{6}$')
+    """
+    exponent = round(math.log10(y))
+    return f"{y:g}" if -4 < exponent < 5 else f"$10^{{{exponent}}}$"
 
 
 def _as_percent(axes: Axes) -> None:

@@ -9,9 +9,15 @@ from matplotlib.axes import Axes
 
 from regard.view.ink import SIZE, Sheet
 
-# Okabe and Ito's, in an order that keeps neighbours apart in lightness too.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f")
-ON_DARK = ("#56b4e9", "#f0803c", "#2fbf93", "#e09bc2", "#9cc9ff", "#f0b93a", "#a6a6a6")
+# Okabe and Ito's, in an order that keeps neighbours apart in lightness too; then some more.
+COLOURS = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8b5a2b", "#6a4fa3",
+    "#8f8f00", "#7f7f7f",
+)  # fmt: skip
+ON_DARK = (
+    "#56b4e9", "#f0803c", "#2fbf93", "#e09bc2", "#9cc9ff", "#f0b93a", "#c9a27e", "#b3a2e6",
+    "#c9c94a", "#a6a6a6",
+)  # fmt: skip
 """The same hues, light enough for words on a dark page."""
 APART = 0.062
 """The least distance of two names, as a share of a panel's height."""
