@@ -63,7 +63,7 @@ def main() -> None:
     }
     seen, patches = scene()
     sharp = int(seen["blocks.0.attention"].trace.weights()[0, :, 0].amax(-1).argmax())
-    picture = {"view_picture": Shot(f"view=picture&map=0&head={sharp}")}
+    picture = {"view_picture": Shot(f"view=picture&map=0&head={sharp}", height=800)}
     with tempfile.TemporaryDirectory() as folder:
         take(page(story, Path(folder) / "story.html").as_uri(), views)
         take(page(seen, Path(folder) / "scene.html", tokens=patches).as_uri(), picture)

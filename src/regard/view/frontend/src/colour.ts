@@ -111,7 +111,7 @@ export function percent(value: number): string {
   if (value === 0) return "0";
   if (value >= 0.9995 && value < 1.0005) return "100%";
   if (value >= 0.000001) return `${+(100 * value).toPrecision(3)}%`;
-  return value.toExponential(2);
+  return `${(100 * value).toExponential(2)}%`;
 }
 
 export function number(value: number): string {

@@ -6,6 +6,15 @@ import type { Source } from "./sources";
 import type { State } from "./state";
 import { largestIn, picture, rangeOf, type Held } from "./tiles";
 
+const MOST = 8;
+/** Cells that are seen one by one in a thumbnail, and stay sharp. */
+const SMALL = 48;
+
+/** How many heads stand side by side: as many in each row, where that can be. */
+function perRow(heads: number): number {
+  return Math.ceil(heads / Math.ceil(heads / MOST));
+}
+
 export class Overview {
   readonly root = el("section", { class: "overview", "aria-label": "Layers and heads" });
   private drawn = "";
@@ -75,7 +84,7 @@ export class Overview {
           el("span", { class: "path" }, info.name),
           el("span", { class: "place" }, `${size}${shared} · mask ${info.mask}`),
         ),
-        el("div", { class: "thumbs" }, ...thumbs),
+        el("div", { class: "thumbs", style: `--per: ${perRow(info.heads)}` }, ...thumbs),
       );
     });
     this.root.replaceChildren(...rows);
@@ -94,6 +103,7 @@ export class Overview {
       if (!image) return;
       canvas.width = image.width;
       canvas.height = image.height;
+      if (image.width <= SMALL) canvas.style.imageRendering = "pixelated";
       canvas.getContext("2d")!.drawImage(image, 0, 0);
       canvas.dataset["ready"] = "yes";
     } catch {
