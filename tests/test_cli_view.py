@@ -274,7 +274,7 @@ def test_a_model_reads(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
     told = []
 
     class Reader:
-        model = torch.nn.Identity()
+        model, card = torch.nn.Identity(), models.Card({})
 
         def run(self, text: str) -> Seen:
             told.append(text)

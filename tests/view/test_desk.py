@@ -17,7 +17,9 @@ from regard import RegardError
 from regard.view import desk as desks
 from regard.view.atlas import Atlas
 from regard.view.desk import Desk, known_models
+from regard.view.opening import first_view
 from regard.view.runs import Told
+from regard.view.showing import Wanted
 from regard.view.subjects import subject_of
 from regard.view.work import Tell, Work
 from tests.view import tiny_models
@@ -58,6 +60,20 @@ def test_a_model_reads_a_text(causal: str) -> None:
     assert keys is not None
     assert keys[0] == "<text>"
     assert "".join(keys[1:]) == TEXT
+
+
+def test_heads_that_the_card_names_are_told(causal: str, translator: str) -> None:
+    on = desk(causal)
+    on.models[translator] = "without a card"
+    assert on.about()["heads"] == []
+    assert read(on, TEXT, causal)["heads"] == [
+        {"kind": "induction", "map": 1, "head": 3},
+        {"kind": "previous", "map": 0, "head": 1},
+    ]
+    assert read(on, TEXT, translator)["heads"] == []
+    subject = subject_of([TEXT], causal)
+    assert first_view(subject, subject.atlas(), Wanted()) == "map=1&head=3"
+    assert first_view(subject, subject.atlas(), Wanted(layer="0", head="2")) == "head=2"
 
 
 def test_a_model_goes_on_in_the_same_map(causal: str) -> None:

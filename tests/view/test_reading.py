@@ -68,6 +68,10 @@ def test_a_typed_text_takes_the_place_of_the_one_before(open_page: Open, running
     until(tab, "!location.hash.includes('token=') && location.hash.includes('scale=row')")
     assert tab.locator("#regard-layer").input_value() == "1"
     assert tab.locator(".model").inner_text() == running.causal
+    tab.get_by_role("button", name="Induction").click()
+    until(tab, "document.querySelector('h2')?.textContent.includes('in head 3')")
+    tab.get_by_role("button", name="Previous token").click()
+    until(tab, "document.querySelector('#regard-layer').value === '0'")
     tab.reload()
     assert words(tab)[0] == "<text>"
     assert tab.get_by_label("Text", exact=True).first.input_value() == TEXT

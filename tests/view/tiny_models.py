@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -19,12 +20,23 @@ from regard.models import (
 from regard.models.folder import save
 from tests.models.tiny import tokenizer, tokenizer_file
 
+CARD = {
+    "heads": {
+        "previous": [{"layer": 0, "head": 1, "score": 0.4}, {"layer": 1, "head": 1, "score": 0.3}],
+        "first": [{"layer": 1, "head": 2, "score": 0.1}],
+        "induction": [{"layer": 1, "head": 3, "score": 0.7}],
+    }
+}
+"""What would be known of its heads, had it been trained."""
+
 
 def causal(folder: Path) -> str:
     """A folder with a causal model of two layers, as `regard.models.load` takes it."""
     torch.manual_seed(0)
     sizes = CausalConfig(vocabulary=len(tokenizer()), d_model=32, layers=2, heads=4, longest=64)
-    return _written(CausalModel(sizes), folder)
+    written = _written(CausalModel(sizes), folder)
+    (folder / "card.json").write_text(json.dumps(CARD))
+    return written
 
 
 def translator(folder: Path) -> str:

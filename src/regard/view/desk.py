@@ -10,7 +10,7 @@ from regard.models.opening import EMBEDDED, NAMES, load
 from regard.models.readers import Reader
 from regard.view.answers import Answers
 from regard.view.atlas import Atlas
-from regard.view.runs import SPELLING, Told, check_words, run
+from regard.view.runs import SPELLING, Told, check_words, known_heads, run
 from regard.view.subjects import Spelling, spelled
 from regard.view.work import Tell, Work
 
@@ -47,13 +47,19 @@ class Desk:
 
     def about(self) -> dict[str, Any]:
         """What a front end is told: the models, the text on the desk, and how far work is."""
-        number, _, told = self.now
+        number, answers, told = self.now
+        places = {of.name: place for place, of in enumerate(answers.atlas.maps)}
         return {
             "models": [{"name": name, "about": about} for name, about in self.models.items()],
             "edition": number,
             "text": told.text if len(told.text) <= SHOWN else "",
             "model": told.model,
             "wrote": told.wrote[:SHOWN],
+            "heads": [
+                {"kind": known.kind, "map": places[known.path], "head": known.head}
+                for known in told.heads
+                if known.path in places
+            ],
             "work": self.work.state(),
         }
 
@@ -75,12 +81,13 @@ class Desk:
     def _read(self, text: str, model: str, tokens: int, tell: Tell) -> None:
         tell("opening the model", 0, 0)
         if model == SPELLING:
-            atlas, wrote = _compared(text, tokens), ""
+            atlas, told = _compared(text, tokens), Told(text, model)
         else:
-            found = run(self._opened(model), text, tokens, tell)
-            atlas, wrote = found.atlas(model), found.wrote
+            reader = self._opened(model)
+            found = run(reader, text, tokens, tell)
+            atlas, told = found.atlas(model), Told(text, model, found.wrote, known_heads(reader))
         tell("drawing", 0, 0)
-        self.now = Edition(self.now.number + 1, Answers(atlas), Told(text, model, wrote))
+        self.now = Edition(self.now.number + 1, Answers(atlas), told)
 
     def _opened(self, model: str) -> Reader:
         """The model, which stays open until another is chosen."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
+from dataclasses import replace
 from urllib.parse import urlencode
 
 from regard.errors import RegardError
@@ -44,8 +45,8 @@ def _browser() -> bool:
 
 
 def first_view(subject: Subject, atlas: Atlas, wanted: Wanted) -> str:
-    """What the app shows first, as the end of its address: what the command named, else the
-    sharpest head of a short text.
+    """What the app shows first, as the end of its address: what the command named, else a head of
+    which it is known what it does, else the sharpest of a short text.
 
     >>> import regard, torch
     >>> x = torch.zeros(1, 2, 3, 4)
@@ -75,6 +76,9 @@ def _settled(subject: Subject, atlas: Atlas, wanted: Wanted) -> Wanted:
     if wanted.layer is not None or wanted.head is not None:
         named = chosen_head(subject, wanted, None)
         return named if wanted.head is not None else Wanted(named.layer, None, wanted.token)
+    if subject.told.heads:
+        _, path, head = subject.told.heads[0]
+        return replace(wanted, layer=path, head=str(head))
     if isinstance(subject.what, Trace) or max(max(m.shape[1:]) for m in atlas.maps) > SHORT:
         return wanted
     return chosen_head(subject, wanted, head_figures(subject.what))

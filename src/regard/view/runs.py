@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -24,13 +24,23 @@ Names = tuple[list[str], list[str]]
 """What the queries of a layer are called, and what its keys are."""
 
 
+class Known(NamedTuple):
+    """A head of which it is known what it does."""
+
+    kind: str
+    path: str
+    head: int
+
+
 @dataclass(frozen=True)
 class Told:
-    """What is known of a text that was read: what it says, who read it, and what that wrote."""
+    """What is known of a text that was read: what it says, who read it, what that wrote, and which
+    of its heads do what."""
 
     text: str = ""
     model: str = ""
     wrote: str = ""
+    heads: tuple[Known, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +112,20 @@ def _translated(reader: OwnTranslator, text: str, tokens: int, tell: Tell) -> Ru
     return Run(seen, target, names)
 
 
+def known_heads(reader: Reader) -> tuple[Known, ...]:
+    """For each thing that heads do, the head that does it most by the model's card: those of which
+    there is most to see first."""
+    if "heads" not in reader.card:
+        return ()
+    path = "decoder.{}.memory" if isinstance(reader, OwnTranslator) else "blocks.{}.attention"
+    measured = reader.card["heads"]
+    return tuple(
+        Known(kind, path.format(measured[kind][0]["layer"]), measured[kind][0]["head"])
+        for kind in KINDS
+        if kind in measured and measured[kind][0]["score"] >= PLAIN
+    )
+
+
 @contextmanager
 def counted(
     model: nn.Module, tokens: int, tell: Tell, *, reads_first: bool = True
@@ -142,5 +166,8 @@ def check_words(text: object, tokens: object) -> tuple[str, int]:
     return text, tokens
 
 
+KINDS = ("induction", "alignment", "previous", "first")
+PLAIN = 0.2
+"""The mean weight from which on it is plain what a head does."""
 MOST = 2000
 """Tokens that are written at once, at most."""

@@ -19,7 +19,7 @@ from regard.models.opening import EMBEDDED
 from regard.scores import Score
 from regard.traces import Trace
 from regard.view.choosing import read
-from regard.view.runs import SPELLING, Told, run
+from regard.view.runs import SPELLING, Told, known_heads, run
 from regard.view.showing import Subject
 from regard.view.spelling import vectors, words
 from regard.view.work import Tell
@@ -141,7 +141,8 @@ def _read(text: str, model: str, tell: Tell) -> Subject:
     reader = models.load(model)
     found = run(reader, text, 0, tell)
     subject = _subject(found.seen, f"{model} reads", repr(reader))
-    return replace(subject, told=Told(text, model, found.wrote), names=found.names)
+    told = Told(text, model, found.wrote, known_heads(reader))
+    return replace(subject, told=told, names=found.names)
 
 
 def _subject(seen: Seen, says: str, about: str) -> Subject:

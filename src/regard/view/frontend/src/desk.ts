@@ -16,6 +16,8 @@ export interface Desk {
   text: string;
   model: string;
   wrote: string;
+  /** Heads of which it is known what they do. */
+  heads: { kind: string; map: number; head: number }[];
   work: Work;
   /** Why a wish was not met at all. */
   refused?: string;

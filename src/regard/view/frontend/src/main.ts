@@ -151,7 +151,8 @@ class Shell {
         opening = null;
       }));
     source.outdated = () => void again();
-    return new ReadingBar(source, again).root;
+    const show = (map: number, head: number) => this.change({ map, head, set: [], layers: "one" });
+    return new ReadingBar(source, again, show).root;
   }
 
   private async reopen(): Promise<void> {

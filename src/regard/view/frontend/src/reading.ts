@@ -5,6 +5,12 @@ import { el } from "./dom";
 
 const OFTEN = 150;
 const TALL = 160;
+const KINDS: Record<string, [string, string]> = {
+  induction: ["Induction", "Looks at what followed, the last time this token was there"],
+  alignment: ["Alignment", "Looks at the token that is being written in other words"],
+  previous: ["Previous token", "Looks at the token before"],
+  first: ["First token", "Looks at the first token"],
+};
 const GONE =
   "the app does not answer\n  do: see whether regard view still runs where it was started";
 
@@ -33,11 +39,13 @@ export class ReadingBar {
   private spoken = el("div", { class: "unseen", role: "status" });
   private error = el("div", { class: "error", role: "alert", hidden: true });
   private wrote = el("p", { class: "note wrote", hidden: true });
+  private known = el("div", { class: "known", hidden: true });
   private about = new Map<string, string>();
 
   constructor(
     private reader: Reader,
     private opened: () => Promise<void>,
+    private show: (map: number, head: number) => void,
   ) {
     this.root = el(
       "form",
@@ -56,6 +64,7 @@ export class ReadingBar {
       this.spoken,
       this.error,
       this.wrote,
+      this.known,
     );
     this.root.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -96,8 +105,17 @@ export class ReadingBar {
     this.grow();
   }
 
-  /** What the model wrote. */
+  /** What the model wrote, and the heads of which it is known what they do. */
   private say(desk: Desk): void {
+    this.known.hidden = !desk.heads.length;
+    this.known.replaceChildren(
+      el("span", { class: "label" }, "What its heads do"),
+      ...desk.heads.map(({ kind, map, head }) => {
+        const [name, about] = KINDS[kind] ?? [kind, ""];
+        const go = () => this.show(map, head);
+        return el("button", { type: "button", title: about, onclick: go }, name);
+      }),
+    );
     this.wrote.hidden = !desk.wrote;
     this.wrote.replaceChildren("Wrote: ", el("bdi", {}, desk.wrote.slice(0, 400)));
   }
