@@ -57,7 +57,7 @@ def main() -> None:
         "view_map": Shot(here, point=place(story, layer, head, last, 1200 - 264, 760 - 47)),
         "view_dark": Shot(f"{here}&scale=row&query=50&key=50&span=60", theme="dark"),
         "view_text": Shot(f"view=text&{here}&token={last}"),
-        "view_overview": Shot(f"view=overview&{here}", fine=1),
+        "view_overview": Shot(f"view=overview&{here}", height=600, fine=1),
         "view_heads": Shot("view=heads"),
         "view_phone": Shot(f"{here}&query=20&key=14&span=16", 390, 780),
     }

@@ -40,6 +40,7 @@ READ = """places => {
 def shares(tab: Page, cells: list[tuple[int, int]], cell: int, n: int) -> list[float]:
     """Where the colour of each cell lies between the ends of the legend, from 0 to 1."""
     tab.mouse.move(0, 0)
+    tab.wait_for_selector(MAP)
     box = tab.locator(MAP).bounding_box()
     assert box
     zoom = min((box["width"] - 120) / n, (box["height"] - 104) / n, 48) * cell
@@ -53,7 +54,6 @@ def chosen(tab: Page, *names: str) -> None:
     """Choose, and wait for what is drawn then."""
     for name in names:
         tab.get_by_role("radio", name=name, exact=True).check()
-    tab.wait_for_timeout(250)
     tab.wait_for_selector(MAP)
 
 

@@ -163,11 +163,12 @@ export class Atlas implements Hands {
   }
 
   draw(): void {
-    if (!this.frame)
-      this.frame = requestAnimationFrame(() => {
-        this.frame = 0;
-        if (this.root.isConnected && this.root.clientWidth) this.paint();
-      });
+    if (this.frame) return;
+    this.canvas.dataset["ready"] = "no";
+    this.frame = requestAnimationFrame(() => {
+      this.frame = 0;
+      if (this.root.isConnected && this.root.clientWidth) this.paint();
+    });
   }
 
   private place(level: number, row: number, column: number): Place {
@@ -282,8 +283,10 @@ export class Atlas implements Hands {
     return undefined;
   }
 
-  private tell({ colours, strongest }: Cells): void {
-    const loading = this.visible.filter((held) => !held.tile && !held.failed).length;
+  private tell({ colours, strongest, facts }: Cells): void {
+    const unscaled = !facts && (colours.scale === "row" || colours.scale === "ratio");
+    const tiles = this.visible.filter((held) => !held.tile && !held.failed).length;
+    const loading = tiles + (unscaled ? 1 : 0);
     const drafts = this.visible.filter((held) => held.tile?.read);
     this.reading = {
       level: this.level,
