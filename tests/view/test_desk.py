@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 import time
 import weakref
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import regard
 from regard import RegardError
@@ -19,7 +22,7 @@ from regard.view.atlas import Atlas
 from regard.view.desk import Desk, known_models
 from regard.view.opening import first_view
 from regard.view.runs import Told
-from regard.view.showing import Wanted
+from regard.view.showing import Wanted, look, show
 from regard.view.subjects import subject_of
 from regard.view.work import Tell, Work
 from tests.view import tiny_models
@@ -60,6 +63,20 @@ def test_a_model_reads_a_text(causal: str) -> None:
     assert keys is not None
     assert keys[0] == "<text>"
     assert "".join(keys[1:]) == TEXT
+
+
+@pytest.mark.parametrize(
+    ("name", "maps", "kinds"),
+    [("regard-small", 8, {"induction", "previous"}), ("regard-king-james", 9, {"alignment"})],
+)
+def test_the_models_of_this_package_read_and_write(name: str, maps: int, kinds: set[str]) -> None:
+    on = desk()
+    about = read(on, "And the king said to the people, Do not be afraid.", name, 8)
+    assert about["work"]["state"] == "done", about["work"]
+    assert len(on.now.answers.atlas.maps) == maps
+    assert all(m.keys and m.queries for m in on.now.answers.atlas.maps)
+    assert about["wrote"].strip()
+    assert kinds <= {known["kind"] for known in about["heads"]}
 
 
 def test_heads_that_the_card_names_are_told(causal: str, translator: str) -> None:
@@ -142,6 +159,22 @@ def test_the_command_names_both_texts_too(translator: str) -> None:
     assert memory.keys == regard.models.load(translator).read("The cat")
     assert len(memory.queries or []) == memory.shape[1]
     assert (found.told.text, found.told.model) == ("The cat", translator)
+
+
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_the_terminal_names_both_texts(
+    tokens: int, translator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = regard.models.load(translator)
+    target = " ".join(["mat"] * tokens)
+    monkeypatch.setattr(type(reader), "generate", lambda self, text, most: target)
+    subject = subject_of(["The cat sat on the mat."], translator)
+    console = Console(width=120, record=True, file=StringIO())
+    show(look(subject, Wanted(layer="decoder.0.memory")), console)
+    said = console.export_text()
+    # Rows are what was written, columns what was read.
+    assert len(re.findall(r"^mat ", said, re.MULTILINE)) == tokens
+    assert "who looks at '<text>'" in said
 
 
 @pytest.mark.parametrize(

@@ -68,10 +68,15 @@ def named(atlas: Atlas, model: str, names: dict[str, Names]) -> Atlas:
     """The same atlas, with the name of the model and those of its places."""
     atlas.model = model or atlas.model
     for of in atlas.maps:
-        for path, (queries, keys) in names.items():
-            if fnmatch(of.name, path):
-                of.queries, of.keys = queries, keys
+        found = names_of(of.name, names)
+        if found is not None:
+            of.queries, of.keys = found
     return atlas
+
+
+def names_of(path: str, names: dict[str, Names]) -> Names | None:
+    """What the queries and keys of a layer are called, if that was said."""
+    return next((found for pattern, found in names.items() if fnmatch(path, pattern)), None)
 
 
 def run(reader: Reader, text: str, tokens: int, tell: Tell) -> Run:

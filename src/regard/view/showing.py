@@ -16,7 +16,7 @@ from regard.view.choosing import Choice, Head, choose, layer_of
 from regard.view.grid import head_grid
 from regard.view.heads import HeadFigures, head_figures
 from regard.view.labels import clean
-from regard.view.runs import Names, Told, named
+from regard.view.runs import Names, Told, named, names_of
 from regard.view.terminal import HeatMap, colourless, shading
 from regard.watching.seen import Seen
 
@@ -113,7 +113,7 @@ def show(this: Look, console: Console) -> None:
     console.print(HeatMap(chosen, plain))
     name = f"'{chosen.keys[this.place]}' ({subject.unit} {this.place + 1})"
     brightest = "" if plain else ", brightest where most"
-    if this.place >= chosen.shift:
+    if chosen.shift <= this.place < chosen.shift + len(chosen.queries):
         console.print(Text(f"\nwhat {name} looks at, in percent{brightest}", bold))
         console.print(shading(chosen, query=this.place - chosen.shift, plain=plain))
     console.print(Text(f"\nwho looks at {name}, in percent of what each gives", bold))
@@ -171,12 +171,19 @@ def pick(subject: Subject, wanted: Wanted) -> Choice:
     """The layer and the head that are wanted."""
     if isinstance(subject.what, Trace) and wanted.layer not in (None, "0"):
         raise RegardError("there is only one layer", got=f"--layer {wanted.layer}", accepted="0")
+    tokens, queries = subject.tokens, None
+    if isinstance(subject.what, Seen) and subject.names:
+        names = names_of(layer_of(subject.what, wanted.layer or 0)[1].path, subject.names)
+        if names is not None:
+            tokens = names[1]
+            queries = names[0] if names[0] != names[1] else None
     return choose(
         subject.what,
-        subject.tokens,
+        tokens,
         layer=wanted.layer or 0,
         head=_head(wanted.head),
         call=wanted.call,
+        queries=queries,
     )
 
 
