@@ -24,4 +24,5 @@ class Displayed:
         """What marimo asks for."""
         from regard.view.notebook import shown
 
-        return shown(self)
+        found = shown(self)
+        return repr(self) if found is self else found

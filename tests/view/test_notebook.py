@@ -121,6 +121,14 @@ def test_statistics_alone_are_a_grid() -> None:
     assert "<iframe" not in found["text/html"]
 
 
+@pytest.mark.parametrize("shape", [(0, 2, 3, 4), (1, 2, 0, 4)])
+def test_nothing_is_text(shape: tuple[int, ...]) -> None:
+    x = torch.zeros(shape)
+    t = regard.trace(x, x, x)
+    assert t._repr_mimebundle_() == {"text/plain": repr(t)}
+    assert t._display_() == repr(t)
+
+
 def test_ipython_in_a_terminal_gets_text(monkeypatch: pytest.MonkeyPatch) -> None:
     shell = SimpleNamespace(display_formatter=SimpleNamespace(active_types=["text/plain"]))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))

@@ -68,8 +68,12 @@ def shown(what: object) -> Any:
     """The widget, or HTML; what was given, if there is nothing to see but its text."""
     if not isinstance(what, Trace | Seen):
         raise RegardError("this cannot be shown", got=type(what).__name__, accepted="Trace or Seen")
-    if isinstance(what, Seen) and not any(len(layer.traces) for layer in what.values()):
-        return Html(_printed(head_grid(what))) if what else what
+    layers = [[what]] if isinstance(what, Trace) else [layer.traces for layer in what.values()]
+    first = [traces[0] for traces in layers if len(traces)]
+    if any(0 in trace.inputs.shape for trace in first):
+        return what
+    if not first:
+        return Html(_printed(head_grid(what))) if layers else what
     if not BUNDLE.exists():
         return _in_letters(what)
     if installed():
