@@ -35,7 +35,7 @@ from regard.watching.seen import Seen
 
 WIDTH = 64
 PAGES = Path(__file__).with_name("viewer_pages.py")
-PATIENCE = {1024: 120, 2048: 30, 16384: 240}
+PATIENCE = {1024: 120, 2048: 35, 16384: 240}
 """Seconds after which a page of so many tokens is given up."""
 Row = dict[str, Any]
 
