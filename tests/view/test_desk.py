@@ -22,7 +22,7 @@ from regard.view.atlas import Atlas
 from regard.view.desk import Desk, known_models
 from regard.view.opening import first_view
 from regard.view.runs import Told
-from regard.view.showing import Wanted, look, show
+from regard.view.showing import Wanted, drawn, look, show
 from regard.view.subjects import subject_of
 from regard.view.work import Tell, Work
 from tests.view import tiny_models
@@ -175,6 +175,18 @@ def test_the_terminal_names_both_texts(
     # Rows are what was written, columns what was read.
     assert len(re.findall(r"^mat ", said, re.MULTILINE)) == tokens
     assert "who looks at '<text>'" in said
+
+
+def test_a_picture_names_both_texts(translator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type(regard.models.load(translator))
+    monkeypatch.setattr(kind, "generate", lambda self, text, most: "mat cat")
+    subject = subject_of(["The cat"], translator)
+    axes = drawn(look(subject, Wanted(layer="decoder.0.memory"))).axes[0]
+    rows = [label.get_text() for label in axes.get_yticklabels()]
+    columns = [label.get_text() for label in axes.get_xticklabels()]
+    assert (rows, columns) == (["mat", "cat", "<text>"], ["The", "cat", "<text>"])
+    with pytest.raises(RegardError, match="arcs are drawn over one text"):
+        drawn(look(subject, Wanted(layer="decoder.0.memory", token="cat")))
 
 
 @pytest.mark.parametrize(

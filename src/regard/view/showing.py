@@ -137,9 +137,16 @@ def drawn(this: Look) -> Any:
             accepted="--kind heads or entropy",
         )
     at: dict[str, Any] = {"head": "mean", "title": chosen.name, "dark": wanted.dark}
+    ends = chosen.keys[len(chosen.keys) - len(chosen.queries) :]
+    apart = None if chosen.queries == ends else chosen.queries
+    if wanted.kind == "arcs" and apart is not None:
+        raise RegardError(
+            "arcs are drawn over one text",
+            got=f"{chosen.name}, whose queries and keys are of two",
+            accepted="--kind map",
+        )
     if wanted.kind == "arcs":
         return picture.arcs(chosen.trace, chosen.keys, this.place, **at)
-    apart = chosen.queries if len(chosen.queries) > len(chosen.keys) else None
     return picture.heat_map(chosen.trace, chosen.keys, queries=apart, **at)
 
 
