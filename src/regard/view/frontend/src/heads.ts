@@ -1,6 +1,5 @@
 /** Every head in a table: sorted by a number, filtered by what heads are known to do. */
 
-import { number, percent } from "./colour";
 import { download, el } from "./dom";
 import type { Index, Statistics } from "./format";
 import type { Source } from "./sources";
@@ -40,6 +39,12 @@ const KINDS: [string, string, (row: Row, most: number) => boolean][] = [
     ({ figures }, most) => (figures["entropy"] ?? 0) > 0.8 * most,
   ],
 ];
+
+/** As many digits in every row, so that columns can be read down. */
+function written(figure: number | undefined, { share }: Column): string {
+  if (figure === undefined) return "–";
+  return share ? `${(100 * figure).toFixed(1)}%` : figure.toFixed(2);
+}
 
 /** The table as it is seen: filtered and in its order. */
 function save(rows: Row[], columns: Column[]): void {
@@ -159,14 +164,10 @@ export class HeadsView {
             { class: "figure" },
             el("span", {
               class: "bar",
-              style: `width:${Math.round(100 * share)}%`,
+              style: `width:calc(${share.toFixed(3)} * (100% - 16px))`,
               "aria-hidden": "true",
             }),
-            el(
-              "span",
-              {},
-              figure === undefined ? "–" : column.share ? percent(figure) : number(figure),
-            ),
+            el("span", {}, written(figure, column)),
           );
         }),
       );
