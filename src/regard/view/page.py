@@ -156,7 +156,8 @@ def chosen_levels(atlas: Atlas, limit: int | None) -> list[int]:
     if limit is not None and limit < 0:
         raise RegardError("limit= counts bytes", got=str(limit), accepted="0 or more")
     room = BASE + EACH * longest if limit is None else limit
-    if limit is None and any(isinstance(m.keys, Patches) for m in atlas.maps):
+    texts = [text for m in atlas.maps for text in (m.keys, m.queries)]
+    if limit is None and any(isinstance(text, Patches) for text in texts):
         room = max(room, PICTURED)
     for shift in range(64):
         # Every map is as fine as the others: the same number of pairs in a cell.
