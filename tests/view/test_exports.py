@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from regard.view import tiles
 from regard.view.app import App
 from regard.view.page import page as write_page
 from regard.watching.seen import Seen
@@ -113,6 +114,23 @@ def test_numbers_of_a_part_that_is_seen_pooled(open_page: Open, tmp_path: Path) 
     # Pooled cells are kept in steps, down to a millionth of the largest.
     sure = mean > most.max() * 1e-5
     torch.testing.assert_close(found["mean"][sure], mean[sure], rtol=0.03, atol=0)
+    torch.testing.assert_close(found["max"][sure], most[sure], rtol=0.03, atol=0)
+
+
+def test_numbers_wait_until_drafts_are_read_in_full(
+    open_page: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "PAIRS", 1 << 16)
+    what = seen(900)
+    with App(what) as app:
+        tab = open_page(app.url)
+        tab.wait_for_selector(MAP)
+        assert "Draft: 1 of 2 rows" in tab.locator(".legend").inner_text()
+        found, about = tensors(saved(tab, "safetensors", tmp_path))
+        assert "Draft" not in tab.locator(".legend").inner_text()
+    assert (about["cell"], about["key_tokens"]) == ("2", "null")
+    most = torch.nn.functional.max_pool2d(weights(what, 0, 0)[None], 2)[0]
+    sure = most > 1e-5
     torch.testing.assert_close(found["max"][sure], most[sure], rtol=0.03, atol=0)
 
 
