@@ -49,6 +49,7 @@ class Shot:
 def main() -> None:
     reader = models.load(MODEL)
     story = reader.run(STORY)
+    story.model = MODEL
     words = [token.strip() for token in reader.read(STORY)]
     layer, head = repeating(story, words)
     here = f"map={layer}&head={head}"
