@@ -18,6 +18,7 @@ NAMES = (
     "bottleneck",
     "scaling",
     "roles",
+    "words",
     "heads",
     "reach",
     "order",

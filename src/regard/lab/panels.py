@@ -62,6 +62,25 @@ class Heat(Panel):
     """Colours that differ below and above 0."""
 
 
+@dataclass(frozen=True)
+class Point:
+    """A word at a place (x, y); `start` is where an arrow to it begins."""
+
+    label: str
+    at: Sequence[float]
+    group: str
+    start: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class Points(Panel):
+    """Words at their places. Points of one group share a colour."""
+
+    x: str
+    y: str
+    points: Sequence[Point]
+
+
 def smoothed(values: Sequence[float], points: int = 60) -> tuple[list[float], list[float]]:
     """What happened at every step, as a line: means over equal runs, at the last step of each.
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 from regard.lab.experiments import Result
-from regard.lab.panels import Bars, Heat, Lines, Panel
+from regard.lab.panels import Bars, Heat, Lines, Panel, Points
 from regard.view.line_ends import COLOURS, ON_DARK, End, name_ends
 
 __all__ = ["lab_picture", "panel_picture", "save"]
@@ -23,6 +23,8 @@ ACROSS = 3
 WIDTH, HEIGHT = 3.5, 2.5
 """Inches of a panel."""
 APART = 0.09
+NUMBERED = 10
+"""The most bars that have room for their numbers."""
 LETTERS = 34
 """The most that the names of groups of bars may have together to stand side by side."""
 
@@ -69,6 +71,8 @@ def _colours(result: Result, dark: bool) -> dict[str, str]:
             labels |= {line.label: None for line in panel.lines if not line.dashed}
         if isinstance(panel, Bars):
             labels |= dict.fromkeys(panel.series)
+        if isinstance(panel, Points):
+            labels |= {point.group: None for point in panel.points}
     return dict(zip(labels, cycle(ON_DARK if dark else COLOURS), strict=False))
 
 
@@ -94,6 +98,8 @@ def _draw(page: Sheet, axes: Axes, panel: Panel, colours: dict[str, str]) -> Non
         _draw_lines(page, axes, panel, colours)
     if isinstance(panel, Bars):
         _draw_bars(page, axes, panel, colours)
+    if isinstance(panel, Points):
+        _draw_points(page, axes, panel, colours)
 
 
 def _draw_lines(page: Sheet, axes: Axes, panel: Lines, colours: dict[str, str]) -> None:
@@ -132,12 +138,14 @@ def _draw_bars(page: Sheet, axes: Axes, panel: Bars, colours: dict[str, str]) ->
         at = [group - 0.4 + (i + 0.5) * wide for group in range(len(panel.groups))]
         axes.bar(at, values, wide * 0.92, color=colours[label], label=page.write(label))
         for x, value in zip(at, values, strict=True):
+            if len(panel.series) * len(panel.groups) > NUMBERED:
+                break
             text = f"{value:.0%}" if panel.percent else f"{value:.3g}"
             axes.annotate(text, (x, value), xytext=(0, 2), textcoords="offset points",
                           ha="center", **page.words(fontsize=SIZE - 2))  # fmt: skip
     axes.set_xticks(range(len(panel.groups)), [page.write(g) for g in panel.groups])
     if sum(map(len, panel.groups)) > LETTERS:
-        axes.tick_params(axis="x", labelrotation=25)
+        axes.tick_params(axis="x", labelrotation=25 if len(panel.groups) < 9 else 60)
         for tick in axes.get_xticklabels():
             tick.set(ha="right", rotation_mode="anchor")
     axes.tick_params(axis="x", length=0)
@@ -179,6 +187,23 @@ def _power(y: float) -> str:
     """
     exponent = round(math.log10(y))
     return f"{y:g}" if -4 < exponent < 5 else f"$10^{{{exponent}}}$"
+
+
+def _draw_points(page: Sheet, axes: Axes, panel: Points, colours: dict[str, str]) -> None:
+    for point in panel.points:
+        colour, (x, y) = colours[point.group], point.at
+        if point.start is not None:
+            axes.annotate("", (x, y), (point.start[0], point.start[1]), arrowprops={
+                "arrowstyle": "->", "color": page.ink.faint, "linewidth": 0.8, "shrinkA": 3,
+                "shrinkB": 3})  # fmt: skip
+        axes.plot(x, y, "o", color=colour, markersize=4)
+        axes.annotate(page.label(point.label), (x, y), xytext=(0, 4 if point.start is None else -4),
+                      textcoords="offset points", ha="center",
+                      va="bottom" if point.start is None else "top",
+                      **page.words(color=colour, fontsize=SIZE - 1))  # fmt: skip
+    axes.margins(0.22)
+    axes.set_xlabel(panel.x, **page.words(color=page.ink.faint))
+    axes.set_ylabel(panel.y, **page.words(color=page.ink.faint))
 
 
 def _as_percent(axes: Axes) -> None:
