@@ -163,6 +163,24 @@ def test_a_page_offers_no_page(open_page: Open, short_page: str) -> None:
     assert kinds == ["PNG", "SVG", "CSV", "safetensors"]
 
 
+def test_all_heads_on_one_sheet(open_page: Open, short_page: str, tmp_path: Path) -> None:
+    tab = open_page(f"{short_page}#view=overview")
+    for kind in ("PNG", "SVG"):
+        with tab.expect_download() as waiting:
+            tab.get_by_role("button", name="Save …").click()
+            tab.get_by_role("menuitem", name=kind).click()
+        waiting.value.save_as(tmp_path / waiting.value.suggested_filename)
+    assert (tmp_path / "Toy-heads.png").read_bytes().startswith(b"\x89PNG")
+    drawn = ElementTree.parse(tmp_path / "Toy-heads.svg").getroot()
+    pictures = {image.get("href") for image in drawn.iter(f"{SVG}image")}
+    assert len(pictures) == 8  # Every head has another map.
+    words = [text.text for text in drawn.iter(f"{SVG}text")]
+    assert [word for word in words if (word or "").startswith("layers.")] == [
+        "layers.0.attn",
+        "layers.1.attn",
+    ]
+
+
 def test_the_menu_is_used_by_keys(open_page: Open, short_page: str) -> None:
     tab = open_page(short_page)
     tab.wait_for_selector(MAP)

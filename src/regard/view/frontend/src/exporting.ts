@@ -68,7 +68,8 @@ export function deeds(atlas: Atlas, index: Index, source: Source, state: () => S
   return made;
 }
 
-const safe = (name: string) => name.replace(/[^\w.-]+/g, "-").slice(0, 60);
+/** A name that every file system takes. */
+export const safe = (name: string) => name.replace(/[^\w.-]+/g, "-").slice(0, 60);
 
 function fileName(index: Index, { map, head }: State): string {
   return `${safe(index.maps[map]!.name)}-head-${head}`;
@@ -83,7 +84,7 @@ export function title(index: Index, { map, head }: State, which = `head ${head}`
     .join(" · ");
 }
 
-function pixels(drawing: Drawing): Promise<Blob> {
+export function pixels(drawing: Drawing): Promise<Blob> {
   return new Promise((done, fail) => {
     toCanvas(drawing, FINE).toBlob(
       (blob) => (blob ? done(blob) : fail(new Error("the browser made no picture"))),

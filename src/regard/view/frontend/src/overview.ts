@@ -1,7 +1,12 @@
 /** Layers × heads: each thumbnail is a map of the whole text. */
 
-import { el } from "./dom";
+import { download, el } from "./dom";
+import { pixels, safe } from "./exporting";
+import { inksOf } from "./figure";
 import { topLevel, type Index } from "./format";
+import { Menu, type Deed } from "./menu";
+import { toSvg, type Drawing } from "./shapes";
+import { sheet, type Row } from "./sheet";
 import type { Source } from "./sources";
 import type { State } from "./state";
 import { largestIn, picture, rangeOf, type Held } from "./tiles";
@@ -87,19 +92,12 @@ export class Overview {
         el("div", { class: "thumbs", style: `--per: ${perRow(info.heads)}` }, ...thumbs),
       );
     });
-    this.root.replaceChildren(...rows);
+    this.root.replaceChildren(this.saving(), ...rows);
   }
 
   private async paint(canvas: HTMLCanvasElement, map: number, head: number): Promise<void> {
-    const info = this.index.maps[map]!;
-    const level = Math.max(topLevel(info), this.source.finest(map));
-    const place = { map, head, level, row: 0, column: 0, quantity: "weight" };
     try {
-      const tile = await this.source.tile(place);
-      const held: Held = { place, tile, failed: null, picture: null, colours: "", refining: false };
-      const { pool } = this.state();
-      const range = rangeOf(largestIn([held], info, { pool, scale: "log" }, null), "log");
-      const image = picture(held, info, { theme: this.theme(), pool, scale: "log", range }, null);
+      const image = await this.image(map, head);
       if (!image) return;
       canvas.width = image.width;
       canvas.height = image.height;
@@ -109,5 +107,55 @@ export class Overview {
     } catch {
       canvas.dataset["ready"] = "failed";
     }
+  }
+
+  /** The whole map of a head as one picture; none, if it is empty. */
+  private async image(
+    map: number,
+    head: number,
+    signal?: AbortSignal,
+  ): Promise<HTMLCanvasElement | null> {
+    const info = this.index.maps[map]!;
+    const level = Math.max(topLevel(info), this.source.finest(map));
+    const place = { map, head, level, row: 0, column: 0, quantity: "weight" };
+    const tile = await this.source.tile(place, signal);
+    const held: Held = { place, tile, failed: null, picture: null, colours: "", refining: false };
+    const { pool } = this.state();
+    const range = rangeOf(largestIn([held], info, { pool, scale: "log" }, null), "log");
+    return picture(held, info, { theme: this.theme(), pool, scale: "log", range }, null);
+  }
+
+  /** All heads as a drawing. */
+  private async drawing(signal: AbortSignal): Promise<Drawing> {
+    const rows: Row[] = [];
+    for (const [map, info] of this.index.maps.entries()) {
+      const heads = Array.from({ length: info.heads }, (_, head) => this.image(map, head, signal));
+      const about = `${info.queries} × ${info.keys} · mask ${info.mask}`;
+      const across = perRow(info.heads);
+      rows.push({ name: info.name, about, across, heads: await Promise.all(heads) });
+    }
+    const what = "each map by its own largest weight, on a logarithmic scale";
+    const title = [this.index.model, what].filter(Boolean).join(" · ");
+    return sheet(title, rows, inksOf(this.root));
+  }
+
+  private saving(): HTMLElement {
+    const name = `${safe(this.index.model || "regard")}-heads`;
+    const deeds: Deed[] = [
+      {
+        name: "PNG",
+        about: "a picture",
+        act: async (signal) => download(`${name}.png`, await pixels(await this.drawing(signal))),
+      },
+      {
+        name: "SVG",
+        about: "a drawing",
+        act: async (signal) => {
+          const text = toSvg(await this.drawing(signal));
+          download(`${name}.svg`, new Blob([text], { type: "image/svg+xml" }));
+        },
+      },
+    ];
+    return el("div", { class: "ask" }, new Menu("Save …", deeds).root);
   }
 }
