@@ -35,9 +35,20 @@ from regard.watching.seen import Seen
 
 WIDTH = 64
 PAGES = Path(__file__).with_name("viewer_pages.py")
-PATIENCE = {1024: 120, 2048: 35, 16384: 240}
-"""Seconds after which a page of so many tokens is given up."""
+PATIENCE = {1024: 120, 2048: 35}
+"""Seconds after which a peer's page of so many tokens is given up."""
 Row = dict[str, Any]
+Taken = tuple[float, float]
+
+
+class Clock:
+    """Seconds by the clock, and of the CPU for this process, which depend less on others."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter(), time.process_time()
+
+    def taken(self) -> Taken:
+        return time.perf_counter() - self.start[0], time.process_time() - self.start[1]
 
 
 def seen(n: int, heads: int = HEADS) -> Seen:
@@ -74,16 +85,17 @@ def pages(cases: list[tuple[str, int]], peers: str) -> list[Row]:
     rows: list[Row] = []
     for tool, n in cases:
         python = sys.executable if tool == "regard" else peers
-        found = one_page([python, str(PAGES), tool, str(n)], PATIENCE[n])
+        patience = None if tool == "regard" else PATIENCE[n]
+        found = one_page([python, str(PAGES), tool, str(n)], patience)
         version = found.pop("version", "")
         rows.append({"tokens": n, "tool": f"{tool} {version}".strip(), **found})
         print(rows[-1], flush=True)
     return rows
 
 
-def one_page(command: list[str], patience: float) -> Row:
+def one_page(command: list[str], patience: float | None) -> Row:
     """What a page took, or how far it got."""
-    nothing = dict.fromkeys(("page MB", "page seconds", "forward seconds"))
+    nothing = dict.fromkeys(("page MB", "page seconds", "of the CPU", "forward seconds"))
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         try:
             out, err = running.communicate(timeout=patience)
@@ -103,12 +115,12 @@ def rounded(value: Any) -> Any:
     return round(value, 2) if isinstance(value, float) else value
 
 
-def peak_of(process: int) -> float | None:
+def peak_of(process: int) -> int | None:
     """The most memory that a process has held so far, in MB, where the system says so."""
     status = Path(f"/proc/{process}/status")
     lines = status.read_text().splitlines() if status.exists() else []
-    peaks = [float(line.split()[1]) / 1e3 for line in lines if line.startswith("VmHWM")]
-    return round(peaks[0], 1) if peaks else None
+    peaks = [int(line.split()[1]) // 1000 for line in lines if line.startswith("VmHWM")]
+    return peaks[0] if peaks else None
 
 
 @contextmanager
@@ -128,28 +140,28 @@ def browser() -> Iterator[Any]:
 
 def app(n: int, heads: int) -> list[Row]:
     """From a trace to the first map, and the slowest of the tiles at each level."""
-    start = time.perf_counter()
+    start = Clock()
     what = seen(n, heads)
-    rows = [row("the forward pass, before the app", [time.perf_counter() - start])]
+    rows = [row("the forward pass, before the app", [start.taken()])]
     words = [f" word{i % 977}" for i in range(n)]
     with browser() as tab:
-        start = time.perf_counter()
+        start = Clock()
         with App(what, tokens=words) as running:
             if tab is not None:
                 tab.goto(running.url)
                 tab.wait_for_selector("canvas.map[data-ready=yes]", timeout=120_000)
-                rows.append(row("first map visible in Chromium", [time.perf_counter() - start]))
+                rows.append(row("first map visible in Chromium", [start.taken()]))
                 tab.close()
             rows += questions(running.url, n, heads)
     return rows
 
 
 def questions(url: str, n: int, heads: int) -> list[Row]:
-    def ask(path: str) -> float:
-        before = time.perf_counter()
+    def ask(path: str) -> Taken:
+        start = Clock()
         with urllib.request.urlopen(url + path) as answer:
             answer.read()
-        return time.perf_counter() - before
+        return start.taken()
 
     rows = []
     for level in range(levels(n, n), -1, -1):
@@ -168,8 +180,15 @@ def questions(url: str, n: int, heads: int) -> list[Row]:
     return rows
 
 
-def row(what: str, times: list[float]) -> Row:
-    return {"what": what, "seconds": round(median(times), 3), "slowest": round(max(times), 3)}
+def row(what: str, times: list[Taken]) -> Row:
+    clock, cpu = zip(*times, strict=True)
+    return {
+        "what": what,
+        "seconds": round(median(clock), 3),
+        "slowest": round(max(clock), 3),
+        "of the CPU": round(median(cpu), 3),
+        "most of the CPU": round(max(cpu), 3),
+    }
 
 
 def main() -> None:

@@ -75,15 +75,16 @@ def main() -> None:
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         write = {"regard": regard, "bertviz": bertviz, "circuitsvis": circuitsvis}[tool](ids, words)
-        read = time.perf_counter()
+        read, used = time.perf_counter(), time.process_time()
         path = Path(folder) / "page.html"
         write(path)
         done = {
             "version": importlib.metadata.version(tool),
             "forward seconds": read - start,
             "page seconds": time.perf_counter() - read,
+            "of the CPU": time.process_time() - used,
             "page MB": path.stat().st_size / 1e6,
-            "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+            "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000,
         }
     print(json.dumps(done))
 

@@ -12,6 +12,7 @@ import torch
 
 from regard.errors import RegardError
 from regard.view.atlas import Atlas
+from regard.view.cores import one_core
 from regard.view.page import document
 from regard.view.raw import raw
 from regard.view.tiles import CancelledError, Go, tile
@@ -100,6 +101,7 @@ class Answers:
         key = int(asked["key"])
         return self._line(asked, range(Q), range(key, key + 1), go)
 
+    @one_core()
     def _line(self, asked: Asked, queries: range, keys: range, go: Go) -> bytes:
         """One row or column of the map, the mean over some heads."""
         of = self.atlas[int(asked["map"])]
@@ -111,6 +113,7 @@ class Answers:
             total += of.weights(head, queries, keys).flatten().nan_to_num(0.0)
         return raw(total / len(heads))
 
+    @one_core()
     def _cell(self, asked: Asked, go: Go) -> bytes:
         of = self.atlas[int(asked["map"])]
         head, query, key = (int(asked[name]) for name in ("head", "query", "key"))

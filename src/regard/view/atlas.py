@@ -21,6 +21,7 @@ from regard.backends.contract import Rows
 from regard.errors import RegardError
 from regard.masks.algebra import EMPTY, Mask, Tiles
 from regard.traces import Trace
+from regard.view.cores import one_core
 from regard.view.joining import joined, let_go
 from regard.view.patches import Patches
 from regard.view.quantities import QUANTITIES, quantity_of
@@ -156,6 +157,7 @@ class Map:
         low, high = int(shown[0]), int(shown[-1])
         return range(keys.start + low * step, min(keys.start + (high + 1) * step, keys.stop))
 
+    @one_core()
     @torch.no_grad()
     def statistics(self) -> dict[str, list[float]]:
         """What can be said of each head without walking the pairs: means over its queries."""
