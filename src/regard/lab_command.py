@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from regard.errors import RegardError
 from regard.lab.experiments import NAMES, Result, experiment
 from regard.watching.memory import shown
 
@@ -38,6 +39,7 @@ def lab(
         console.print(_listed())
         return
     chosen = experiment(name)
+    _make(out)
     # Imported before the work: matplotlib is an extra, and may be missing.
     from regard.view import lab_page, lab_picture
 
@@ -53,7 +55,6 @@ def lab(
         )  # fmt: skip
     took = time.perf_counter() - began
     console.print(_told(result))
-    out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{name}.{kind}" for kind in ("png", "html", "json")]
     lab_picture.save(lab_picture.lab_picture(result), paths[0])
     lab_page.lab_page(result, paths[1])
@@ -61,6 +62,18 @@ def lab(
     for path in paths:
         console.print(Text(f"wrote {path} ({shown(path.stat().st_size)})"), soft_wrap=True)
     console.print(Text(f"took {took:.0f} s"))
+
+
+def _make(folder: Path) -> None:
+    """Before the work, which would be lost with it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RegardError(
+            "the folder for the results cannot be made",
+            got=f"{folder}: {error.strerror}",
+            do="name another with --out",
+        ) from None
 
 
 def _listed() -> Table:

@@ -90,6 +90,19 @@ def test_the_command_lists_runs_and_writes(
     assert json.loads((tmp_path / "scaling.json").read_text())["claim"] == scaling.ABOUT.claim
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = CliRunner().invoke(cli.app, ["lab", "scaling", "-o", str(tmp_path / "file")])
+    assert done.exit_code == 2
+    assert "the folder for the results cannot be made" in done.output
+    assert "name another with --out" in done.output
+
+
+def test_numbers_that_are_not_finite_are_null(result: Result) -> None:
+    odd = replace(result, numbers={"far": [float("inf"), 1.0], "unknown": {"x": float("nan")}})
+    assert json.loads(odd.json())["numbers"] == {"far": [None, 1.0], "unknown": {"x": None}}
+
+
 def test_the_page_needs_nothing_else(result: Result, tmp_path: Path) -> None:
     page = lab_page(result, tmp_path / "page.html").read_text("utf-8")
     assert not re.search(r"https?://|<script|<link|@import", page)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -91,7 +92,7 @@ class Result:
         return f"{'Not all of it' if some else 'None of it'} is supported: {which}."
 
     def json(self) -> str:
-        """The claim, the verdict and the numbers."""
+        """The claim, the verdict and the numbers; what is not finite is null."""
         whole = {
             "experiment": self.about.name,
             "claim": self.about.claim,
@@ -99,12 +100,20 @@ class Result:
             "answer": self.answer,
             "checks": [check._asdict() for check in self.checks],
             "settings": dict(self.settings),
-            "numbers": dict(self.numbers),
+            "numbers": _plain(self.numbers),
         }
-        return json.dumps(whole, indent=1, ensure_ascii=False)
+        return json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False)
 
     def __repr__(self) -> str:
         return f"{self.verdict} {self.answer}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, (tuple, list)) else value
 
 
 @dataclass(frozen=True)

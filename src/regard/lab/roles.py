@@ -49,7 +49,7 @@ ABOUT = About(
         "themselves: are two enough?",
         "Narrow the vectors (width=16), so that there are more words than numbers to tell them "
         "apart: which of the three still finds its word?",
-        "Take the rotary positions out of Attention.forward: what becomes of “before”?",
+        "Take the rotary positions out of Reader.roles: what becomes of “before”?",
     ),
     full={"steps": 3000, "width": 64, "batch": 128},
 )
