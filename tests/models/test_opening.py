@@ -49,6 +49,7 @@ def test_a_folder_of_transformers_has_the_same_face(tmp_path: Path) -> None:
     seen = reader.run(TEXT)
     assert list(seen) == ["model.layers.0.self_attn", "model.layers.1.self_attn"]
     assert seen.tokens == reader.read(TEXT)
+    assert seen.model == reader.name
     told = reader.generate(TEXT, 5, temperature=0)
     ids = reader.ids(TEXT)
     with torch.no_grad():

@@ -46,7 +46,7 @@ class Reader:
         ids = self.ids(text)
         with watch(self.model, keep=keep, layers=layers) as seen:
             self.model(ids)
-        seen.tokens = self._spelled(ids[0].tolist())
+        seen.model, seen.tokens = self.name, self._spelled(ids[0].tolist())
         return seen
 
     def generate(
@@ -134,6 +134,7 @@ class OwnTranslator(OwnReader):
             written = self.targets(target)
         with watch(self.model, keep=keep, layers=layers) as seen:
             self.model(self.ids(text), written[:, :-1])
+        seen.model = self.name
         return seen
 
     def generate(

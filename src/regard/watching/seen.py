@@ -178,7 +178,7 @@ class Seen(Displayed, Mapping[str, Layer]):
 
     def __init__(self, model: str = "") -> None:
         self.model = model
-        """The class of the model."""
+        """The name the model was loaded by, or its class."""
         self._tokens: Tokens | Callable[[], Tokens | None] | None = None
         self._layers: dict[str, Layer] = {}
 
