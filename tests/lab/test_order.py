@@ -26,7 +26,7 @@ def test_only_without_positions_a_layer_is_a_function_of_a_set(kind: str) -> Non
 )  # fmt: skip
 def test_which_positions_tell_what_came_first(kind: str, mask: Mask | None, can: bool) -> None:
     with seeded(0):
-        right = order.told_apart(kind, mask, 80, lambda: None)
+        right = order.told_apart(kind, mask, 70, lambda: None)
     assert right > 0.9 if can else 0.4 < right < 0.6
 
 

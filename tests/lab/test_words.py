@@ -67,9 +67,10 @@ def test_pairs_lie_within_the_window_and_every_neighbour_is_one() -> None:
 
 
 def test_words_and_arrows_are_drawn_at_their_places(result: Any) -> None:
-    from regard.view.lab_picture import lab_picture
+    from regard.view.lab_picture import panel_picture
 
-    axes = next(a for a in lab_picture(result).axes if a.get_title(loc="left") == "Men and women")
+    panel = next(panel for panel in result.panels if panel.title == "Men and women")
+    (axes,) = panel_picture(result, panel).axes
     drawn = {text.get_text(): text.xy for text in axes.texts if text.get_text()}
     assert set(drawn) == {word for pair in words.COUPLES for word in pair}
     assert drawn["queen"] == pytest.approx(result.numbers["plane"]["queen"])

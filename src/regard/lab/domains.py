@@ -121,7 +121,7 @@ def patches(pictures: Float[Tensor, "b s s"]) -> Float[Tensor, "b n p"]:
 def of_pictures(steps: int, done: Callable[[], None]) -> dict[str, Any]:
     """Accuracy on new digits, and where the class token looks."""
     model = Digits()
-    drawn, digits = draw(3000)
+    drawn, digits = draw(min(3000, 48 * steps))
 
     def loss() -> Tensor:
         some = torch.randint(len(drawn), (48,))

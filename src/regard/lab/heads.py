@@ -131,22 +131,21 @@ class Windows:
         cut = len(corpus.ids) * 9 // 10
         self.learned, self.held = corpus.ids[:cut], corpus.ids[cut:]
         self.held_text = self._cut(self.held, 256)
-        self.twice = self.said(64, self.half)
+        self.twice = self.said(torch.full((64,), self.half))
 
     def draw(self) -> Int[Tensor, "b n"]:
         """A batch to learn from."""
-        periods = torch.randint(self.half // 2, self.half + 1, (self.repeated,)).tolist()
-        said = [self.said(1, period) for period in periods]
-        return torch.cat([self._cut(self.learned, self.plain), *said])
+        periods = torch.randint(self.half // 2, self.half + 1, (self.repeated,))
+        return torch.cat([self._cut(self.learned, self.plain), self.said(periods)])
 
     def _cut(self, ids: Int[Tensor, "all"], count: int) -> Int[Tensor, "b n"]:
         starts = torch.randint(len(ids) - self.length, (count, 1))
         return ids[starts + torch.arange(self.length + 1)]
 
-    def said(self, count: int, period: int) -> Int[Tensor, "b n"]:
-        """Different words, and the same again until the window is full."""
-        words = torch.rand(count, len(self.corpus.names) - 1).argsort(1)[:, :period] + 1
-        return words.repeat(1, self.length // period + 2)[:, : self.length + 1]
+    def said(self, periods: Int[Tensor, "b"]) -> Int[Tensor, "b n"]:
+        """Different words, as many as the period of each window, and the same again."""
+        words = torch.rand(len(periods), len(self.corpus.names) - 1).argsort(1) + 1
+        return words.gather(1, torch.arange(self.length + 1) % periods[:, None])
 
 
 def train(
@@ -254,7 +253,7 @@ def silence_each(model: Reader, data: Windows) -> dict[str, Any]:
 @torch.no_grad()
 def picture_of(model: Reader, data: Windows) -> tuple[list[list[float]], list[str]]:
     """The strongest induction head over ten words said twice: its weights, and the words."""
-    ids = data.said(1, 10)[:, :20]
+    ids = data.said(torch.tensor([10]))[:, :20]
     last = torch.tensor(scores(model, data)["induction"][-1])
     with regard.watch(model, keep="traces") as seen:
         model(ids)
