@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -71,6 +73,10 @@ def test_cheap_forms_recall_less_of_what_lies_far_back() -> None:
     assert found["linear"]["far"] < found["fused"]["far"] - 0.2
 
 
-def test_the_better_of_two_measurements_counts() -> None:
-    other = Device("a machine", {"float32": 2e11}, 1e9)
-    assert cost.better(MACHINE, other) == Device("a machine", {"float32": 2e11}, 1e10)
+def test_this_machine_is_measured_in_the_time_of_its_processor() -> None:
+    with seeded(0):
+        found = cost.this_machine()
+    assert 1e9 < found.rate("float32") < 1e13
+    assert 1e8 < found.bandwidth < 1e12
+    # Waiting is not work.
+    assert cost.quickest(lambda: time.sleep(0.05), 2) < 0.04

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from statistics import linear_regression
 from typing import Any, Literal
 
@@ -22,7 +21,6 @@ from torch.nn.functional import cross_entropy
 import regard
 from regard import cost, masks
 from regard.cost.devices import Device
-from regard.cost.measured import measure
 from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
 from regard.lab.held_memory import peak
 from regard.lab.panels import Bars, Line, Lines
@@ -42,13 +40,13 @@ ABOUT = About(
         "One causal call, two heads 64 wide in float32 on one thread, at growing lengths: eager "
         "(the n×n matrix written out), fused (regard.attention), the same with a window of 128 "
         "keys, the same with sparse blocks of 128 (its own block, the one before, and every "
-        "eighth), and regard.nn.linear_attention. Time is the least of several runs: run this on a "
-        "quiet machine. Memory is the most that PyTorch's allocator held beside the inputs, from "
-        "its profiler.",
+        "eighth), and regard.nn.linear_attention. Time is the processor's, the least of several "
+        "runs. Memory is the most that PyTorch's allocator held beside the inputs, from its "
+        "profiler.",
         "regard.cost predicts the first four from the same tensors and masks. Its times are "
-        "bounds: the device is this machine as regard.cost measured it before and after (matrix "
-        "products and copies at their best). Linear attention, which has no pairs to count, is "
-        "counted by hand.",
+        "bounds: the device is one thread of this machine, of which matrix products and copies "
+        "were measured just before, at their best. Linear attention, which has no pairs to count, "
+        "is counted by hand.",
         "A crossing is the first length from which one form is quicker than another at every "
         "longer one, too. Then one block with each form learns to recall: 48 pairs of a key and a "
         "value are shown, and values are asked for by key. The window sees the last 16, the blocks "
@@ -83,22 +81,16 @@ def run(
 ) -> Result:
     """Measure every form at every length, predict it, and train each to recall."""
     recalling = [form for form in FORMS if form != "eager"]
-    step = Progress(2 + len(FORMS) * len(lengths) + len(recalling) * steps, progress)
+    step = Progress(1 + len(FORMS) * len(lengths) + len(recalling) * steps, progress)
     with seeded(seed):
-        before = measure("cpu")
+        device = this_machine()
         step("measuring this machine")
         measured: dict[str, list[dict[str, float]]] = {form: [] for form in FORMS}
         for n in lengths:
             for form in FORMS:
                 if form != "eager" or n <= MOST_EAGER:
-                    measured[form].append(at_length(form, n, repeats))
+                    measured[form].append(at_length(form, n, repeats) | foreseen(form, n, device))
                 step("measuring attention")
-        # Others may use the machine, too: what it does at best is the better of two.
-        device = better(before, measure("cpu"))
-        step("measuring this machine")
-        for form, found in measured.items():
-            for n, one in zip(lengths, found, strict=False):
-                one |= foreseen(form, n, device)
     recall = {}
     for form in recalling:
         with seeded(seed):
@@ -166,13 +158,7 @@ def at_length(form: str, n: int, repeats: int) -> dict[str, float]:
             return linear_attention(q, k, v, chunk=CHUNK)
         return regard.attention(q, k, v, mask=mask)
 
-    call()
-    taken = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-    return {"seconds": min(taken), "bytes": float(peak(call))}
+    return {"seconds": quickest(call, repeats), "bytes": float(peak(call))}
 
 
 def foreseen(form: str, n: int, device: Device) -> dict[str, float]:
@@ -188,10 +174,26 @@ def foreseen(form: str, n: int, device: Device) -> dict[str, float]:
     }
 
 
-def better(one: Device, other: Device) -> Device:
-    """The higher rates of two measurements of one machine."""
-    rates = {dtype: max(rate, other.rates[dtype]) for dtype, rate in one.rates.items()}
-    return replace(one, rates=rates, bandwidth=max(one.bandwidth, other.bandwidth))
+def this_machine() -> Device:
+    """One thread of it: how fast its matrix products and copies are at best."""
+    a, b, out = torch.zeros(3, 1024, 1024)
+    source = torch.ones(1 << 26, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    rate = 2 * 1024**3 / quickest(lambda: torch.mm(a, b, out=out), 10)
+    bandwidth = 2 * len(source) / quickest(lambda: target.copy_(source), 10)
+    return Device("one thread of this machine", {"float32": rate}, bandwidth)
+
+
+def quickest(call: Callable[[], object], repeats: int) -> float:
+    """Seconds of the processor that a call takes, the least of some. One thread works, so that
+    this is the time on a clock; but others that use the machine do not count."""
+    call()
+    taken = []
+    for _ in range(repeats):
+        start = time.process_time()
+        call()
+        taken.append(time.process_time() - start)
+    return min(taken)
 
 
 def linear_macs(n: int) -> int:

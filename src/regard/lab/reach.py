@@ -44,7 +44,7 @@ ABOUT = About(
         "Work is the number of multiply–adds of one layer 64 wide: regard.cost counts attention's "
         "(projections, scores, weighted sum, output; all pairs), the others' follow from their "
         "matrices. Steps in turn are products that wait for each other. Time is that of a training "
-        "step on one thread of this machine, the least of several.",
+        "step on one thread of this machine: the processor's, the least of several.",
     ),
     change=(
         "Give the convolution dilations 1, 4, 16, 64: its reach grows as a power of its depth.",
@@ -209,14 +209,13 @@ def influence(model: Namer, distance: int) -> float:
 
 
 def step_time(model: Namer, n: int, batch: int = 4, repeats: int = 5) -> float:
-    """Seconds of a training step on rows of n symbols, the least of some: others may use the
-    machine too."""
+    """Seconds of the processor for a training step on rows of n symbols, the least of some."""
     optimiser = torch.optim.Adam(model.parameters())
     taken = []
     for _ in range(repeats + 2):
-        start = time.perf_counter()
+        start = time.process_time()
         learn(model, optimiser, n - 1, batch)
-        taken.append(time.perf_counter() - start)
+        taken.append(time.process_time() - start)
     return min(taken[2:])
 
 
