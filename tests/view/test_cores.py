@@ -58,8 +58,8 @@ def test_many_are_done_at_once_each_on_one_core_and_in_order() -> None:
 
 
 def test_heads_read_at_once_are_the_heads_read_one_by_one() -> None:
-    m = Atlas.of(seen(300, heads=8))[0]
     with one_core():
+        m = Atlas.of(seen(300, heads=8))[0]
         alone = [stored_head(m, 1, 4, head) for head in range(8)]
     for _ in range(3):
         assert list(on_cores(lambda head: stored_head(m, 1, 4, head), range(8))) == alone
