@@ -37,8 +37,9 @@ ABOUT = About(
     method=(
         "Skip-gram with negative sampling (Mikolov and others, 2013) on eleven books of the King "
         "James Bible, some 230,000 words, in the public domain: each word learns to tell its "
-        "neighbours in a window from words drawn at random. Frequent words are thinned out. Most "
-        "published vectors come from corpora thousands of times larger.",
+        "neighbours in a window from words drawn at random. Frequent words are thinned out, and "
+        "the mean of all vectors is taken from each. Most published vectors come from corpora "
+        "thousands of times larger.",
         "An analogy a : b = c : ? is asked as the word nearest to b − a + c. It is usual to leave "
         "out a, b and c, of which b or c is most often nearest. We give the rank of the expected "
         "word with them left out; with them left in; and its rank among the neighbours of b alone "
@@ -278,7 +279,7 @@ def _checks(numbers: dict[str, Any]) -> tuple[Check, ...]:
     return (
         Check(
             "words of a kind are beside each other",
-            f"their cosine is {kin['related']:.2f}, that of any two {kin['chance']:.2f}",
+            f"their cosine is {kin['related']:.2f}, that of any two {round(kin['chance'], 2) + 0.0:.2f}",
             kin["related"] > kin["chance"] + 0.2,
         ),
         Check(
@@ -313,12 +314,13 @@ def _answer(numbers: dict[str, Any]) -> str:
     )
     return (
         f"Of {numbers['words']:,} words, {numbers['vocabulary']:,} different ones. Words of a kind "
-        f"have a cosine of {kin['related']:.2f}, any two {kin['chance']:.2f}. Nearest to king − "
-        f"man + woman are {', '.join(queen['nearest'])}; queen is number {queen['rank']} with the "
-        f"three words left out, {queen['rank_of_all']} with them, and {queen['rank_alone']} by "
-        f"king or woman alone. Over {len(numbers['queens'])} seeds she is number "
-        f"{', '.join(map(str, numbers['queens']))}: the sum comes near her, and whether she is "
-        "first is luck with a text this small. Of the analogies asked "
+        f"have a cosine of {kin['related']:.2f}, any two {round(kin['chance'], 2) + 0.0:.2f}. "
+        f"Nearest to king − man + woman are {', '.join(queen['nearest'])}; queen is number "
+        f"{queen['rank']} with the three words left out, {queen['rank_of_all']} with them, and "
+        f"{queen['rank_alone']} by king or woman alone. Over {len(numbers['queens'])} seeds she is "
+        f"number {', '.join(map(str, numbers['queens']))}"
+        + (": whether she is first is luck. " if len(set(numbers["queens"])) > 1 else ". ")
+        + "Of the analogies asked "
         f"{sum(one['rank'] < one['rank_alone'] for one in analogies)} of {len(analogies)} gain by "
         f"the sum. Bank stands seven times in the text; {sentences}."
     )
