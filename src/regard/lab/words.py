@@ -279,7 +279,8 @@ def _checks(numbers: dict[str, Any]) -> tuple[Check, ...]:
     return (
         Check(
             "words of a kind are beside each other",
-            f"their cosine is {kin['related']:.2f}, that of any two {round(kin['chance'], 2) + 0.0:.2f}",
+            f"their cosine is {kin['related']:.2f}, that of any two "
+            f"{round(kin['chance'], 2) + 0.0:.2f}",
             kin["related"] > kin["chance"] + 0.2,
         ),
         Check(
