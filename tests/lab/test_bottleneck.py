@@ -7,6 +7,7 @@ from statistics import mean
 import pytest
 import torch
 
+from regard import RegardError
 from regard.lab import bottleneck
 from regard.lab.experiments import seeded
 from regard.lab.sayings import START, Book, misses, sayings
@@ -73,6 +74,15 @@ def test_no_model_sees_what_it_is_to_write(name: str) -> None:
     a, b = model(source, before), model(source, other)
     assert torch.allclose(a[:, :3], b[:, :3], atol=1e-6)
     assert not torch.allclose(a[:, 3], b[:, 3], atol=1e-3)
+
+
+def test_models_that_cannot_be_compared_are_refused() -> None:
+    with pytest.raises(
+        RegardError, match=r"some through one vector and some with attention\n.*gru"
+    ):
+        bottleneck.run(models=("gru",))
+    with pytest.raises(RegardError, match=r"no model of that name\n  got: +'gru \+ magic'"):
+        bottleneck.run(models=("rnn", "gru + magic"), steps=0, translating=0, sayings=100)
 
 
 def test_every_source_word_counts_in_every_output() -> None:

@@ -43,6 +43,22 @@ def test_only_three_projections_break_the_symmetry(result: Result) -> None:
     assert found["three"] > 0.2
 
 
+@pytest.mark.parametrize("kind", roles.KINDS)
+def test_scores_are_those_that_attention_takes(kind: str) -> None:
+    with seeded(0):
+        model, words = roles.Reader(kind, 16), roles.before(3)[0]
+        weights = model.look(words).weights()[:, 0]
+    assert torch.allclose(model.scores(words).softmax(-1), weights, atol=1e-5)
+
+
+def test_symmetry_of_sharp_scores_is_measured_too() -> None:
+    with seeded(0):
+        model, words = roles.Reader("one", 16), roles.before(1)[0]
+        model.projections[0].weight.data *= 40
+    assert (model.look(words).weights() == 0).any()
+    assert roles.asymmetry(model.scores(words)[0]) < 1e-5
+
+
 def test_tasks_are_as_described() -> None:
     with seeded(0):
         words, sense = roles.beside(50)

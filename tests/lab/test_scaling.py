@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from regard import RegardError
 from regard.lab import scaling
 from regard.lab.experiments import seeded
 
@@ -51,6 +52,11 @@ def test_the_monitor_warns_of_undivided_scores_alone() -> None:
             found = scaling.train(scaling.Lookup(1024, scale), 10, lambda: None)
         warned[name] = [warning["rule"] for warning in found["warnings"]]
     assert warned == {"undivided": ["logit explosion"], "by √d": [], "by d": []}
+
+
+def test_one_width_says_nothing_of_growth() -> None:
+    with pytest.raises(RegardError, match=r"at which widths of a head to measure\n  got: +\[64\]"):
+        scaling.run(widths=(64,))
 
 
 def test_jacobian_size_is_that_of_the_jacobian() -> None:

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from regard.errors import RegardError
 from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
 from regard.lab.panels import Heat, Line, Lines, Panel
 from regard.lab.sayings import END, START, Book, Saying, misses
@@ -89,6 +90,12 @@ def run(
     >>> sorted(result.numbers["models"]), result.supported    # one step teaches nothing
     (['gru', 'gru + dot'], False)
     """
+    if len({attends(name) for name in models}) < 2:
+        raise RegardError(
+            "models= are compared, some through one vector and some with attention",
+            got=", ".join(models) or "none",
+            accepted="at least one of each, such as gru and gru + dot",
+        )
     step = Progress(len(models) * (len(TASKS) * steps + translating), progress)
     book = Book.read(sayings)
     found: dict[str, dict[str, Any]] = {}

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import regard
 from regard import masks
+from regard.errors import RegardError
 from regard.scores import Score
 
 CELLS = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
@@ -117,6 +118,12 @@ def translator(name: str, sources: int, targets: int, width: int) -> Translator:
     if name == "transformer":
         return Transformer(sources, targets, width)
     cell, _, attention = name.partition(" + ")
+    if cell not in CELLS or attention not in ("", "additive", "dot"):
+        raise RegardError(
+            "there is no model of that name",
+            got=repr(name),
+            accepted="transformer; or rnn, lstm or gru, alone or with + additive or + dot",
+        )
     return Recurrent(cell, attention, sources, targets, width)
 
 
