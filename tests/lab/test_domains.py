@@ -13,21 +13,21 @@ from regard.lab.played_letters import BINS, WORD, play
 
 def test_digits_are_read_by_looking_at_ink() -> None:
     with seeded(0):
-        found = domains.of_pictures(100, lambda: None)
+        found = domains.of_pictures(80, lambda: None)
     assert found["accuracy"] > 0.35
     assert found["on_ink"] > 1.3 * found["ink"]
 
 
 def test_letters_are_written_by_looking_where_they_sound() -> None:
     with seeded(0):
-        found = domains.of_sounds(120, lambda: None)
+        found = domains.of_sounds(90, lambda: None)
     assert found["accuracy"] > 0.4
     assert found["aligned"] > 1.8 * found["chance"]
 
 
 def test_friends_tell_sides_and_strangers_are_not_seen() -> None:
     with seeded(0):
-        found = domains.of_graphs(3, lambda: None)
+        found = domains.of_graphs(2, lambda: None)
     assert found["accuracy"]["friends"] > 0.85
     assert found["accuracy"]["everyone"] < 0.7
     assert found["outside"] == 0

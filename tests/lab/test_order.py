@@ -33,10 +33,10 @@ def test_which_positions_tell_what_came_first(kind: str, mask: Mask | None, can:
 @pytest.mark.parametrize(("kind", "goes_on"), [("ALiBi", True), ("rotary", False)])
 def test_reading_past_the_length_of_training(kind: str, goes_on: bool) -> None:
     with seeded(0):
-        losses = order.read_on(order.Speller(kind, 128), 16, 80, 16, lambda: None)
-    assert losses[0] < 2.7
+        losses = order.read_on(order.Speller(kind, 128), 16, 150, 16, lambda: None)
+    assert losses[0] < 2.5
     worse = losses[-1] - losses[0]
-    assert worse < 0.1 if goes_on else worse > 0.15
+    assert worse < 0.1 if goes_on else worse > 0.2
 
 
 def test_sinusoids_are_those_of_the_paper() -> None:

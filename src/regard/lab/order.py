@@ -227,7 +227,7 @@ def read_on(
 
 @torch.no_grad()
 def _end_loss(model: Speller, ids: Int[Tensor, "all"], length: int, last: int) -> float:
-    window = _windows(ids, 48, length)
+    window = _windows(ids, 96, length)
     logits = model(window[:, :-1])[:, -last:]
     return float(cross_entropy(logits.mT, window[:, -last:]))
 
