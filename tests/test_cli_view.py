@@ -273,10 +273,8 @@ def test_a_page_is_written(file: Path, tmp_path: Path) -> None:
 def test_a_model_reads(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
     told = []
 
-    class Reader:
-        model, card = torch.nn.Identity(), models.Card({})
-
-        def run(self, text: str) -> Seen:
+    class Reader(models.Reader):
+        def run(self, text: str, **how: Any) -> Seen:
             told.append(text)
             seen.tokens = TOKENS
             return seen
@@ -284,7 +282,8 @@ def test_a_model_reads(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
         def __repr__(self) -> str:
             return "Reader('small')"
 
-    monkeypatch.setattr(models, "load", lambda name: Reader(), raising=False)
+    reader = Reader("small", torch.nn.Identity(), None, models.Card({}), None)
+    monkeypatch.setattr(models, "load", lambda name: reader, raising=False)
     text = output("the", "cat", "--model", "small")
     assert told == ["the cat"]
     assert text.splitlines()[:2] == [
