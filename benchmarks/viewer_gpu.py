@@ -8,18 +8,19 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from measuring import RESULTS, write
-from watching import HEADS, LAYERS, build
 
 import regard
 from regard.view.atlas import Atlas, Map
 from regard.view.tiles import decoded, levels, tile
 from regard.watching.seen import Seen
+from watching import HEADS, LAYERS, build
 
 Row = dict[str, Any]
 
@@ -56,7 +57,7 @@ def tiles(of: Map, n: int, device: str) -> list[Row]:
         last = max(0, -(-n // (256 << level)) - 1)
         places = sorted({(last, 0), (last, last), (last // 2, 0), (last, last // 2)})
         taken = [
-            seconds(lambda at=at, head=head: tile(of, head, level, *at), device, 3)
+            seconds(partial(tile, of, head, level, *at), device, 3)
             for head in (0, HEADS - 1)
             for at in places
         ]
