@@ -191,11 +191,15 @@ def questions(second: Any, x: AttentionInputs, lse: Tensor) -> Named:
     top = second.top(x, lse, 4)
     middle = ((Q // 4, Q - Q // 5), (K // 5, K - K // 4))
     cells = (min(2, middle[0][1] - middle[0][0]), min(3, middle[1][1] - middle[1][0]))
+    with torch.no_grad():
+        # Not learned from, it may be answered in another way.
+        mass = second.mass(x, lse, keys)
     return {
         "received": second.received(x, lse),
         "top": top.values,
         "weights": second.weights(x, lse, rows, keys),
         "mass": second.mass(x, lse, keys),
+        "mass, not learned": mass,
         "mean_logit": second.mean_logit(x),
         # Few cells, some larger than a small tile: interpreted kernels take their time for each.
         "map mean": second.pooled(x, lse, (1, min(2, K)), (0, Q), (0, K), "mean"),
