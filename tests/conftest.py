@@ -54,6 +54,13 @@ def _uncompiled_if_asked(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("uncompiled")
 
 
+@pytest.fixture(autouse=True)
+def _compiled_afresh(request: pytest.FixtureRequest) -> None:
+    """What a test compiles does not count towards the compiler's limit in the tests after it."""
+    if request.node.get_closest_marker("compiled"):
+        torch.compiler.reset()
+
+
 @pytest.fixture
 def by_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command without a trained model, as where the weights of this package's are not there."""

@@ -33,11 +33,6 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def fresh() -> None:
-    torch._dynamo.reset()
-
-
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     source = torch.Generator().manual_seed(seed + sum(shape))
     return torch.randn(*shape, generator=source).to(cases.DEVICE)

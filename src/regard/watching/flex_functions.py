@@ -9,6 +9,7 @@ code, as it would have, with the settings it was called with.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from types import FunctionType
@@ -144,22 +145,31 @@ def _fits(block_mask: Any, queries: int, keys: int) -> bool:
 
 @stepped_over
 def called(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call of flex_attention by anybody."""
-    here = threading.get_ident()
-    looking = (calls for calls in reversed(_watching) if calls.thread == here)
-    calls = next((calls for calls in looking if calls.wanted(calls.where())), None)
-    if calls is None or not dispatch.WATCHERS:
-        return own(*args, **kwargs)
-    try:
-        call = _Call(*args, **kwargs)
-    except TypeError:
+    """A call of flex_attention by anybody. Only FlexAttention may be compiled in here."""
+    calls, call = _looked_at(args, kwargs)
+    if calls is None or call is None:
         return own(*args, **kwargs)
     compiled = eval_frame.get_eval_frame_callback() not in (None, False)
-    if call.only_its_output and not compiled:
+    if not compiled and call.only_its_output:
         return _laid_out(calls.look(call, compiled=compiled), call.query)
     answer = own(*args, **kwargs)
     calls.look(call, compiled=compiled)
     return answer
+
+
+@uncompiled
+def _looked_at(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[FlexCalls | None, _Call | None]:
+    """Who looks at this call, the innermost first, and what it asks."""
+    here = threading.get_ident()
+    for calls in reversed(_watching):
+        if dispatch.WATCHERS and calls.thread == here and calls.wanted(calls.where()):
+            # FlexAttention refuses other arguments better.
+            with contextlib.suppress(TypeError):
+                return calls, _Call(*args, **kwargs)
+            break
+    return None, None
 
 
 def _all(seen: list[Mask]) -> Mask | None:
