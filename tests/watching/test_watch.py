@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard import RegardError, dispatch, masks
-from regard.watching import Seen
+from regard.watching import Seen, statistics
 
 
 class Plain(nn.Module):
@@ -152,6 +152,39 @@ def test_statistics_are_those_of_the_traces() -> None:
     torch.testing.assert_close(layer.first, first.mean(0))
     with pytest.raises(RegardError, match="2 traces of 2 calls"):
         _ = layer.trace
+
+
+def test_what_was_seen_can_be_asked_while_the_model_runs() -> None:
+    m, said = model(), []
+    with torch.no_grad(), regard.watch(m) as seen:
+        m.layers[1].register_forward_pre_hook(lambda *_: said.append(repr(seen)))
+        m(X)
+        inside = seen["layers.0"].entropy
+        m(X)
+    assert "layers.0" in said[0]
+    assert "layers.1" not in said[0]
+    torch.testing.assert_close(seen["layers.0"].entropy, inside)
+    assert "layers.0      2" in said[1]
+    assert "layers.1      1" in said[1]
+
+
+def test_long_calls_are_added_up_before_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    m = model()
+    with torch.no_grad(), regard.watch(m) as seen:
+        m(X)
+    monkeypatch.setattr(statistics, "MANY", 1)
+    ended: list[object] = []
+    with torch.no_grad(), regard.watch(m) as at_once:
+        m.layers[1].register_forward_pre_hook(
+            lambda *_: ended.append(at_once["layers.0"].statistics)
+        )
+        m(X)
+    assert ended != [None]
+    for path, layer in seen.items():
+        for mine, other in zip(
+            vars(layer.statistics).values(), vars(at_once[path].statistics).values(), strict=True
+        ):
+            assert torch.equal(mine, other)
 
 
 def test_empty_and_broken_rows_are_counted_apart() -> None:

@@ -4,7 +4,8 @@ from regard.watching.monitor import Monitor
 from regard.watching.projections import Projections
 from regard.watching.qk_clip import QKClip
 from regard.watching.reports import Report
-from regard.watching.seen import Layer, Seen, Statistics
+from regard.watching.seen import Layer, Seen
+from regard.watching.statistics import Statistics
 from regard.watching.store import load
 from regard.watching.watcher import Watch, watch
 

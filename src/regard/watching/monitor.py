@@ -17,7 +17,7 @@ from regard.traces import Trace
 from regard.watching.qk_clip import Kind, QKClip
 from regard.watching.reports import Heads, Report
 from regard.watching.rules import RULES, Judge, Rule
-from regard.watching.seen import Statistics
+from regard.watching.statistics import Statistics
 from regard.watching.telemetry import Telemetry
 from regard.watching.watcher import Watch
 from regard.watching.writers import writers

@@ -2,76 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple, Protocol, overload, runtime_checkable
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from regard.display import Displayed
 from regard.errors import RegardError
 from regard.traces import Trace
+from regard.watching.statistics import Looks, Statistics, Waiting
 
 Tokens = Sequence[str] | Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What the rows of each head saw, added up over batch, queries and calls: all [H], on the
-    device they were made on."""
-
-    rows: Float[Tensor, "h"]
-    empty: Float[Tensor, "h"]
-    """Rows that may see nothing."""
-    broken: Float[Tensor, "h"]
-    """Rows whose logits hold NaN or infinity."""
-    max_logit: Float[Tensor, "h"]
-    entropy: Float[Tensor, "h"]
-    """Summed over rows that see something."""
-    first: Float[Tensor, "h"]
-    """What falls on the first key, summed over rows that see something."""
-
-    @staticmethod
-    @torch.no_grad()
-    def of(trace: Trace) -> Statistics:
-        """From one call, without waiting for the device."""
-        lse, max_logit = trace.rows.lse, trace.rows.max_logit
-        first = torch.zeros(1, dtype=torch.int64, device=lse.device)
-        mass = trace.second_pass.mass(trace.inputs, lse, first)
-        # Few operations: on a card each takes longer to start than to run.
-        sound, empty = max_logit.abs() < math.inf, max_logit == -math.inf
-        kinds = torch.stack([sound, empty]).sum((1, 3), dtype=lse.dtype)
-        ill = ~sound
-        sums = torch.stack([trace.rows.entropy, mass]).masked_fill_(ill, 0.0).sum((1, 3))
-        rows = torch.full_like(kinds[0], lse.shape[0] * lse.shape[2])
-        return Statistics(
-            rows,
-            empty=kinds[1],
-            broken=rows - kinds.sum(0),
-            max_logit=max_logit.masked_fill(ill, -math.inf).amax((0, 2)),
-            entropy=sums[0],
-            first=sums[1],
-        )
-
-    def __add__(self, other: Statistics) -> Statistics:
-        sums = ("rows", "empty", "broken", "entropy", "first")
-        added = torch._foreach_add(
-            [getattr(self, name) for name in sums], [getattr(other, name) for name in sums]
-        )
-        return Statistics(
-            **dict(zip(sums, added, strict=True)),
-            max_logit=torch.maximum(self.max_logit, other.max_logit),
-        )
-
-    @property
-    def sound(self) -> Float[Tensor, "h"]:
-        """Rows that see something, and nothing broken; at least 1, to divide by."""
-        return (self.rows - self.empty - self.broken).clamp_min(1)
 
 
 @runtime_checkable
@@ -110,22 +55,34 @@ class Layer:
     path: str
     calls: int = 0
     statistics: Statistics | None = None
+    """Of every call, once the run that it belongs to has ended."""
     traces: Traces = field(default_factory=list)
     """One per call, when traces are kept."""
     runs: list[int] = field(default_factory=list)
     """The run of the model, from 0, that each trace is from."""
     steps: list[int] = field(default_factory=list)
     """The step of generating that each trace is from: 0 for a run that begins a text."""
+    _waiting: Waiting | None = field(default=None, repr=False, compare=False)
 
-    def take(self, trace: Trace, run: int, step: int = 0, *, keep: bool) -> None:
-        found = Statistics.of(trace)
+    def take(
+        self, trace: Trace, run: int, step: int = 0, *, keep: bool, waiting: Waiting | None = None
+    ) -> None:
+        """Note a call. What its rows saw is added up now, or when those that are `waiting` are."""
         self.calls += 1
-        self.statistics = found if self.statistics is None else self.statistics + found
+        looks = Looks.of(trace)
+        if waiting is None:
+            self.add(Statistics.of_each([looks])[0])
+        else:
+            self._waiting = waiting
+            waiting.put(self, looks)
         if keep:
             assert isinstance(self.traces, Growing), "the layer of a file takes no more calls"
             self.traces.append(trace)
             self.runs.append(run)
             self.steps.append(step)
+
+    def add(self, found: Statistics) -> None:
+        self.statistics = found if self.statistics is None else self.statistics + found
 
     @property
     def addresses(self) -> list[Address]:
@@ -165,6 +122,8 @@ class Layer:
 
     @property
     def _sums(self) -> Statistics:
+        if self._waiting is not None:
+            self._waiting.settle()
         assert self.statistics is not None
         return self.statistics
 

@@ -46,7 +46,8 @@ from regard.watching.records import (
     restored,
     shown,
 )
-from regard.watching.seen import Layer, Seen, Statistics, Tokens
+from regard.watching.seen import Layer, Seen, Tokens
+from regard.watching.statistics import Statistics
 from regard.watching.tensor_file import (
     KINDS,
     NAMES,

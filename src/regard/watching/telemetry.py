@@ -14,7 +14,7 @@ from regard.inputs import AttentionInputs
 from regard.masks.tiles import band_edges, seen_keys
 from regard.scores.comparison import Dot
 from regard.traces import Trace
-from regard.watching.seen import Statistics
+from regard.watching.statistics import Statistics
 
 
 @dataclass(frozen=True)

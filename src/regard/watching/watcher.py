@@ -21,6 +21,7 @@ from regard.watching.memory import Weight
 from regard.watching.reading import Reading, reads_two_texts
 from regard.watching.seen import Seen
 from regard.watching.spilling import Spill, Spilled
+from regard.watching.statistics import Waiting
 from regard.watching.torch_functions import AttentionMode
 
 Keep = Literal["statistics", "traces"]
@@ -46,6 +47,7 @@ class Watch:
         self.seen.tokens = self._reading.tokens
         self._spill = None if spill is None else Spill(spill)
         self._weight: Weight | None = Weight() if keep == "traces" and spill is None else None
+        self._waiting = Waiting()
         self._running: list[str] = []
         self._runs = 0
         self._looking = False
@@ -193,7 +195,7 @@ class Watch:
         if self._spill is not None and not isinstance(layer.traces, Spilled):
             layer.traces = Spilled(self._spill, path)
         keep = self.keep == "traces"
-        layer.take(trace, self._runs - 1, self._reading.step, keep=keep)
+        layer.take(trace, self._runs - 1, self._reading.step, keep=keep, waiting=self._waiting)
         if self._weight is not None:
             self._warn_of_memory(path, trace)
 
@@ -223,6 +225,7 @@ class Watch:
             dispatch.WATCHERS.remove(self.see)
             self._active.__exit__(None, None, None)
             self._active = None
+            self._waiting.settle()
             if self._spill is not None:
                 self._spill.forget_shared()
         self._running.clear()

@@ -1,0 +1,123 @@
+"""What the rows of heads saw, added up: a few numbers per head, whatever the length."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.traces import Trace
+
+MANY = 2**20
+"""So many rows are added up at once: 12 MB of them wait for it at most."""
+
+
+class Looks(NamedTuple):
+    """What each row of a call saw."""
+
+    max_logit: Float[Tensor, "b h q"]
+    entropy: Float[Tensor, "b h q"]
+    first: Float[Tensor, "b h q"]
+    """What falls on the first key."""
+
+    @staticmethod
+    @torch.no_grad()
+    def of(trace: Trace) -> Looks:
+        lse = trace.rows.lse
+        key = torch.zeros(1, dtype=torch.int64, device=lse.device)
+        first = trace.second_pass.mass(trace.inputs, lse, key)
+        return Looks(trace.rows.max_logit, trace.rows.entropy, first)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What the rows of each head saw, added up over batch, queries and calls: all [H], on the
+    device they were made on."""
+
+    rows: Float[Tensor, "h"]
+    empty: Float[Tensor, "h"]
+    """Rows that may see nothing."""
+    broken: Float[Tensor, "h"]
+    """Rows whose logits hold NaN or infinity."""
+    max_logit: Float[Tensor, "h"]
+    entropy: Float[Tensor, "h"]
+    """Summed over rows that see something."""
+    first: Float[Tensor, "h"]
+    """What falls on the first key, summed over rows that see something."""
+
+    @staticmethod
+    def of(trace: Trace) -> Statistics:
+        """From one call, without waiting for the device."""
+        return Statistics.of_each([Looks.of(trace)])[0]
+
+    @staticmethod
+    @torch.no_grad()
+    def of_each(calls: Sequence[Looks]) -> list[Statistics]:
+        """From each of several calls of one size. Together, because on a card each operation takes
+        longer to start than to run."""
+        max_logit, entropy, first = (torch.stack(rows) for rows in zip(*calls, strict=True))
+        sound, empty = max_logit.abs() < math.inf, max_logit == -math.inf
+        ill = ~sound
+        N, B, H, Q = max_logit.shape
+        rows = max_logit.new_full((N, H), B * Q)
+        counts = [t.sum((1, 3), dtype=rows.dtype) for t in (sound, empty)]
+        sums = (
+            rows,
+            counts[1],
+            rows - counts[0] - counts[1],
+            max_logit.masked_fill_(ill, -math.inf).amax((1, 3)),
+            entropy.masked_fill_(ill, 0.0).sum((1, 3)),
+            first.masked_fill_(ill, 0.0).sum((1, 3)),
+        )
+        return [Statistics(*of_call) for of_call in zip(*(t.unbind() for t in sums), strict=True)]
+
+    def __add__(self, other: Statistics) -> Statistics:
+        sums = ("rows", "empty", "broken", "entropy", "first")
+        added = torch._foreach_add(
+            [getattr(self, name) for name in sums], [getattr(other, name) for name in sums]
+        )
+        return Statistics(
+            **dict(zip(sums, added, strict=True)),
+            max_logit=torch.maximum(self.max_logit, other.max_logit),
+        )
+
+    @property
+    def sound(self) -> Float[Tensor, "h"]:
+        """Rows that see something, and nothing broken; at least 1, to divide by."""
+        return (self.rows - self.empty - self.broken).clamp_min(1)
+
+
+class Adds(Protocol):
+    """What statistics are added to."""
+
+    def add(self, found: Statistics, /) -> None: ...
+
+
+class Waiting:
+    """Calls whose rows are not added up yet."""
+
+    def __init__(self) -> None:
+        self._calls: defaultdict[object, list[tuple[Adds, Looks]]] = defaultdict(list)
+        self._rows = 0
+
+    def put(self, whose: Adds, looks: Looks) -> None:
+        rows = looks.max_logit
+        self._calls[rows.shape, rows.dtype, rows.device].append((whose, looks))
+        self._rows += rows.numel()
+        if self._rows >= MANY:
+            self.settle()
+
+    def settle(self) -> None:
+        """Add up what waits, calls of one size together."""
+        for calls in self._calls.values():
+            found = Statistics.of_each([looks for _, looks in calls])
+            for (whose, _), statistics in zip(calls, found, strict=True):
+                whose.add(statistics)
+        self._calls.clear()
+        self._rows = 0
