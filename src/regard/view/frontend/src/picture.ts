@@ -1,11 +1,12 @@
 /** A picture, shaded by where one token looks, or by who looks at it. */
 
 import { css, ink, percent, ramp } from "./colour";
-import { choice, download, el, spelled } from "./dom";
+import { download, el, spelled } from "./dom";
 import { title } from "./exporting";
 import { inksOf, plate } from "./figure";
 import type { Index, MapInfo, Picture } from "./format";
 import { strip } from "./legend";
+import { answered, deed, directionChoice, headsOf, named } from "./question";
 import { decoded, patchAt, RAMP, shade } from "./shading";
 import { toCanvas } from "./shapes";
 import type { Line, Source } from "./sources";
@@ -50,9 +51,7 @@ export class PictureView {
   }
 
   private get heads(): number[] {
-    const { set, head } = this.state();
-    const known = set.filter((each) => each < this.map.heads);
-    return known.length ? known : [head];
+    return headsOf(this.state(), this.map);
   }
 
   private get token(): number {
@@ -86,9 +85,7 @@ export class PictureView {
 
   private line(heads: number[], signal: AbortSignal): Promise<Line> {
     const { map, direction } = this.state();
-    return direction === "looks"
-      ? this.source.row(map, heads, this.token, signal)
-      : this.source.column(map, heads, this.token, signal);
+    return answered(this.source, direction, map, heads, this.token, signal);
   }
 
   private fill({ weights }: Line, signal: AbortSignal): void {
@@ -108,24 +105,12 @@ export class PictureView {
           ];
     const status = el("p", { class: "note told", "aria-live": "polite" }, " ");
     this.root.replaceChildren(
-      el(
-        "div",
-        { class: "ask" },
-        choice(
-          "Direction",
-          [
-            ["looks", "Looks at"],
-            ["seen", "Is seen by"],
-          ],
-          direction,
-          (value) => this.change({ direction: value }),
-        ),
-      ),
+      el("div", { class: "ask" }, directionChoice(direction, this.change)),
       el(
         "h2",
         {},
         el("bdi", { class: "token" }, this.called(own, chosen)),
-        ` #${chosen} ${looks ? "looks at" : "is seen by"}, in ${this.which()}`,
+        ` #${chosen} ${deed(direction)}, in ${named(this.heads)}`,
       ),
       el(
         "div",
@@ -159,11 +144,6 @@ export class PictureView {
     const picture = this.index.pictures[text];
     const inside = picture && !this.words(text).includes(at);
     return inside ? `patch ${this.name(text, at)}` : this.name(text, at);
-  }
-
-  private which(): string {
-    const { heads } = this;
-    return heads.length === 1 ? `head ${heads[0]}` : `the mean of ${heads.length} heads`;
   }
 
   /** The tokens of one side: those of a picture on it, the others as words. */
@@ -296,7 +276,7 @@ export class PictureView {
 
   private save(ticks: [string, string, string], meaning: string): void {
     const drawn = [...this.root.querySelectorAll<HTMLCanvasElement>("canvas.shaded")].at(-1)!;
-    const of = title(this.index, this.state(), this.which());
+    const of = title(this.index, this.state(), named(this.heads));
     const heading = this.root.querySelector("h2")!.textContent!.split(", in ")[0];
     const legend = { ticks, meaning, notes: [] };
     const made = plate(`${of} · ${heading}`, drawn, legend, inksOf(this.root), RAMP);

@@ -5,6 +5,7 @@ import { choice, el, spelled } from "./dom";
 import type { Index, MapInfo } from "./format";
 import { headSet } from "./headset";
 import { partOf } from "./parts";
+import { answered, deed, directionChoice, headsOf, named } from "./question";
 import type { Line, Source } from "./sources";
 import type { State } from "./state";
 import { words, type Shading } from "./words";
@@ -54,9 +55,7 @@ export class TextView {
   }
 
   private get heads(): number[] {
-    const { set, head } = this.state();
-    const known = set.filter((each) => each < this.map.heads);
-    return known.length ? known : [head];
+    return headsOf(this.state(), this.map);
   }
 
   /** Layers over the same texts, in the same part of the model. */
@@ -85,10 +84,9 @@ export class TextView {
   }
 
   private async line(token: number, signal: AbortSignal): Promise<Line> {
-    const { source } = this;
+    const { map, layers, direction } = this.state();
     const ask = (map: number, heads: number[]) =>
-      this.looks ? source.row(map, heads, token, signal) : source.column(map, heads, token, signal);
-    const { map, layers } = this.state();
+      answered(this.source, direction, map, heads, token, signal);
     if (layers === "one") return ask(map, this.heads);
     const all = this.alike.map((at) => ask(at, [...Array(this.index.maps[at]!.heads).keys()]));
     return mean(await Promise.all(all));
@@ -100,21 +98,12 @@ export class TextView {
     const { token } = answer;
     const { direction } = this.state();
     const own = this.names(this.looks ? "query" : "key");
-    const named = own?.[token] !== undefined;
-    const deed = this.looks ? "looks at" : "is seen by";
+    const name = own?.[token];
     this.root.replaceChildren(
       el(
         "div",
         { class: "ask" },
-        choice(
-          "Direction",
-          [
-            ["looks", "Looks at"],
-            ["seen", "Is seen by"],
-          ],
-          direction,
-          (value) => this.change({ direction: value }),
-        ),
+        directionChoice(direction, this.change),
         choice(
           "Colour",
           [
@@ -134,8 +123,8 @@ export class TextView {
       el(
         "h2",
         {},
-        named ? el("bdi", { class: "token" }, spelled(own[token]!, 32)) : "",
-        ` #${token} ${deed}, in ${this.which()}`,
+        name === undefined ? "" : el("bdi", { class: "token" }, spelled(name, 32)),
+        ` #${token} ${deed(direction)}, in ${this.which()}`,
       ),
       this.strongest(answer),
       ...this.notes(answer),
@@ -150,10 +139,9 @@ export class TextView {
   }
 
   private which(): string {
-    const { heads } = this;
-    if (this.state().layers === "all")
-      return `the mean of all heads of ${this.alike.length} layers`;
-    return heads.length === 1 ? `head ${heads[0]}` : `the mean of ${heads.length} heads`;
+    return this.state().layers === "all"
+      ? `the mean of all heads of ${this.alike.length} layers`
+      : named(this.heads);
   }
 
   private layerChoice(): HTMLElement | string {
