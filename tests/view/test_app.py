@@ -73,6 +73,23 @@ def test_the_index_names_layers_and_tokens(app: App) -> None:
     assert index["texts"] == [tokens(300)]
 
 
+def test_what_goes_wrong_is_told_and_logged(
+    app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: object, asked: object, go: object) -> bytes:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setitem(answers.Answers.QUESTIONS, "visible", broken)
+    status, _, body = ask(app, f"/{app.secret}/visible?map=9")
+    assert (status, body) == (500, b"RuntimeError: out of memory")
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("regard.view.server", "ERROR")
+    assert "in broken\n" in caplog.text, "where it was raised"
+    caplog.clear()
+    assert ask(app, f"/{app.secret}/row?map=9")[0] == 400
+    assert not caplog.records, "what is refused needs no traceback"
+
+
 def test_hostile_tokens_travel() -> None:
     n = len(HOSTILE)
     with App(seen(n), tokens=HOSTILE) as running:

@@ -237,7 +237,9 @@ def test_spelling_does_not_write() -> None:
     assert "do not go on" in read(desk(), "to be", "spelling", 3)["work"]["error"]
 
 
-def test_whatever_a_model_raises_is_told(causal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_a_model_raises_is_told_and_logged(
+    causal: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(name: str) -> Any:
         raise RuntimeError("out of memory")
 
@@ -245,6 +247,9 @@ def test_whatever_a_model_raises_is_told(causal: str, monkeypatch: pytest.Monkey
     about = read(desk(causal), TEXT, causal)
     assert about["work"]["state"] == "failed"
     assert "RuntimeError: out of memory" in about["work"]["error"]
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("regard.view.work", "ERROR")
+    assert "in broken\n" in caplog.text, "where it was raised"
 
 
 def test_reading_tells_how_far_it_is_and_is_stopped(
@@ -306,7 +311,7 @@ def test_a_long_text_is_not_sent_back() -> None:
     assert on.about()["text"] == ""
 
 
-def test_work_goes_on_after_it_failed() -> None:
+def test_work_goes_on_after_it_failed(caplog: pytest.LogCaptureFixture) -> None:
     work = Work()
     going = threading.Event()
 
@@ -318,6 +323,7 @@ def test_work_goes_on_after_it_failed() -> None:
     going.set()
     work.wait(5)
     assert work.state()["error"] == "no"
+    assert not caplog.records, "what is refused needs no traceback"
     work.start(lambda tell: torch.zeros(1))
     work.wait(5)
     assert work.state()["state"] == "done"

@@ -57,6 +57,24 @@ def test_a_question_that_makes_no_sense_gets_an_error(wrong: dict[str, Any], why
     assert not buffers
 
 
+def test_what_goes_wrong_is_told_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(self: Answers, asked: object, go: Any) -> bytes:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setitem(Answers.QUESTIONS, "tile", broken)
+    made = widget(seen(5))
+    made.comm.ask("a-1", "secrets")
+    assert "no such question" in made.comm.heard()[0]["error"]
+    assert not caplog.records, "what is refused needs no traceback"
+    made.comm.ask("a-2", "tile")
+    assert made.comm.heard()[0] == {"number": "a-2", "error": "out of memory"}
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("regard.view.live", "ERROR")
+    assert "in broken\n" in caplog.text, "where it was raised"
+
+
 def endless(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
     """Tiles are never done: when one was begun, and when it was given up."""
     started, stopped = threading.Event(), threading.Event()

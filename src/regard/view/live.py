@@ -7,6 +7,7 @@ own, so that cells run while a long one is read.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -14,10 +15,13 @@ from typing import Any, NamedTuple
 import anywidget
 import traitlets
 
+from regard.errors import RegardError
 from regard.view.answers import Answers
 from regard.view.atlas import Atlas
 from regard.view.bundle import script
 from regard.view.tiles import CancelledError
+
+logger = logging.getLogger(__name__)
 
 
 class Selection(NamedTuple):
@@ -81,7 +85,10 @@ class Live(anywidget.AnyWidget):  # type: ignore[misc, no-any-unimported, unused
             )
         except CancelledError:
             return
-        except Exception as error:  # A thread has nobody to tell but the one who asked.
+        except Exception as error:
+            # A thread raises to nobody: who asked is told, and where it happened is logged.
+            if not isinstance(error, RegardError):
+                logger.exception("a question of the widget was not answered")
             self.send({"number": number, "error": str(error) or type(error).__name__})
         else:
             self.send({"number": number}, [body])

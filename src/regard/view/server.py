@@ -8,6 +8,7 @@ form of another site can send. A client that hangs up stops what was being compu
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 import select
 import socket
@@ -21,6 +22,8 @@ from regard.errors import RegardError
 from regard.view.answers import JSON, Answers
 from regard.view.desk import Desk
 from regard.view.tiles import CancelledError
+
+logger = logging.getLogger(__name__)
 
 HOME = """<!doctype html>
 <html lang="en">
@@ -95,14 +98,23 @@ class Handler(BaseHTTPRequestHandler):
         self._heard(self._post)
 
     def _heard(self, answer: Callable[[str], tuple[str, bytes]]) -> None:
+        self._send(*self._answered(answer))
+
+    def _answered(self, answer: Callable[[str], tuple[str, bytes]]) -> tuple[int, str, bytes]:
         try:
-            self._send(200, *answer(self._name()))
+            return 200, *answer(self._name())
         except RefusedError as refused:
-            self._send(refused.status, TEXT, str(refused).encode())
+            return refused.status, TEXT, str(refused).encode()
         except RegardError as error:
-            self._send(400, TEXT, str(error).encode())
+            return 400, TEXT, str(error).encode()
         except CancelledError:
-            self._send(204, TEXT, b"")
+            return 204, TEXT, b""
+        except ConnectionError:
+            raise
+        except Exception as error:
+            # The page is told what happened, and the log where.
+            logger.exception("a question of the app was not answered")
+            return 500, TEXT, f"{type(error).__name__}: {error}".encode()
 
     def _name(self) -> str:
         """What is asked for, by someone who may."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from regard.errors import RegardError
+
+logger = logging.getLogger(__name__)
 
 Tell = Callable[[str, int, int], None]
 """Told what is being done, how much of it is, and of how much: 0 if that is not known. Raises
@@ -74,7 +77,8 @@ class Work:
         except RegardError as error:
             self._state = self._state | {"state": "failed", "error": str(error)}
         except Exception as error:
-            # Whatever a model does wrong is told in the page; the app goes on.
+            # What a model does wrong is told in the page and logged; the app goes on.
+            logger.exception("the model could not read this")
             why = f"the model could not read this\n  got:      {type(error).__name__}: {error}"
             self._state = self._state | {"state": "failed", "error": why[:2000]}
         else:
