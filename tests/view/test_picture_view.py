@@ -48,7 +48,7 @@ def told(tab: Page, token: int) -> tuple[float, int]:
     """The weight and the rank that are said of a patch that is pointed at."""
     tab.mouse.move(*middle(tab, token), steps=2)
     until(tab, f"document.querySelector('.told').textContent.includes('#{token}:')")
-    found = re.search(r": ([\d.e-]+)%?, rank (\d+) of 37", tab.locator(".told").inner_text())
+    found = re.search(r": ([\d.]+)%, rank (\d+) of 37", tab.locator(".told").inner_text())
     assert found
     return float(found[1]) / 100, int(found[2])
 

@@ -107,11 +107,24 @@ export function place(value: number, scale: Scale, { low, high }: Range): number
   return Math.min(1, Math.max(0, share));
 }
 
-export function percent(value: number): string {
+const PERCENT = new Intl.NumberFormat("en", {
+  style: "percent",
+  maximumSignificantDigits: 3,
+  useGrouping: false,
+});
+const LEAST = 1e-5;
+
+/** A weight in three digits, never as a power of ten. Below a thousandth of a percent only that is
+ * said, unless the number is what is asked for. */
+export function percent(value: number, least = LEAST): string {
   if (value === 0) return "0";
-  if (value >= 0.9995 && value < 1.0005) return "100%";
-  if (value >= 0.000001) return `${+(100 * value).toPrecision(3)}%`;
-  return `${(100 * value).toExponential(2)}%`;
+  return value < least ? `<${PERCENT.format(least)}` : PERCENT.format(value);
+}
+
+/** The same, and below a thousandth of a percent the weight itself. */
+export function exactly(value: number): string {
+  const small = value > 0 && value < LEAST;
+  return small ? `${percent(value)} (${value.toExponential(2)})` : percent(value);
 }
 
 export function number(value: number): string {

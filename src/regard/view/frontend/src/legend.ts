@@ -33,7 +33,7 @@ export function legendOf(
   const tick = (value: number) => {
     if (scale === "ratio") return `${number(value)}×`;
     if (scale === "row") return `${Math.round(100 * value)}%`;
-    return pool === "sum" && value > 1 ? number(value) : percent(value);
+    return pool === "sum" && value > 1 ? number(value) : percent(value, 0);
   };
   const middle =
     scale === "linear" || scale === "row" ? range.high / 2 : Math.sqrt(range.low * range.high);

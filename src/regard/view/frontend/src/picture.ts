@@ -1,6 +1,6 @@
 /** A picture, shaded by where one token looks, or by who looks at it. */
 
-import { css, ink, percent, ramp } from "./colour";
+import { css, exactly, ink, percent, ramp } from "./colour";
 import { download, el, spelled } from "./dom";
 import { title } from "./exporting";
 import { inksOf, plate } from "./figure";
@@ -182,7 +182,7 @@ export class PictureView {
       {
         class: at === chosen ? "word self" : "word",
         style: weights ? `background:${css(colour)};color:${ink(colour)}` : undefined,
-        title: weights ? `#${at} ${percent(weights[at]!)}` : `#${at}`,
+        title: weights ? `#${at} ${exactly(weights[at]!)}` : `#${at}`,
         "aria-pressed": pick ? String(at === chosen) : undefined,
         "data-place": at,
         disabled: !pick,
@@ -247,14 +247,14 @@ export class PictureView {
     if (!weights) return place;
     const weight = weights[at]!;
     const rank = 1 + weights.reduce((n, other) => n + (other > weight ? 1 : 0), 0);
-    return `${place}: ${percent(weight)}, rank ${rank} of ${weights.length}`;
+    return `${place}: ${exactly(weight)}, rank ${rank} of ${weights.length}`;
   }
 
   private legend(text: number, weights: Float32Array, looks: boolean): HTMLElement {
     const picture = this.index.pictures[text];
     if (!picture) return el("div");
     const most = mostOf(picture, weights);
-    const ticks: [string, string, string] = ["0", percent(most / 2), percent(most)];
+    const ticks: [string, string, string] = ["0", percent(most / 2, 0), percent(most, 0)];
     const patches = weights.slice(picture.first, picture.first + picture.rows * picture.columns);
     const sum = patches.reduce((total, weight) => total + weight, 0);
     const level = this.source.finest(this.state().map);

@@ -1,6 +1,6 @@
 /** What is said of the pair that is pointed at. */
 
-import { percent } from "./colour";
+import { exactly, percent } from "./colour";
 import { el, spelled } from "./dom";
 import { SIDE, type Index, type MapInfo, type Tile } from "./format";
 import type { Lens, Point } from "./lens";
@@ -109,6 +109,6 @@ function told(map: MapInfo, { query, key }: Point, found: Cell | null): string {
   if (!allowed(map, query, key)) return "hidden by the mask";
   if (found === null) return "known as part of its cell";
   const { weight, rank } = found;
-  if (rank === null) return `at most ${percent(weight)}`;
-  return `${percent(weight)}${weight ? `, rank ${rank}` : ""}`;
+  if (rank === null) return `at most ${percent(weight, 0)}`;
+  return `${exactly(weight)}${weight ? `, rank ${rank}` : ""}`;
 }

@@ -1,6 +1,6 @@
 /** A text as words that can be chosen: shaded, dimmed where the mask hides, marked where written. */
 
-import { percent } from "./colour";
+import { exactly } from "./colour";
 import { el, spelled } from "./dom";
 
 export interface Shading {
@@ -74,7 +74,7 @@ function word(
   hidden: boolean,
 ): HTMLElement {
   const kinds = ["word", at === of.self && "self", hidden && "hid", at >= of.wrote && "written"];
-  const weighs = hidden ? "hidden by the mask" : shading?.weight ? percent(shading.weight(at)) : "";
+  const weighs = hidden ? "hidden by the mask" : shading?.weight ? exactly(shading.weight(at)) : "";
   return el(
     "button",
     {
