@@ -26,9 +26,9 @@ pytestmark = pytest.mark.xdist_group("browser")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def saved(tab: Page, kind: str, folder: Path) -> Path:
+def saved(tab: Page, kind: str, folder: Path, ready: str = MAP) -> Path:
     """Choose one kind of file from the menu."""
-    tab.wait_for_selector(MAP)
+    tab.wait_for_selector(ready)
     with tab.expect_download() as waiting:
         tab.get_by_role("button", name="Save …").click()
         tab.get_by_role("menuitem", name=kind).click()
@@ -181,6 +181,87 @@ def test_all_heads_on_one_sheet(open_page: Open, short_page: str, tmp_path: Path
     ]
 
 
+def weighed(path: Path) -> tuple[list[str], torch.Tensor, torch.Tensor]:
+    """Of a table its tokens, their weights, and which of them are exact."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["index"] for row in rows] == [str(i) for i in range(len(rows))]
+    return (
+        [row["token"] for row in rows],
+        torch.tensor([float(row["weight"]) for row in rows]),
+        torch.tensor([{"true": True, "false": False}[row["exact"]] for row in rows]),
+    )
+
+
+def test_the_numbers_of_a_text(
+    open_page: Open, short_page: str, short: Seen, tmp_path: Path
+) -> None:
+    tab = open_page(f"{short_page}#view=text&token=30&head=1&map=1")
+    table = saved(tab, "CSV", tmp_path, ".word")
+    assert table.name == "layers.1.attn-head-1-token-30-looks.csv"
+    names, found, exact = weighed(table)
+    assert names == tokens(40)
+    assert exact.all()
+    torch.testing.assert_close(found, weights(short, 1, 1)[30], rtol=1e-3, atol=1e-6)
+    tab.get_by_role("radio", name="Is seen by").check()
+    tab.locator(".set [data-head='3']").click()
+    until(tab, "document.querySelector('h2').textContent.includes('mean of 2 heads')")
+    table = saved(tab, "CSV", tmp_path, ".word")
+    assert table.name == "layers.1.attn-the-mean-of-2-heads-token-30-seen.csv"
+    mean = (weights(short, 1, 1) + weights(short, 1, 3))[:, 30] / 2
+    torch.testing.assert_close(weighed(table)[1], mean, rtol=1e-3, atol=1e-6)
+    tab.get_by_role("radio", name="All layers").check()
+    until(tab, "document.querySelector('h2').textContent.includes('of 2 layers')")
+    table = saved(tab, "CSV", tmp_path, ".word")
+    assert table.name == "the-mean-of-all-heads-of-2-layers-token-30-seen.csv"
+    every = [weights(short, layer, head)[:, 30] for layer in range(2) for head in range(4)]
+    torch.testing.assert_close(weighed(table)[1], sum(every) / 8, rtol=1e-3, atol=1e-6)
+
+
+def test_the_numbers_of_a_text_say_which_are_exact(open_page: Open, tmp_path: Path) -> None:
+    what = seen(600)
+    url = write_page(what, tmp_path / "p.html", tokens=tokens(600), limit=100_000).as_uri()
+    tab = open_page(f"{url}#view=text&token=500")
+    _, found, exact = weighed(saved(tab, "CSV", tmp_path, ".word"))
+    p = weights(what, 0, 0)[500]
+    # The strongest four, and those that the mask hides.
+    assert exact.nonzero()[:, 0].tolist() == sorted([*p.topk(4).indices.tolist(), *range(501, 600)])
+    torch.testing.assert_close(found[exact], p[exact], rtol=1e-3, atol=1e-6)
+
+
+def test_a_text_is_drawn_as_it_is_seen(
+    open_page: Open, short_page: str, short: Seen, tmp_path: Path
+) -> None:
+    tab = open_page(f"{short_page}#view=text&token=30&head=1")
+    picture = saved(tab, "PNG", tmp_path, ".word").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    drawn = ElementTree.parse(saved(tab, "SVG", tmp_path, ".word")).getroot()
+    wide, high = (float(drawn.get(side) or 0) for side in ("width", "height"))
+    sides = [int.from_bytes(picture[at : at + 4]) for at in (16, 20)]
+    assert sides == pytest.approx([2 * wide, 2 * high], abs=2)
+    texts = [text.text or "" for text in drawn.iter(f"{SVG}text")]
+    assert texts[0] == "Toy · layers.0.attn · head 1 · ␣word30 #30 looks at"
+    assert texts[1:41] == [f"word{i}" for i in range(40)]
+    assert tab.locator(".legend .ticks span").all_inner_texts() == texts[41:44]
+    said = tab.locator(".legend .note").inner_text()
+    assert " ".join(texts[44:]) == said
+    assert said.startswith("A token is coloured by the weight that it gets. The mask causal()")
+    p = weights(short, 0, 1)[30]
+    boxes = [box for box in drawn.iter(f"{SVG}rect") if box.find(f"{SVG}title") is not None]
+    told = [(box.findtext(f"{SVG}title") or "").split(", ") for box in boxes]
+    assert [name for name, _ in told] == [f"#{i}" for i in range(40)]
+    assert told[31][1] == "hidden by the mask"
+    for word, (box, (_, weight)) in enumerate(zip(boxes[:31], told[:31], strict=True)):
+        if not weight.startswith("<"):
+            assert float(weight.rstrip("%")) / 100 == pytest.approx(p[word].item(), rel=6e-3)
+        shade = tab.locator(f".word[data-place='{word}']")
+        assert f"background:{box.get('fill')};" in (shade.get_attribute("style") or "")
+        assert float(box.get("x") or 0) + float(box.get("width") or 0) <= wide
+    # The one that is asked about has a frame.
+    (frame,) = [box for box in drawn.iter(f"{SVG}rect") if box.get("stroke")]
+    assert frame.get("x") == boxes[30].get("x")
+
+
 def test_the_menu_is_used_by_keys(open_page: Open, short_page: str) -> None:
     tab = open_page(short_page)
     tab.wait_for_selector(MAP)
@@ -218,3 +299,8 @@ def test_hostile_tokens_are_text_in_every_file(open_page: Open, tmp_path: Path) 
     ]
     _, about = tensors(saved(tab, "safetensors", tmp_path))
     assert json.loads(about["key_tokens"]) == HOSTILE
+    tab.locator("[data-view=text]").click()
+    drawn = ElementTree.parse(saved(tab, "SVG", tmp_path, ".word")).getroot()
+    assert {each.tag.removeprefix(SVG) for each in drawn.iter()} == tags
+    names, _, _ = weighed(saved(tab, "CSV", tmp_path, ".word"))
+    assert names == [t.replace("\ud800", "\ufffd") for t in HOSTILE]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,10 +108,52 @@ def test_patches_are_chosen_by_mouse_and_keys(
     until(tab, "document.querySelectorAll('.thumb canvas[data-ready=yes]').length === 6")
     tab.get_by_role("button", name="head 3").click()
     until(tab, "location.hash.includes('head=3')")
+
+
+def saved(tab: Page, kind: str, folder: Path) -> Path:
     with tab.expect_download() as waiting:
-        tab.get_by_role("button", name="Save PNG").click()
-    waiting.value.save_as(tmp_path / "p.png")
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+        tab.get_by_role("button", name="Save …").click()
+        tab.get_by_role("menuitem", name=kind).click()
+    path = folder / waiting.value.suggested_filename
+    waiting.value.save_as(path)
+    return path
+
+
+def test_a_shaded_picture_is_saved_with_its_numbers(
+    open_page: Open, trace: regard.Trace, tmp_path: Path
+) -> None:
+    url = write_page(trace, tmp_path / "p.html", tokens=patches()).as_uri()
+    tab = open_page(f"{url}#view=picture&head=2&token=15&direction=seen")
+    tab.wait_for_selector(READY)
+    assert saved(tab, "PNG", tmp_path).read_bytes().startswith(b"\x89PNG")
+    drawn_to = saved(tab, "SVG", tmp_path).read_text()
+    assert "head 2 · patch 2,2 #15 is seen by<" in drawn_to
+    assert drawn_to.count("<image ") == 2
+    table = saved(tab, "CSV", tmp_path)
+    assert table.name == "trace-head-2-token-15-seen.csv"
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["token"] for row in rows[:3]] == ["CLS", "0,0", "0,1"]
+    found = torch.tensor([float(row["weight"]) for row in rows])
+    torch.testing.assert_close(found, trace.weights()[0, 2, :, 15], rtol=1e-3, atol=1e-6)
+
+
+def test_words_that_a_picture_looks_at_are_saved_as_numbers(
+    open_page: Open, tmp_path: Path
+) -> None:
+    q, k = torch.randn(1, 2, SIDE * SIDE, 8), torch.randn(1, 2, 3, 8)
+    t = regard.trace(q, k, k)
+    names, picture = ["a", " red", " sun"], Patches(drawn(96), (SIDE, SIDE))
+    url = write_page(t, tmp_path / "p.html", tokens=names, queries=picture).as_uri()
+    tab = open_page(f"{url}#view=picture&token=7")
+    tab.wait_for_selector(READY)
+    tab.get_by_role("button", name="Save …").click()
+    assert tab.locator("[role=menuitem] .name").all_inner_texts() == ["CSV"]
+    tab.keyboard.press("Escape")
+    with saved(tab, "CSV", tmp_path).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["token"] for row in rows] == names
+    assert float(rows[1]["weight"]) == pytest.approx(t.weights()[0, 0, 7, 1].item(), rel=2e-3)
 
 
 BRIGHT = """side => {

@@ -87,7 +87,8 @@ export function ramp(theme: "light" | "dark"): Rgb[] {
   return found;
 }
 
-export const css = ([r, g, b]: Rgb) => `rgb(${r} ${g} ${b})`;
+/** With commas, as drawing programs want it. */
+export const css = ([r, g, b]: Rgb) => `rgb(${r},${g},${b})`;
 
 /** Ink that reads on a colour. */
 export function ink([red, green, blue]: Rgb): string {

@@ -1,15 +1,16 @@
 /** What is seen, as files: pictures, drawings and numbers. */
 
 import type { Atlas } from "./atlas";
+import { csv } from "./csv";
 import { download, spelled } from "./dom";
 import { figure } from "./figure";
 import type { Index } from "./format";
 import { legendOf } from "./legend";
 import type { Deed } from "./menu";
-import { csv, type Region } from "./region";
+import { table, type Region } from "./region";
 import { safetensors, type Tensor } from "./safetensors";
 import { toCanvas, toSvg, type Drawing } from "./shapes";
-import type { Source } from "./sources";
+import type { Line, Source } from "./sources";
 import type { State } from "./state";
 
 const FINE = 2;
@@ -30,27 +31,10 @@ export function deeds(atlas: Atlas, index: Index, source: Source, state: () => S
   };
   const counted = async (signal: AbortSignal) => (await atlas.seen(signal, true)).region;
   const made: Deed[] = [
-    {
-      name: "PNG",
-      about: "a picture",
-      act: async (signal) => download(file("png"), await pixels(await drawn(signal))),
-    },
-    {
-      name: "SVG",
-      about: "a drawing",
-      act: async (signal) => {
-        const text = toSvg(await drawn(signal));
-        download(file("svg"), new Blob([text], { type: "image/svg+xml" }));
-      },
-    },
-    {
-      name: "CSV",
-      about: "a table",
-      act: async (signal) => {
-        const text = csv(await counted(signal), index.texts, index.maps[state().map]!);
-        download(file("csv"), new Blob([text], { type: "text/csv" }));
-      },
-    },
+    ...pictures(file, drawn),
+    numbers(file, async (signal) =>
+      table(await counted(signal), index.texts, index.maps[state().map]!),
+    ),
     {
       name: "safetensors",
       about: "tensors",
@@ -68,23 +52,65 @@ export function deeds(atlas: Atlas, index: Index, source: Source, state: () => S
   return made;
 }
 
+type File = (kind: string) => string;
+type Made<T> = (signal: AbortSignal) => T | Promise<T>;
+
+/** A drawing as both kinds of picture. */
+export function pictures(file: File, drawn: Made<Drawing>): Deed[] {
+  return [
+    {
+      name: "PNG",
+      about: "a picture",
+      act: async (signal) => download(file("png"), await pixels(await drawn(signal))),
+    },
+    {
+      name: "SVG",
+      about: "a drawing",
+      act: async (signal) => {
+        const text = toSvg(await drawn(signal));
+        download(file("svg"), new Blob([text], { type: "image/svg+xml" }));
+      },
+    },
+  ];
+}
+
+export function numbers(file: File, text: Made<string>): Deed {
+  return {
+    name: "CSV",
+    about: "a table",
+    act: async (signal) =>
+      download(file("csv"), new Blob([await text(signal)], { type: "text/csv" })),
+  };
+}
+
+/** What each token weighs in an answer, and whether that is exact. */
+export function weighed({ weights, exact }: Line, names: string[] | undefined): string {
+  const rows = Array.from(weights, (weight, at) => {
+    return [at, names?.[at] ?? "", weight, exact === null || exact.has(at)];
+  });
+  return csv(["index", "token", "weight", "exact"], rows);
+}
+
 /** A name that every file system takes. */
 export const safe = (name: string) => name.replace(/[^\w.-]+/g, "-").slice(0, 60);
 
-function fileName(index: Index, { map, head }: State): string {
-  return `${safe(index.maps[map]!.name)}-head-${head}`;
+/** What is looked at: of one layer, or of all of them. */
+function parts(index: Index, { map, head }: State, which = `head ${head}`, all = false): string[] {
+  return all ? [which] : [index.maps[map]!.name, which];
 }
 
-/** What is looked at, in a line. */
-export function title(index: Index, { map, head }: State, which = `head ${head}`): string {
-  const parts = [index.model, index.maps[map]!.name, which];
-  return parts
+export function fileName(index: Index, state: State, which?: string, all?: boolean): string {
+  return parts(index, state, which, all).map(safe).join("-");
+}
+
+export function title(index: Index, state: State, which?: string, all?: boolean): string {
+  return [index.model, ...parts(index, state, which, all)]
     .filter(Boolean)
     .map((part) => spelled(part, 60))
     .join(" · ");
 }
 
-export function pixels(drawing: Drawing): Promise<Blob> {
+function pixels(drawing: Drawing): Promise<Blob> {
   return new Promise((done, fail) => {
     toCanvas(drawing, FINE).toBlob(
       (blob) => (blob ? done(blob) : fail(new Error("the browser made no picture"))),

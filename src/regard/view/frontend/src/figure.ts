@@ -77,23 +77,42 @@ export function figure(of: Figure): Drawing {
   return { width, height, shapes };
 }
 
-/** A picture with its title and legend. */
+/** What stands between a title and a legend: its size, and its shapes from a place on. */
+export interface Body {
+  width: number;
+  height: number;
+  shapes: (x: number, y: number) => Shape[];
+}
+
+/** A picture as it is on the screen. */
+export function shown(canvas: HTMLCanvasElement): Body {
+  const size = { width: canvas.clientWidth, height: canvas.clientHeight };
+  return { ...size, shapes: (x, y) => [{ kind: "pixels", x, y, ...size, canvas }] };
+}
+
+/** Anything with its title and legend. */
 export function plate(
   title: string,
-  canvas: HTMLCanvasElement,
+  body: Body,
   legend: Legend,
   inks: Inks,
   theme: "light" | "dark",
 ): Drawing {
-  const [wide, high] = [canvas.clientWidth, canvas.clientHeight];
-  const width = Math.max(LEAST, wide + 2 * MARGIN);
-  const notes = wrapped(legend.meaning, width - 2 * MARGIN - STRIP - 20);
-  const below = TITLE + high + 2 * MARGIN;
+  const width = Math.max(LEAST, body.width + 2 * MARGIN);
+  const notes = wrapped(
+    [legend.meaning, ...legend.notes].join(" "),
+    width - 2 * MARGIN - STRIP - 20,
+  );
+  const heading = wrapped(title, width - 2 * MARGIN, `600 14px ${SANS}`);
+  const above = TITLE + 18 * (heading.length - 1) + MARGIN / 2;
+  const below = above + body.height + 1.5 * MARGIN;
   const height = below + Math.max(34, 16 * notes.length) + MARGIN;
   const shapes: Shape[] = [
     { kind: "box", x: 0, y: 0, width, height, fill: inks.paper },
-    text(title, MARGIN, 22, inks.ink, { size: 14, bold: true }),
-    { kind: "pixels", x: MARGIN, y: TITLE + MARGIN / 2, width: wide, height: high, canvas },
+    ...heading.map((line, at) =>
+      text(line, MARGIN, 22 + 18 * at, inks.ink, { size: 14, bold: true }),
+    ),
+    ...body.shapes(MARGIN, above),
     ...explained(legend, notes, below, theme, inks),
   ];
   return { width, height, shapes };
@@ -201,9 +220,9 @@ function explained(
 }
 
 /** Words in lines of at most so many pixels. */
-function wrapped(words: string, width: number): string[] {
+function wrapped(words: string, width: number, font = `11.5px ${SANS}`): string[] {
   const context = document.createElement("canvas").getContext("2d")!;
-  context.font = `11.5px ${SANS}`;
+  context.font = font;
   const lines = [""];
   for (const word of words.split(" ")) {
     const longer = `${lines.at(-1)} ${word}`.trim();

@@ -1,5 +1,6 @@
 /** Every head in a table: sorted by a number, filtered by what heads are known to do. */
 
+import { csv } from "./csv";
 import { download, el } from "./dom";
 import type { Index, Statistics } from "./format";
 import type { Source } from "./sources";
@@ -48,12 +49,14 @@ function written(figure: number | undefined, { share }: Column): string {
 
 /** The table as it is seen: filtered and in its order. */
 function save(rows: Row[], columns: Column[]): void {
-  const lines = [["layer", "head", ...columns.map(({ name }) => name)].join()];
-  for (const { name, head, figures } of rows) {
-    const layer = `"${name.replaceAll('"', '""')}"`;
-    lines.push([layer, head, ...columns.map((column) => figures[column.name] ?? "")].join());
-  }
-  download("heads.csv", new Blob([lines.join("\n") + "\n"], { type: "text/csv" }));
+  const names = columns.map(({ name }) => name);
+  const lines = rows.map(({ name, head, figures }) => [
+    name,
+    head,
+    ...names.map((n) => figures[n]),
+  ]);
+  const text = csv(["layer", "head", ...names], lines);
+  download("heads.csv", new Blob([text], { type: "text/csv" }));
 }
 
 export class HeadsView {

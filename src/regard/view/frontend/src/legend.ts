@@ -66,11 +66,20 @@ export function strip(theme: "light" | "dark"): HTMLCanvasElement {
   return made;
 }
 
-export function legendNodes(legend: Legend, failed: string | null, theme: "light" | "dark") {
+function nodes({ ticks, meaning, notes }: Legend, theme: "light" | "dark"): HTMLElement[] {
   return [
     strip(theme),
-    el("div", { class: "ticks" }, ...legend.ticks.map((tick) => el("span", {}, tick))),
-    el("p", { class: "note" }, [legend.meaning, ...legend.notes].join(" ")),
+    el("div", { class: "ticks" }, ...ticks.map((tick) => el("span", {}, tick))),
+    el("p", { class: "note" }, [meaning, ...notes].join(" ")),
+  ];
+}
+
+export const legendBox = (legend: Legend, theme: "light" | "dark") =>
+  el("div", { class: "legend" }, ...nodes(legend, theme));
+
+export function legendNodes(legend: Legend, failed: string | null, theme: "light" | "dark") {
+  return [
+    ...nodes(legend, theme),
     failed
       ? el("p", { class: "note bad", role: "alert" }, `A tile could not be read: ${failed}`)
       : "",

@@ -1,11 +1,11 @@
 /** Layers × heads: each thumbnail is a map of the whole text. */
 
-import { download, el } from "./dom";
-import { pixels, safe } from "./exporting";
+import { el } from "./dom";
+import { pictures, safe } from "./exporting";
 import { inksOf } from "./figure";
 import { topLevel, type Index } from "./format";
-import { Menu, type Deed } from "./menu";
-import { toSvg, type Drawing } from "./shapes";
+import { Menu } from "./menu";
+import type { Drawing } from "./shapes";
 import { sheet, type Row } from "./sheet";
 import type { Source } from "./sources";
 import type { State } from "./state";
@@ -141,21 +141,10 @@ export class Overview {
 
   private saving(): HTMLElement {
     const name = `${safe(this.index.model || "regard")}-heads`;
-    const deeds: Deed[] = [
-      {
-        name: "PNG",
-        about: "a picture",
-        act: async (signal) => download(`${name}.png`, await pixels(await this.drawing(signal))),
-      },
-      {
-        name: "SVG",
-        about: "a drawing",
-        act: async (signal) => {
-          const text = toSvg(await this.drawing(signal));
-          download(`${name}.svg`, new Blob([text], { type: "image/svg+xml" }));
-        },
-      },
-    ];
+    const deeds = pictures(
+      (kind) => `${name}.${kind}`,
+      (signal) => this.drawing(signal),
+    );
     return el("div", { class: "ask" }, new Menu("Save …", deeds).root);
   }
 }

@@ -1,14 +1,15 @@
 /** A picture, shaded by where one token looks, or by who looks at it. */
 
 import { css, exactly, ink, percent, ramp } from "./colour";
-import { download, el, spelled } from "./dom";
-import { title } from "./exporting";
-import { inksOf, plate } from "./figure";
+import { el, spelled } from "./dom";
+import { fileName, numbers, pictures, title, weighed } from "./exporting";
+import { inksOf, plate, shown } from "./figure";
 import type { Index, MapInfo, Picture } from "./format";
-import { strip } from "./legend";
-import { answered, deed, directionChoice, headsOf, named } from "./question";
+import { legendBox, type Legend } from "./legend";
+import { Menu } from "./menu";
+import { answered, asked, deed, directionChoice, headsOf, named } from "./question";
 import { decoded, patchAt, RAMP, shade } from "./shading";
-import { toCanvas } from "./shapes";
+import type { Drawing } from "./shapes";
 import type { Line, Source } from "./sources";
 import type { State } from "./state";
 
@@ -88,7 +89,8 @@ export class PictureView {
     return answered(this.source, direction, map, heads, this.token, signal);
   }
 
-  private fill({ weights }: Line, signal: AbortSignal): void {
+  private fill(line: Line, signal: AbortSignal): void {
+    const { weights } = line;
     const { direction } = this.state();
     const { queryText, keyText } = this.map;
     const looks = direction === "looks";
@@ -103,9 +105,15 @@ export class PictureView {
             { text: own, weights: null, chosen, pick },
             { text: other, weights, chosen: null, pick: null },
           ];
+    const legend = this.legend(other, weights);
     const status = el("p", { class: "note told", "aria-live": "polite" }, " ");
     this.root.replaceChildren(
-      el("div", { class: "ask" }, directionChoice(direction, this.change)),
+      el(
+        "div",
+        { class: "ask" },
+        directionChoice(direction, this.change),
+        this.saving(other, line, legend),
+      ),
       el(
         "h2",
         {},
@@ -119,7 +127,7 @@ export class PictureView {
         el(
           "div",
           { class: "beside" },
-          this.legend(other, weights, looks),
+          legend ? legendBox(legend, RAMP) : null,
           this.thumbs(other, signal),
         ),
       ),
@@ -250,40 +258,43 @@ export class PictureView {
     return `${place}: ${exactly(weight)}, rank ${rank} of ${weights.length}`;
   }
 
-  private legend(text: number, weights: Float32Array, looks: boolean): HTMLElement {
+  private legend(text: number, weights: Float32Array): Legend | null {
     const picture = this.index.pictures[text];
-    if (!picture) return el("div");
+    if (!picture) return null;
     const most = mostOf(picture, weights);
-    const ticks: [string, string, string] = ["0", percent(most / 2, 0), percent(most, 0)];
     const patches = weights.slice(picture.first, picture.first + picture.rows * picture.columns);
     const sum = patches.reduce((total, weight) => total + weight, 0);
     const level = this.source.finest(this.state().map);
-    const notes = [
-      looks
-        ? `A patch is coloured by the weight that it gets; all of them together get ${percent(sum)}.`
-        : "A patch is coloured by the weight that it gives.",
-      level ? `Single pairs are known as means over ${1 << level} × ${1 << level} of them.` : "",
-    ];
-    return el(
-      "div",
-      { class: "legend" },
-      strip(RAMP),
-      el("div", { class: "ticks" }, ...ticks.map((tick) => el("span", {}, tick))),
-      el("p", { class: "note" }, notes.join(" ")),
-      el("button", { onclick: () => this.save(ticks, notes[0]!) }, "Save PNG"),
-    );
+    return {
+      ticks: ["0", percent(most / 2, 0), percent(most, 0)],
+      meaning:
+        this.state().direction === "looks"
+          ? `A patch is coloured by the weight that it gets; all of them together get ${percent(sum)}.`
+          : "A patch is coloured by the weight that it gives.",
+      notes: level
+        ? [`Single pairs are known as means over ${1 << level} × ${1 << level} of them.`]
+        : [],
+    };
   }
 
-  private save(ticks: [string, string, string], meaning: string): void {
+  /** The shaded picture, if there is one, and what every token weighs. */
+  private saving(text: number, line: Line, legend: Legend | null): HTMLElement {
+    const { direction } = this.state();
+    const of = fileName(this.index, this.state(), named(this.heads));
+    const file = (kind: string) => `${of}-token-${this.token}-${direction}.${kind}`;
+    const table = numbers(file, () => weighed(line, this.index.texts[text]));
+    const deeds = legend ? [...pictures(file, () => this.drawing(legend)), table] : [table];
+    return new Menu("Save …", deeds).root;
+  }
+
+  private drawing(legend: Legend): Drawing {
     const drawn = [...this.root.querySelectorAll<HTMLCanvasElement>("canvas.shaded")].at(-1)!;
     const of = title(this.index, this.state(), named(this.heads));
-    const heading = this.root.querySelector("h2")!.textContent!.split(", in ")[0];
-    const legend = { ticks, meaning, notes: [] };
-    const made = plate(`${of} · ${heading}`, drawn, legend, inksOf(this.root), RAMP);
-    toCanvas(made, window.devicePixelRatio || 1).toBlob(
-      (blob) => blob && download("picture.png", blob),
-      "image/png",
-    );
+    const { direction } = this.state();
+    const { queryText, keyText } = this.map;
+    const own = this.called(direction === "looks" ? queryText : keyText, this.token);
+    const what = asked(own, this.token, direction);
+    return plate(`${of} · ${what}`, shown(drawn), legend, inksOf(this.root), RAMP);
   }
 
   /** The same question to every head of the layer, side by side. */

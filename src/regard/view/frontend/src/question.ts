@@ -12,6 +12,10 @@ const DEEDS: Record<Direction, string> = { looks: "looks at", seen: "is seen by"
 /** What a token does, in a sentence. */
 export const deed = (direction: Direction) => DEEDS[direction];
 
+/** The question without its heads, in a line. */
+export const asked = (name: string, token: number, direction: Direction) =>
+  [name, `#${token}`, deed(direction)].filter(Boolean).join(" ");
+
 export function directionChoice(
   now: Direction,
   change: (part: Partial<State>) => void,

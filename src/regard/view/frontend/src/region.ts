@@ -1,5 +1,6 @@
 /** The numbers of what is seen: the cells in view, put together from their tiles. */
 
+import { csv } from "./csv";
 import { SIDE, type MapInfo } from "./format";
 import type { Lens } from "./lens";
 import type { Strongest } from "./sources";
@@ -70,19 +71,20 @@ function pairsOf(lens: Lens, { count, keys, weights }: Strongest): Region["pairs
 }
 
 /** One line a cell, then one for each single pair. */
-export function csv(region: Region, texts: string[][], { queryText, keyText }: MapInfo): string {
+export function table(region: Region, texts: string[][], { queryText, keyText }: MapInfo): string {
   const { cell, rows, columns, mean, most } = region;
-  const quote = (text: string | undefined) => `"${(text ?? "").replaceAll('"', '""')}"`;
-  const lines = ["query,key,query_token,key_token,cell,mean,max"];
   const line = (query: number, key: number, side: number, average: number, largest: number) => {
-    const words = [texts[queryText]?.[query], texts[keyText]?.[key]].map(quote);
-    lines.push([query, key, ...words, side, average, largest].join());
+    const words = [texts[queryText]?.[query] ?? "", texts[keyText]?.[key] ?? ""];
+    return [query, key, ...words, side, average, largest];
   };
+  const lines = [];
   for (let row = 0; row < rows; row++)
     for (let column = 0; column < columns; column++) {
       const at = row * columns + column;
-      line(region.query + row * cell, region.key + column * cell, cell, mean[at]!, most[at]!);
+      const place = [region.query + row * cell, region.key + column * cell] as const;
+      lines.push(line(...place, cell, mean[at]!, most[at]!));
     }
-  for (const { query, key, weight } of region.pairs) line(query, key, 1, weight, weight);
-  return lines.join("\n") + "\n";
+  for (const { query, key, weight } of region.pairs)
+    lines.push(line(query, key, 1, weight, weight));
+  return csv(["query", "key", "query_token", "key_token", "cell", "mean", "max"], lines);
 }

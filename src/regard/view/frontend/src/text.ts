@@ -1,14 +1,20 @@
 /** The text, shaded by where one token looks, or by who looks at it. */
 
-import { css, ink, percent, place, ramp } from "./colour";
+import { css, ink, percent, place, ramp, type Range } from "./colour";
 import { choice, el, spelled } from "./dom";
+import { fileName, numbers, pictures, title, weighed } from "./exporting";
+import { inksOf, plate } from "./figure";
 import type { Index, MapInfo } from "./format";
 import { headSet } from "./headset";
+import { legendBox, type Legend } from "./legend";
+import { Menu } from "./menu";
 import { partOf } from "./parts";
-import { answered, deed, directionChoice, headsOf, named } from "./question";
+import { passage } from "./passage";
+import { answered, asked, deed, directionChoice, headsOf, named } from "./question";
+import type { Drawing } from "./shapes";
 import type { Line, Source } from "./sources";
 import type { State } from "./state";
-import { words, type Shading } from "./words";
+import { words, type Colours, type Shading, type Words } from "./words";
 
 const WINDOW = 1500;
 const STRONGEST = 12;
@@ -24,6 +30,17 @@ export class TextView {
   private start = 0;
   private followed = "";
   private asking: AbortController | null = null;
+  private answer: Answer | null = null;
+  private saving = new Menu("Save …", [
+    ...pictures(
+      (kind) => this.file(kind),
+      () => this.drawing(this.answer!),
+    ),
+    numbers(
+      (kind) => this.file(kind),
+      () => weighed(this.answer!.line, this.names(this.looks ? "key" : "query")),
+    ),
+  ]);
 
   constructor(
     private source: Source,
@@ -69,9 +86,9 @@ export class TextView {
   async show(): Promise<void> {
     this.asking?.abort();
     const asking = (this.asking = new AbortController());
-    const asked = this.looks ? this.map.queries : this.map.keys;
+    const n = this.looks ? this.map.queries : this.map.keys;
     let { token } = this.state();
-    if (token < 0 || token >= asked) token = asked - 1;
+    if (token < 0 || token >= n) token = n - 1;
     try {
       const line = await this.line(token, asking.signal);
       if (!asking.signal.aborted) this.fill({ token, line });
@@ -93,12 +110,12 @@ export class TextView {
   }
 
   private fill(answer: Answer): void {
+    this.answer = answer;
     const focused = document.activeElement?.closest<HTMLElement>(".text .word");
     const again = focused?.dataset["place"];
     const { token } = answer;
     const { direction } = this.state();
-    const own = this.names(this.looks ? "query" : "key");
-    const name = own?.[token];
+    const name = this.names(this.looks ? "query" : "key")?.[token];
     this.root.replaceChildren(
       el(
         "div",
@@ -119,6 +136,7 @@ export class TextView {
               this.change({ set }),
             )
           : "",
+        this.saving.root,
       ),
       el(
         "h2",
@@ -127,7 +145,7 @@ export class TextView {
         ` #${token} ${deed(direction)}, in ${this.which()}`,
       ),
       this.strongest(answer),
-      ...this.notes(answer),
+      legendBox(this.legend(answer), this.theme()),
       ...this.texts(answer),
     );
     if (again !== undefined)
@@ -198,55 +216,82 @@ export class TextView {
     return [at(from, 0), at(to, n - 1)];
   }
 
-  private notes({ token }: Answer): HTMLElement[] {
+  private legend({ token, line }: Answer): Legend {
     const { band, mask, starts } = this.map;
     const level = this.source.finest(this.state().map);
     const [first, last] = this.seen(token);
-    const said: string[] = [];
+    const { low, high } = range(line.weights);
+    const middle = this.scale === "log" ? Math.sqrt(low * high) : high / 2;
+    const notes: string[] = [];
     if (band && (band[0] !== null || band[1] !== null))
-      said.push(
+      notes.push(
         `The mask ${mask} leaves ${last - first + 1} ${last === first ? "token" : "tokens"}, #${first} to #${last}${band[0] === null || band[1] === null ? "" : ", in brackets"}; those it hides are dim.`,
       );
-    if (starts.length > 1) said.push("Underlined: written by the model.");
+    if (starts.length > 1) notes.push("Underlined: written by the model.");
     if (level)
-      said.push(
+      notes.push(
         `Exact for the strongest keys of each token; the rest is a mean over ${1 << level} × ${1 << level} pairs.`,
       );
-    return said.length ? [el("p", { class: "note" }, said.join(" "))] : [];
+    return {
+      ticks: [this.scale === "log" ? percent(low, 0) : "0", percent(middle, 0), percent(high, 0)],
+      meaning: `A token is coloured by the weight that it ${this.looks ? "gets" : "gives"}.`,
+      notes,
+    };
   }
 
-  /** The text; where queries and keys are of two texts, the one that is asked about above. */
-  private texts(answer: Answer): (HTMLElement | string)[] {
-    const { token, line } = answer;
-    const { queries, keys, band, starts } = this.map;
-    const n = line.weights.length;
-    const [ours, theirs] = this.looks ? (["query", "key"] as const) : (["key", "query"] as const);
-    const wrote = this.same && starts.length > 1 ? starts[1]! : Infinity;
-    this.follow(answer);
-    const stop = Math.min(n, this.start + WINDOW);
+  /** What is asked, for the name of a file. */
+  private file(kind: string): string {
+    const { direction, layers } = this.state();
+    const of = fileName(this.index, this.state(), this.which(), layers === "all");
+    return `${of}-token-${this.answer!.token}-${direction}.${kind}`;
+  }
+
+  /** What is seen of the text, with its heading and its colours. */
+  private drawing(answer: Answer): Drawing {
+    const { layers, direction } = this.state();
+    const of = title(this.index, this.state(), this.which(), layers === "all");
+    const name = this.names(this.looks ? "query" : "key")?.[answer.token];
+    const what = asked(name ? spelled(name, 32) : "", answer.token, direction);
+    const inks = inksOf(this.root);
+    const body = passage(...this.shaded(answer), inks);
+    return plate(`${of} · ${what}`, body, this.legend(answer), inks, this.theme());
+  }
+
+  /** The words that answer, and their colours. */
+  private shaded({ token, line }: Answer): [Words, Shading] {
+    const { band, starts } = this.map;
+    const turned = { looks: "seen", seen: "looks" } as const;
+    const text: Words = {
+      label: this.same ? "Text" : this.looks ? "Keys" : "Queries",
+      names: this.names(this.looks ? "key" : "query"),
+      start: this.start,
+      stop: Math.min(line.weights.length, this.start + WINDOW),
+      self: this.same ? token : -1,
+      wrote: this.same && starts.length > 1 ? starts[1]! : Infinity,
+      pick: (at) =>
+        this.change(
+          this.same ? { token: at } : { token: at, direction: turned[this.state().direction] },
+        ),
+    };
     const shading: Shading = {
       paint: this.paint(line.weights),
       weight: (at) => line.weights[at]!,
       seen: this.seen(token),
       edges: Boolean(band && band[0] !== null && band[1] !== null),
     };
-    const turned = { looks: "seen", seen: "looks" } as const;
-    const shaded = words(
-      {
-        label: this.same ? "Text" : ours === "query" ? "Keys" : "Queries",
-        names: this.names(theirs),
-        start: this.start,
-        stop,
-        self: this.same ? token : -1,
-        wrote,
-        pick: (at) =>
-          this.change(
-            this.same ? { token: at } : { token: at, direction: turned[this.state().direction] },
-          ),
-      },
-      shading,
-    );
-    const found: (HTMLElement | string)[] = [this.turning(answer, n, stop), shaded];
+    return [text, shading];
+  }
+
+  /** The text; where queries and keys are of two texts, the one that is asked about above. */
+  private texts(answer: Answer): (HTMLElement | string)[] {
+    const { token, line } = answer;
+    const { queries, keys } = this.map;
+    const n = line.weights.length;
+    const [ours, theirs] = this.looks ? (["query", "key"] as const) : (["key", "query"] as const);
+    this.follow(answer);
+    const [text, shading] = this.shaded(answer);
+    const shaded = words(text, shading);
+    const found: (HTMLElement | string)[] = [this.turning(answer, n, text.stop), shaded];
     if (this.same) return found;
     const most = this.looks ? queries : keys;
     const from = Math.max(0, Math.min(token - WINDOW / 2, most - WINDOW));
@@ -269,22 +314,21 @@ export class TextView {
   /** Begin near the token when another one is asked about. */
   private follow({ token, line: { weights } }: Answer): void {
     const { map, direction } = this.state();
-    const asked = [map, token, direction].join();
-    if (asked === this.followed) return;
-    this.followed = asked;
+    const question = [map, token, direction].join();
+    if (question === this.followed) return;
+    this.followed = question;
     const near = this.same ? token : weights.indexOf(largest(weights));
     this.start = Math.floor(Math.max(0, Math.min(near - WINDOW / 2, weights.length - WINDOW)));
   }
 
-  private paint(weights: Float32Array): (at: number) => string {
-    const most = largest(weights);
+  private paint(weights: Float32Array): (at: number) => Colours | null {
     const table = ramp(this.theme());
-    const range = { low: most * 1e-3 || 1e-9, high: most || 1 };
+    const ends = range(weights);
     return (at) => {
       const weight = weights[at]!;
-      if (!(weight > 0)) return "";
-      const colour = table[Math.round(255 * place(weight, this.scale, range))]!;
-      return `background:${css(colour)};color:${ink(colour)}`;
+      if (!(weight > 0)) return null;
+      const colour = table[Math.round(255 * place(weight, this.scale, ends))]!;
+      return { ground: css(colour), ink: ink(colour) };
     };
   }
 
@@ -317,6 +361,12 @@ function largest(weights: Float32Array): number {
   let most = 0;
   for (const weight of weights) most = Math.max(most, weight);
   return most;
+}
+
+/** The weights where the colours begin and end: on a logarithmic scale, at a thousandth. */
+function range(weights: Float32Array): Range {
+  const high = largest(weights) || 1;
+  return { low: high * 1e-3, high };
 }
 
 /** The mean of lines; exact where all of them are. */

@@ -3,9 +3,14 @@
 import { exactly } from "./colour";
 import { el, spelled } from "./dom";
 
+export interface Colours {
+  ground: string;
+  ink: string;
+}
+
 export interface Shading {
-  /** The style of a word. */
-  paint: (at: number) => string;
+  /** The colours of a word, if it has any. */
+  paint: (at: number) => Colours | null;
   /** What a word weighs; nothing is said where it is not asked. */
   weight: ((at: number) => number) | null;
   /** The first and the last word that the mask shows. */
@@ -26,27 +31,68 @@ export interface Words {
   pick: (at: number) => void;
 }
 
+const AUTHOR = "written by the model";
 const SPACE = /^[ \u0120\u2581]/u;
 
 /** A word by its number, where it has no text. */
 const nameOf = (names: string[] | undefined, at: number) => names?.[at] ?? `#${at}`;
 
-export function words(of: Words, shading: Shading | null): HTMLElement {
-  const body = el("div", { class: "words", role: "group", "aria-label": of.label });
+/** One word, as the screen and a drawing show it. */
+export interface Word {
+  at: number;
+  text: string;
+  /** What is said of it: its number, its weight, who wrote it. */
+  about: string;
+  colours: Colours | null;
+  self: boolean;
+  hidden: boolean;
+  written: boolean;
+  /** Whether a space is before it, and a new line behind. */
+  spaced: boolean;
+  ends: boolean;
+  /** Whether what is seen begins with it, or ends. */
+  opens: boolean;
+  closes: boolean;
+}
+
+export function wordsOf(of: Words, shading: Shading | null): Word[] {
   const [first, last] = shading?.seen ?? [of.start, of.stop - 1];
-  const edge = (sign: string) => el("span", { class: "edge", "aria-hidden": "true" }, sign);
   // Where no token brings its own space, each is a word.
   const apart = !of.names?.some((name) => SPACE.test(name));
-  const tabbed = of.self >= of.start && of.self < of.stop ? of.self : of.start;
-  for (let at = of.start; at < of.stop; at++) {
+  return Array.from({ length: of.stop - of.start }, (_, place) => {
+    const at = of.start + place;
     const name = nameOf(of.names, at);
-    if (shading?.edges && at === first) body.append(edge("["));
-    const made = word(of, shading, at, name, at < first || at > last);
-    made.classList.toggle("spaced", apart || SPACE.test(name));
-    made.tabIndex = at === tabbed ? 0 : -1;
+    const hidden = at < first || at > last;
+    const written = at >= of.wrote;
+    const weight = shading?.weight ? exactly(shading.weight(at)) : "";
+    const about = [`#${at}`, hidden ? "hidden by the mask" : weight, written && AUTHOR];
+    return {
+      at,
+      text: spelled(name.replace(/^[ \u0120\u2581](?=.)/su, ""), 60),
+      about: about.filter(Boolean).join(", "),
+      colours: hidden ? null : (shading?.paint(at) ?? null),
+      self: at === of.self,
+      hidden,
+      written,
+      spaced: apart || SPACE.test(name),
+      ends: name.includes("\n"),
+      opens: Boolean(shading?.edges && at === first),
+      closes: Boolean(shading?.edges && at === last),
+    };
+  });
+}
+
+export function words(of: Words, shading: Shading | null): HTMLElement {
+  const body = el("div", { class: "words", role: "group", "aria-label": of.label });
+  const edge = (sign: string) => el("span", { class: "edge", "aria-hidden": "true" }, sign);
+  const tabbed = of.self >= of.start && of.self < of.stop ? of.self : of.start;
+  for (const word of wordsOf(of, shading)) {
+    if (word.opens) body.append(edge("["));
+    const made = button(word);
+    made.tabIndex = word.at === tabbed ? 0 : -1;
     body.append(made);
-    if (shading?.edges && at === last) body.append(edge("]"));
-    if (name.includes("\n")) body.append(el("br"));
+    if (word.closes) body.append(edge("]"));
+    if (word.ends) body.append(el("br"));
   }
   const at = (event: Event) => {
     const found = (event.target as HTMLElement).closest<HTMLElement>(".word");
@@ -66,26 +112,17 @@ export function words(of: Words, shading: Shading | null): HTMLElement {
   return body;
 }
 
-function word(
-  of: Words,
-  shading: Shading | null,
-  at: number,
-  name: string,
-  hidden: boolean,
-): HTMLElement {
-  const kinds = ["word", at === of.self && "self", hidden && "hid", at >= of.wrote && "written"];
-  const weighs = hidden ? "hidden by the mask" : shading?.weight ? exactly(shading.weight(at)) : "";
+function button({ at, text, about, colours, self, hidden, written, spaced }: Word): HTMLElement {
+  const kinds = ["word", self && "self", hidden && "hid", written && "written", spaced && "spaced"];
   return el(
     "button",
     {
       class: kinds.filter(Boolean).join(" "),
-      style: hidden ? undefined : shading?.paint(at),
-      title: [`#${at}`, weighs, at >= of.wrote && "written by the model"]
-        .filter(Boolean)
-        .join(", "),
-      "aria-pressed": at === of.self ? "true" : undefined,
+      style: colours ? `background:${colours.ground};color:${colours.ink}` : undefined,
+      title: about,
+      "aria-pressed": self ? "true" : undefined,
       "data-place": at,
     },
-    el("bdi", {}, spelled(name.replace(/^[ \u0120\u2581](?=.)/su, ""), 60)),
+    el("bdi", {}, text),
   );
 }

@@ -107,7 +107,10 @@ export class PageSource implements Source {
       const strongest = await this.strongest(map, head);
       const tiles = new Map<string, Tile>();
       for (const [i, [query, key]] of pairs.entries()) {
-        if (!shown(info, query, key)) continue;
+        if (!shown(info, query, key)) {
+          exact.set(i, (exact.get(i) ?? 0) + 1);
+          continue;
+        }
         const at = strongest ? rankOf(strongest, query, key) : -1;
         if (strongest && at >= 0) {
           weights[i]! += strongest.weights[query * strongest.count + at]! / heads.length;
