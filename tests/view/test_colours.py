@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from regard.view.app import App
+from regard.view.page import page as write_page
 from regard.watching.seen import Seen
 from tests.view.browsing import MAP, Open, hover, tip_weight, until, weights
 from tests.view.toys import seen, tokens
@@ -166,3 +168,18 @@ def test_weight_times_value_is_a_layer_of_the_same_map(open_page: Open) -> None:
         # More than everything is said as such.
         assert high > 1.01
         assert percent(ticks(tab)[2]) == pytest.approx(high, rel=6e-3)
+
+
+def test_a_page_knows_the_largest_of_each_row_from_its_strongest(
+    open_page: Open, tmp_path: Path
+) -> None:
+    what = seen(600)
+    p = weights(what, 0, 1)
+    url = write_page(what, tmp_path / "p.html", tokens=tokens(600), limit=100_000).as_uri()
+    tab = open_page(f"{url}#head=1&scale=row")
+    tab.wait_for_selector(MAP)
+    most = torch.nn.functional.max_pool2d(p[None], 4)[0]
+    shown = most / p.amax(-1).view(-1, 4).amax(1)[:, None]
+    cells = [(140, 30), (75, 60), (100, 1), (20, 12)]
+    for (q, k), share in zip(cells, shares(tab, cells, 4, 600), strict=True):
+        assert share == pytest.approx(shown[q, k].item(), abs=0.03), (q, k)

@@ -37,12 +37,14 @@ def test_the_bytes_are_the_exact_weights(tmp_path: Path) -> None:
     assert len(chunks) == 2
     at = 4 * 12
     for head in range(4):
-        at += 2 * 12
         size = HEADER.size + 2 * 144
         found = decoded(chunks[1][at : at + size]).mean
         at += size
         exact = what["layers.1.attn"].trace.weights(heads=[head])[0, 0]
         torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-6)
+        largest = torch.frombuffer(bytearray(chunks[1][at : at + 24]), dtype=torch.float16)
+        torch.testing.assert_close(largest.float(), exact.amax(-1), rtol=1e-3, atol=1e-6)
+        at += 24
     assert at == len(chunks[1])
 
 
@@ -61,6 +63,12 @@ def test_a_long_text_has_coarser_cells_and_the_strongest_keys(tmp_path: Path) ->
     )
     sure = top.values[0, 3] > 0
     assert (keys.view(600, count).int()[sure] == top.indices[0, 3][sure]).all()
+
+
+def test_a_page_of_a_thousand_tokens_stays_small(tmp_path: Path) -> None:
+    what = seen(1024, layers=4, heads=8, key_heads=8)
+    made = page(what, tmp_path / "p.html", tokens=tokens(1024))
+    assert made.stat().st_size < 3_000_000
 
 
 def test_every_map_fits_into_the_limit() -> None:

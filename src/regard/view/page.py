@@ -6,9 +6,9 @@ deflated, little-endian:
 
     visible      f32[Q]       how many keys each query may see
     of each head
-      largest    f16[Q]       the largest weight of each query
       tiles                   as tiles.py writes them, row by row
-      strongest  f16[Q, n]    weights, strongest first, then u16[Q, n], their keys
+      strongest  f16[Q, n]    weights, strongest first, then u16[Q, n], their keys;
+                              for short texts only f16[Q], the largest of each query
 """
 
 from __future__ import annotations
@@ -187,8 +187,9 @@ def stored_head(of: Map, level: int, strongest: int, head: int) -> bytes:
         for row in range(math.ceil(Q / side))
         for column in range(math.ceil(K / side))
     ]
-    best = [strongest_keys(of, head, strongest)] if strongest else []
-    return b"".join([raw(of.largest(head).to(torch.float16)), *tiles, *best])
+    if strongest:
+        return b"".join([*tiles, strongest_keys(of, head, strongest)])
+    return b"".join([*tiles, raw(of.largest(head).to(torch.float16))])
 
 
 def strongest_keys(of: Map, head: int, count: int) -> bytes:

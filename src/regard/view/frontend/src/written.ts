@@ -195,23 +195,23 @@ export class PageSource implements Source {
     const count = Math.ceil(info.queries / side) * Math.ceil(info.keys / side);
     const heads: PageHead[] = [];
     for (let head = 0; head < info.heads; head++) {
-      const largest = readHalves(data, at, info.queries);
-      at += 2 * info.queries;
       const tiles: DataView[] = [];
       for (let i = 0; i < count; i++) {
         const size = tileBytes(data, at);
         tiles.push(new DataView(data.buffer, at, size));
         at += size;
       }
-      let best: Strongest | null = null;
-      if (strongest) {
-        const n = strongest * info.queries;
-        const keys = new Uint16Array(n);
-        for (let i = 0; i < n; i++) keys[i] = data.getUint16(at + 2 * n + 2 * i, true);
-        best = { count: strongest, weights: readHalves(data, at, n), keys };
-        at += 4 * n;
-      }
-      heads.push({ largest, tiles, strongest: best });
+      const each = Math.max(1, strongest);
+      const weights = readHalves(data, at, each * info.queries);
+      const keys = new Uint16Array(strongest * info.queries);
+      at += 2 * weights.length;
+      for (let i = 0; i < keys.length; i++) keys[i] = data.getUint16(at + 2 * i, true);
+      at += 2 * keys.length;
+      heads.push({
+        largest: weights.filter((_, i) => i % each === 0),
+        tiles,
+        strongest: strongest ? { count: strongest, weights, keys } : null,
+      });
     }
     return { visible, heads };
   }
