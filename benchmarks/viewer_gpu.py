@@ -41,12 +41,17 @@ def read(n: int, device: str) -> tuple[Seen, list[Row]]:
 
 
 def check(seen: Seen) -> str:
-    """Whether a tile of pairs holds the exact weights, before it is measured."""
+    """Whether a tile of pairs, and one of cells, hold the exact weights, before any is measured."""
     of = Atlas.of(seen)[0]
     trace = of.traces[0]
     exact = trace.weights(queries=slice(256, 512), keys=slice(0, 256), heads=[1])[0, 0]
     found = decoded(tile(of, 1, 0, 1, 0)).mean
     torch.testing.assert_close(found, exact.float().cpu(), rtol=2e-2, atol=1e-5)
+    near = trace.weights(queries=slice(0, 512), keys=slice(0, 512), heads=[1])[0, 0].float().cpu()
+    cells = near.unflatten(1, (256, 2)).unflatten(0, (256, 2))
+    pooled = decoded(tile(of, 1, 1, 0, 0))
+    torch.testing.assert_close(pooled.mean, cells.mean((1, 3)), rtol=6e-2, atol=1e-5)
+    torch.testing.assert_close(pooled.most, cells.amax((1, 3)), rtol=6e-2, atol=1e-5)
     return "tiles agree with exact weights"
 
 
@@ -103,8 +108,7 @@ def main() -> None:
     }
     if device == "cuda":
         more["gpu"] = torch.cuda.get_device_name()
-        held = torch.cuda.memory_allocated() / 2**30
-        rows.append({"what": "GiB held: weights and all traces", "seconds": None, "GiB": held})
+        more["held"] = f"{torch.cuda.memory_allocated() / 2**30:.2f} GiB: weights and all traces"
     if options.commit:
         more["commit"] = options.commit
     tables = {

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.backends.contract import Rows
+from regard.backends.contract import Pool, Rows
 from regard.errors import RegardError
 from regard.masks.algebra import EMPTY, Mask, Tiles
 from regard.traces import Trace
@@ -28,6 +28,7 @@ from regard.view.quantities import QUANTITIES, quantity_of
 from regard.watching.seen import Layer, Seen, Tokens, Traces
 from regard.watching.telemetry import open_places
 
+POOLS: tuple[Pool, Pool] = ("mean", "max")
 NEAR = 128
 """Queries that look back at themselves are asked so many at a time."""
 
@@ -70,6 +71,24 @@ class Map:
                     self._heads.pop(next(iter(self._heads)))
                 self._heads[place] = _one_head(self.traces[call].detach(), self.batch, head)
             return self._heads[place]
+
+    @torch.no_grad()
+    def pooled(
+        self, head: int, queries: range, keys: range, cell: int
+    ) -> tuple[Float[Tensor, "rows columns"], Float[Tensor, "rows columns"]] | None:
+        """Mean and largest weight of each cell of a region, where kernels pool as they go: one call
+        on a card, without NaN, which they would spread over its cell. None elsewhere."""
+        if len(self.calls) > 1 or self.traces[self.calls[0]].backend != "triton":
+            return None
+        t = self.head(head, self.calls[0])
+        found = torch.empty(2, -(-len(queries) // cell), -(-len(keys) // cell))
+        for rows, tall in _whole_and_rest(queries, cell):
+            for columns, broad in _whole_and_rest(keys, cell):
+                cells = rows.stop - rows.start, columns.stop - columns.start
+                for into, pool in zip(found, POOLS, strict=True):
+                    part = t.second_pass.pooled(t.inputs, t.rows.lse, cells, tall, broad, pool)
+                    into[rows, columns] = part[0, 0].float().cpu()
+        return None if bool(found.isnan().any()) else (found[0], found[1])
 
     @torch.no_grad()
     def weights(
@@ -371,6 +390,16 @@ def _one_head(t: Trace, batch: int, head: int) -> Trace:
 
 def _finite(edge: float) -> float | None:
     return edge if abs(edge) != float("inf") else None
+
+
+def _whole_and_rest(places: range, cell: int) -> list[tuple[slice, tuple[int, int]]]:
+    """The whole cells of some places, and the one of what is left: which they are, and where."""
+    whole = len(places) // cell
+    middle = places.start + whole * cell
+    found = [(slice(0, whole), (places.start, middle))] if whole else []
+    if middle < places.stop:
+        found.append((slice(whole, whole + 1), (middle, places.stop)))
+    return found
 
 
 def _check(place: int, n: int, what: str) -> None:

@@ -2,8 +2,9 @@
 
 At level z a cell is 2^z × 2^z pairs; those at the edge hold what is left. A tile carries the mean
 and the largest weight of each cell, so that pooling is switched without asking again (a sum is the
-mean times the pairs of a cell). A tile of too many pairs is read in a draft first: some rows of
-each cell, which it says of itself; `exact=True` reads them all, band by band.
+mean times the pairs of a cell). On a card kernels pool as they go. Elsewhere a tile of too many
+pairs is read in a draft first: some rows of each cell, which it says of itself; `exact=True` reads
+them all, band by band.
 
 The bytes, little-endian:
 
@@ -88,6 +89,8 @@ def tile(
             got=f"level {level}, row {row}, column {column}",
             accepted=f"levels 0 to {levels(Q, K)} of {Q} × {K} pairs",
         )
+    if level > 0 and quantity == "weight" and (found := of.pooled(head, queries, keys, cell)):
+        return encoded(*found, 0)
     # All drafts of a level read alike, or their edges would show.
     read = cell if exact else min(cell, max(1, PAIRS // (SIDE * SIDE * cell)))
     quick = read * cell * SIDE * SIDE <= 2 * PAIRS
