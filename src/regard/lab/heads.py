@@ -315,7 +315,7 @@ def _answer(numbers: dict[str, Any], several: str) -> str:
     one, many = (numbers["trained"][name][-1] for name in ("1 head", several))
     (p, previous), (i, induction) = strongest(many, "previous", 0), strongest(many, "induction", -1)
     silent, layers = numbers["silenced"], len(many["previous"])
-    kinds, left = silent["kinds"], silent["left"]
+    left, before, after = silent["left"], *(silent["kinds"][k] for k in ("previous", "induction"))
     alone = [m["again_accuracy"] for m in silent["alone"] if m["layer"] == layers - 1]
     most = left[0]["text_loss"] + 0.1
     spare = sum(1 for _ in takewhile(lambda m: m["text_loss"] <= most, left)) - 1
@@ -323,12 +323,11 @@ def _answer(numbers: dict[str, Any], several: str) -> str:
         f"Head {p + 1} of layer 1 came to put {previous:.0%} of its weight on the token before, "
         f"head {i + 1} of layer {layers} {induction:.0%} on the word that followed last time. "
         f"Random words said a second time were then foreseen {many['again_accuracy']:.0%} of the "
-        f"time. With all {len(kinds['previous']['heads'])} heads that look at the token before "
-        f"silent it was {kinds['previous']['again_accuracy']:.0%}, with all "
-        f"{len(kinds['induction']['heads'])} induction heads "
-        f"{kinds['induction']['again_accuracy']:.0%}; with any one head of layer {layers} silent "
-        f"never less than {min(alone):.0%}, as others of its kind stand in. Of "
-        f"{len(silent['order'])} heads {spare} could be silenced before text lost 0.1 nats. "
+        f"time. With what looks at the token before silent ({_called(len(before['heads']))}) it "
+        f"was {before['again_accuracy']:.0%}, without what looks at what followed "
+        f"({_called(len(after['heads']))}) {after['again_accuracy']:.0%}; with any one head of "
+        f"layer {layers} silent never less than {min(alone):.0%}, as others of its kind stand in. "
+        f"Of {len(silent['order'])} heads {spare} could be silenced before text lost 0.1 nats. "
         f"At equal parameters ({numbers['parameters']:,}) {several} predict "
         f"{many['text_accuracy']:.1%} of the words of new text and one {one['text_accuracy']:.1%} "
         f"(loss {many['text_loss']:.2f} and {one['text_loss']:.2f}). With one head a layer "
