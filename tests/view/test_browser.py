@@ -167,6 +167,7 @@ def test_heads_are_sorted_filtered_saved_and_opened(
 def test_the_overview_draws_every_head(open_page: Open, short_page: str) -> None:
     tab = open_page(f"{short_page}#view=overview")
     until(tab, "document.querySelectorAll('.thumb canvas[data-ready=yes]').length === 8")
+    assert tab.locator("[aria-current=true]").get_attribute("aria-label") == "layers.0.attn, head 0"
     tab.get_by_role("button", name="layers.1.attn, head 3").click()
     tab.wait_for_selector(MAP)
     assert tab.evaluate("document.querySelector('#regard-head').value") == "3"
@@ -205,6 +206,37 @@ def test_dark_mode_narrow_windows_and_no_overflow(open_page: Open, short_page: s
             tab.wait_for_timeout(60)
             assert tab.evaluate("document.documentElement.scrollWidth") <= width, (width, view)
         tip_weight(hover(tab, 20, 5, 40))
+
+
+def test_menus_stay_inside_of_the_window(open_page: Open, short_page: str) -> None:
+    tab = open_page(short_page)
+    for width in (340, 900):
+        tab.set_viewport_size({"width": width, "height": 740})
+        for view in ("overview", "text", "map"):
+            tab.locator(f"[data-view={view}]").last.click()
+            tab.get_by_role("button", name="Save …").click()
+            box = tab.get_by_role("menu").bounding_box()
+            assert box
+            assert box["x"] >= 0, (width, view)
+            assert box["x"] + box["width"] <= width, (width, view)
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width, (width, view)
+            tab.keyboard.press("Escape")
+
+
+def test_what_was_chosen_keeps_the_focus(open_page: Open, short_page: str) -> None:
+    tab = open_page(f"{short_page}#view=text&token=9")
+    tab.get_by_role("radio", name="Looks at").focus()
+    tab.keyboard.press("ArrowRight")
+    until(tab, "document.querySelector('h2').textContent.includes('is seen by')")
+    assert tab.evaluate("document.activeElement.value") == "seen"
+    tab.locator(".set [data-head='2']").press("Enter")
+    until(tab, "document.querySelector('h2').textContent.includes('mean of 2 heads')")
+    assert tab.evaluate("document.activeElement.dataset.head") == "2"
+    tab.locator("[data-view=heads]").click()
+    tab.get_by_role("button", name="Entropy").press("Enter")
+    assert tab.locator("th[aria-sort=descending]").inner_text().startswith("Entropy")
+    tab.keyboard.press("Enter")
+    assert tab.locator("th[aria-sort=ascending]").inner_text().startswith("Entropy")
 
 
 def test_it_can_be_used_without_a_pointer(open_page: Open, short_page: str) -> None:

@@ -56,6 +56,23 @@ export function choice<T extends string>(
   return el("fieldset", { class: "choice" }, el("legend", {}, label), ...boxes);
 }
 
+/** What an element is called in its root, also when it is made anew. */
+function called(node: Element): string {
+  const { place, key } = (node as HTMLElement).dataset;
+  const value = node instanceof HTMLInputElement ? node.value : node.textContent;
+  return [node.tagName, node.id || (place ? `#${place}` : (key ?? value))].join();
+}
+
+/** Fill a root anew; what had the focus in it has it again. */
+export function refill(root: HTMLElement, ...children: Child[]): void {
+  const now = document.activeElement;
+  const name = now && root.contains(now) ? called(now) : null;
+  root.replaceChildren(...children.filter((child): child is Node | string => Boolean(child)));
+  if (name === null) return;
+  const all = root.querySelectorAll<HTMLElement>("button, input, select, canvas[tabindex]");
+  [...all].find((node) => called(node) === name)?.focus();
+}
+
 export function download(name: string, content: Blob): void {
   const url = URL.createObjectURL(content);
   const link = el("a", { href: url, download: name });

@@ -1,7 +1,7 @@
 /** Every head in a table: sorted by a number, filtered by what heads are known to do. */
 
 import { csv } from "./csv";
-import { download, el } from "./dom";
+import { download, el, refill } from "./dom";
 import type { Index, Statistics } from "./format";
 import type { Source } from "./sources";
 import type { State } from "./state";
@@ -119,6 +119,7 @@ export class HeadsView {
           "button",
           {
             title: about,
+            "data-key": key,
             onclick: () => {
               this.sort = { name: key, down: name === key ? !down : key !== "place" };
               this.fill("");
@@ -181,7 +182,8 @@ export class HeadsView {
       this.kind = filter.value;
       this.fill("");
     });
-    this.root.replaceChildren(
+    refill(
+      this.root,
       el(
         "div",
         { class: "ask" },

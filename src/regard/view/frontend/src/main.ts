@@ -28,6 +28,8 @@ const TITLES: Record<View, string> = {
   heads: "Heads",
 };
 const THEME = "regard-theme";
+const KEYS =
+  "Drag or arrow keys: pan. Wheel or +\u00a0−: zoom. 0: whole text. [\u00a0]: head. {\u00a0}: layer. Shift\u00a0+\u00a0arrows: read cell by cell. Enter: its text.";
 
 export interface Options {
   /** Keep the view in the address of the page. */
@@ -289,11 +291,7 @@ class Shell {
       ),
       facts(this.map),
       this.saving.root,
-      el(
-        "p",
-        { class: "note keys" },
-        "Drag or arrow keys: pan. Wheel or + −: zoom. 0: whole text. [ ]: head. { }: layer. Shift + arrows: read cell by cell. Enter: its text.",
-      ),
+      el("p", { class: "note keys" }, KEYS),
     );
     if (again) this.side.querySelector<HTMLElement>(`input[value="${CSS.escape(again)}"]`)?.focus();
   }

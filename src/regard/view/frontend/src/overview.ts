@@ -11,6 +11,7 @@ import type { Source } from "./sources";
 import type { State } from "./state";
 import { largestIn, picture, rangeOf, type Held } from "./tiles";
 
+const COLOURS = "Each map is coloured by its own largest weight, on a logarithmic scale.";
 const MOST = 8;
 /** Cells that are seen one by one in a thumbnail, and stay sharp. */
 const SMALL = 48;
@@ -52,7 +53,8 @@ export class Overview {
     }
     for (const each of this.root.querySelectorAll<HTMLElement>(".thumb")) {
       const here = each.dataset["map"] === String(map) && each.dataset["head"] === String(head);
-      each.toggleAttribute("aria-current", here);
+      if (here) each.setAttribute("aria-current", "true");
+      else each.removeAttribute("aria-current");
     }
   }
 
@@ -134,8 +136,7 @@ export class Overview {
       const across = perRow(info.heads);
       rows.push({ name: info.name, about, across, heads: await Promise.all(heads) });
     }
-    const what = "each map by its own largest weight, on a logarithmic scale";
-    const title = [this.index.model, what].filter(Boolean).join(" · ");
+    const title = [this.index.model, COLOURS].filter(Boolean).join(" · ");
     return sheet(title, rows, inksOf(this.root));
   }
 
@@ -145,6 +146,7 @@ export class Overview {
       (kind) => `${name}.${kind}`,
       (signal) => this.drawing(signal),
     );
-    return el("div", { class: "ask" }, new Menu("Save …", deeds).root);
+    const note = el("p", { class: "note" }, `${COLOURS} A click opens it.`);
+    return el("div", { class: "ask" }, note, new Menu("Save …", deeds).root);
   }
 }

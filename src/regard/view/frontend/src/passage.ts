@@ -37,13 +37,13 @@ function lines(words: Word[]): { set: Set[]; width: number; height: number } {
   let [x, y, wide] = [0, 0, 0];
   for (const word of words) {
     const width = context.measureText(word.text).width + 2 * PAD;
-    const before = (word.spaced && x ? SPACE : 0) + (word.opens ? EDGE : 0);
-    const after = word.closes ? EDGE : 0;
-    if (x && x + before + width + after > WIDE) [x, y] = [word.opens ? EDGE : 0, y + LINE];
-    else x += before;
+    const [before, after] = [word.opens ? EDGE : 0, word.closes ? EDGE : 0];
+    if (x && x + before + width + after > WIDE) [x, y] = [0, y + LINE];
+    x += before;
     set.push({ word, x, y, width });
     x += width + after;
     wide = Math.max(wide, x);
+    if (word.spaced) x += SPACE;
     if (word.ends) [x, y] = [0, y + LINE];
   }
   return { set, width: wide, height: (set.at(-1)?.y ?? 0) + LINE };

@@ -1,7 +1,7 @@
 /** A picture, shaded by where one token looks, or by who looks at it. */
 
 import { css, exactly, ink, percent, ramp } from "./colour";
-import { el, spelled } from "./dom";
+import { el, refill, spelled } from "./dom";
 import { fileName, numbers, pictures, title, weighed } from "./exporting";
 import { inksOf, plate, shown } from "./figure";
 import type { Index, MapInfo, Picture } from "./format";
@@ -97,7 +97,6 @@ export class PictureView {
     const [own, other] = looks ? [queryText, keyText] : [keyText, queryText];
     const pick = (token: number) => this.change({ token });
     const chosen = this.token;
-    const focus = this.focused();
     const panels: Panel[] =
       own === other
         ? [{ text: own, weights, chosen, pick }]
@@ -107,7 +106,8 @@ export class PictureView {
           ];
     const legend = this.legend(other, weights);
     const status = el("p", { class: "note told", "aria-live": "polite" }, " ");
-    this.root.replaceChildren(
+    refill(
+      this.root,
       el(
         "div",
         { class: "ask" },
@@ -132,15 +132,6 @@ export class PictureView {
         ),
       ),
     );
-    if (focus) this.root.querySelector<HTMLElement>(focus)?.focus();
-  }
-
-  private focused(): string | null {
-    const now = document.activeElement as HTMLElement | null;
-    if (!now || !this.root.contains(now)) return null;
-    if (now.matches("canvas")) return "canvas[tabindex]";
-    if (now.matches("input")) return `input[value="${(now as HTMLInputElement).value}"]`;
-    return now.dataset["place"] ? `[data-place="${now.dataset["place"]}"]` : null;
   }
 
   private name(text: number, at: number): string {

@@ -1,7 +1,7 @@
 /** The text, shaded by where one token looks, or by who looks at it. */
 
 import { css, ink, percent, place, ramp, type Range } from "./colour";
-import { choice, el, spelled } from "./dom";
+import { choice, el, refill, spelled } from "./dom";
 import { fileName, numbers, pictures, title, weighed } from "./exporting";
 import { inksOf, plate } from "./figure";
 import type { Index, MapInfo } from "./format";
@@ -111,12 +111,11 @@ export class TextView {
 
   private fill(answer: Answer): void {
     this.answer = answer;
-    const focused = document.activeElement?.closest<HTMLElement>(".text .word");
-    const again = focused?.dataset["place"];
     const { token } = answer;
     const { direction } = this.state();
     const name = this.names(this.looks ? "query" : "key")?.[token];
-    this.root.replaceChildren(
+    refill(
+      this.root,
       el(
         "div",
         { class: "ask" },
@@ -148,8 +147,6 @@ export class TextView {
       legendBox(this.legend(answer), this.theme()),
       ...this.texts(answer),
     );
-    if (again !== undefined)
-      this.root.querySelector<HTMLElement>(`.word[data-place="${again}"]`)?.focus();
   }
 
   private names(side: "query" | "key"): string[] | undefined {

@@ -47,7 +47,7 @@ export interface Word {
   self: boolean;
   hidden: boolean;
   written: boolean;
-  /** Whether a space is before it, and a new line behind. */
+  /** Whether a space is behind it, or a new line. */
   spaced: boolean;
   ends: boolean;
   /** Whether what is seen begins with it, or ends. */
@@ -59,6 +59,7 @@ export function wordsOf(of: Words, shading: Shading | null): Word[] {
   const [first, last] = shading?.seen ?? [of.start, of.stop - 1];
   // Where no token brings its own space, each is a word.
   const apart = !of.names?.some((name) => SPACE.test(name));
+  const spaced = (at: number) => at < of.stop && (apart || SPACE.test(nameOf(of.names, at)));
   return Array.from({ length: of.stop - of.start }, (_, place) => {
     const at = of.start + place;
     const name = nameOf(of.names, at);
@@ -74,7 +75,7 @@ export function wordsOf(of: Words, shading: Shading | null): Word[] {
       self: at === of.self,
       hidden,
       written,
-      spaced: apart || SPACE.test(name),
+      spaced: spaced(at + 1),
       ends: name.includes("\n"),
       opens: Boolean(shading?.edges && at === first),
       closes: Boolean(shading?.edges && at === last),
