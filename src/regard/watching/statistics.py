@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -93,6 +93,7 @@ class Statistics:
         return (self.rows - self.empty - self.broken).clamp_min(1)
 
 
+@runtime_checkable
 class Adds(Protocol):
     """What statistics are added to."""
 

@@ -57,7 +57,7 @@ class Cut:
     """A run of keys that a row tile looks at, and the parts of it where some pairs are hidden."""
 
     keys: slice
-    partial: tuple[tuple[slice, Bool[Tensor, "b g r q k"]], ...] = ()
+    partial: tuple[tuple[slice, Bool[Tensor, "b g r q _"]], ...] = ()
 
     def fill(self, t: Float[Tensor, "b g r q k"], value: float) -> Float[Tensor, "b g r q k"]:
         """Write a value where pairs are hidden, in place."""
