@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import torch
 
 from regard.errors import RegardError
 from regard.lab.panels import Panel
+from regard.strict_json import finite_or_null
 
 NAMES = (
     "bottleneck",
@@ -100,20 +100,12 @@ class Result:
             "answer": self.answer,
             "checks": [check._asdict() for check in self.checks],
             "settings": dict(self.settings),
-            "numbers": _plain(self.numbers),
+            "numbers": finite_or_null(self.numbers),
         }
         return json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False)
 
     def __repr__(self) -> str:
         return f"{self.verdict} {self.answer}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, (tuple, list)) else value
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.strict_json import finite_or_null
 from regard.watching.telemetry import Telemetry
 
 
@@ -101,7 +102,7 @@ class Report:
             "layers": {path: asdict(heads) for path, heads in self.layers.items()},
             "findings": [asdict(finding) for finding in self.findings],
         }
-        plain: dict[str, Any] = _plain(whole)
+        plain: dict[str, Any] = finite_or_null(whole)
         return plain
 
     def scalars(self, *, heads: bool = False) -> dict[str, float]:
@@ -176,11 +177,3 @@ def _listed(others: Mapping[str, tuple[int, ...]], most: int = 3) -> str:
     ]
     left = len(others) - len(shown)
     return "; ".join([*shown, *([f"and {left} more layers"] if left else [])])
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, (tuple, list)) else value
