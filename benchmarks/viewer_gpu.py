@@ -17,7 +17,8 @@ import torch
 from measuring import RESULTS, write
 
 import regard
-from regard.view.atlas import Atlas, Map
+from regard.view.atlas import Atlas
+from regard.view.maps import Map
 from regard.view.tiles import decoded, levels, tile
 from regard.watching.seen import Seen
 from watching import HEADS, LAYERS, build

@@ -10,7 +10,8 @@ import torch
 import regard
 from regard import masks
 from regard.traces import Trace
-from regard.view.atlas import Atlas, Map
+from regard.view.atlas import Atlas
+from regard.view.maps import Map
 from regard.view.tiles import decoded, pooled, tile
 
 

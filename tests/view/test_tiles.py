@@ -11,7 +11,8 @@ import torch
 import regard
 from regard import masks
 from regard.view import tiles
-from regard.view.atlas import Atlas, Map
+from regard.view.atlas import Atlas
+from regard.view.maps import Map
 from regard.view.tiles import CancelledError, decoded, levels, tile
 from regard.watching.seen import Layer, Seen
 

@@ -29,9 +29,10 @@ import torch
 
 from regard.errors import RegardError
 from regard.traces import Trace
-from regard.view.atlas import Atlas, Map
+from regard.view.atlas import Atlas
 from regard.view.bundle import script
 from regard.view.cores import on_cores
+from regard.view.maps import Map
 from regard.view.patches import Patches
 from regard.view.raw import raw
 from regard.view.tiles import SIDE, levels, tile

@@ -31,8 +31,8 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.view.atlas import Map
 from regard.view.cores import one_core
+from regard.view.maps import Map
 from regard.view.raw import raw
 
 SIDE = 256
