@@ -7,7 +7,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 import regard
-from regard import masks
 from regard.errors import RegardError
 from regard.scores import Score
 
@@ -102,9 +101,7 @@ class Transformer(Translator):
 
     def look(self, source: Float[Tensor, "b n d"], before: Int[Tensor, "b m"]) -> regard.Trace:
         memory = self.encoder(_placed(source))
-        _, seen = self.decoder(
-            _placed(self.target(before)), memory, mask=masks.causal(), trace=True
-        )
+        _, seen = self.decoder(_placed(self.target(before)), memory, trace=True)
         trace: regard.Trace = seen.memory
         return trace
 
