@@ -14,7 +14,7 @@ const SPACE = 5;
 const EDGE = 12;
 
 /** A word, and where it stands. */
-interface Set {
+interface Placed {
   word: Word;
   x: number;
   y: number;
@@ -30,10 +30,10 @@ export function passage(of: Words, shading: Shading, inks: Inks): Body {
   };
 }
 
-function lines(words: Word[]): { set: Set[]; width: number; height: number } {
+function lines(words: Word[]): { set: Placed[]; width: number; height: number } {
   const context = document.createElement("canvas").getContext("2d")!;
   context.font = `${SIZE}px ${MONO}`;
-  const set: Set[] = [];
+  const set: Placed[] = [];
   let [x, y, wide] = [0, 0, 0];
   for (const word of words) {
     const width = context.measureText(word.text).width + 2 * PAD;
@@ -49,7 +49,7 @@ function lines(words: Word[]): { set: Set[]; width: number; height: number } {
   return { set, width: wide, height: (set.at(-1)?.y ?? 0) + LINE };
 }
 
-function drawn({ word, x, y, width }: Set, inks: Inks): Shape[] {
+function drawn({ word, x, y, width }: Placed, inks: Inks): Shape[] {
   const { text, colours, self, hidden, written, opens, closes, about } = word;
   const [top, middle] = [y + (LINE - TALL) / 2, y + LINE / 2];
   const box = { x, y: top, width, height: TALL };
