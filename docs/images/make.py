@@ -1,19 +1,21 @@
 """Takes the screenshots of these docs: the web views in a headless Chromium.
 
-make images    # or python docs/images/make.py, from the root of the repository; takes some minutes
+make images                          # or python docs/images/make.py, from the root; takes a minute
+python docs/images/make.py FOLDER    # instead the pictures that regard lab --out FOLDER wrote
 """
 
 from __future__ import annotations
 
 import io
 import shutil
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import sync_playwright
 from scenes import seen as scene
 
 from regard import models
@@ -111,17 +113,19 @@ def take(address: str, shots: dict[str, Shot]) -> None:
             tab.wait_for_timeout(1000)
             if shot.point:
                 tab.mouse.move(*shot.point, steps=2)
-            save(tab, HERE / f"{name}.png")
+            tab.wait_for_timeout(500)
+            save(io.BytesIO(tab.screenshot()), HERE / f"{name}.png")
         browser.close()
 
 
-def save(tab: Page, path: Path) -> None:
-    """A screenshot, in 256 colours where all of them would take too much."""
-    tab.wait_for_timeout(500)
-    shot = Image.open(io.BytesIO(tab.screenshot())).convert("RGB")
+def save(picture: Path | io.BytesIO, path: Path) -> None:
+    """A picture, in 256 colours where all of them would take too much. (Those that cover most of
+    its colours: the commonest would draw two lines alike.)"""
+    shot = Image.open(picture).convert("RGB")
     shot.save(path, optimize=True)
     if path.stat().st_size > BOUND:
-        shot.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+        few = shot.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few.save(path, optimize=True)
     taken = path.stat().st_size
     print(f"{path.name}: {taken:,} bytes")
     if taken > BOUND:
@@ -129,4 +133,8 @@ def save(tab: Page, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) > 1:
+        for drawn in sorted(Path(sys.argv[1]).glob("*.png")):
+            save(drawn, HERE / f"lab_{drawn.name}")
+    else:
+        main()

@@ -344,11 +344,10 @@ def _panels(numbers: dict[str, Any]) -> tuple[Points | Bars | Heat, ...]:
         ),
         Bars(
             "Is the expected word of an analogy found?",
-            "1 over its rank: 100% is first, 50% second. Beside it, by one of the words alone.",
+            "1 over its rank: 1 is first, 0.5 second. Beside it, by one of the words alone.",
             "1 / rank", [one["asked"].rpartition(": ")[2] for one in analogies],
             {"by the sum": [1 / one["rank"] for one in analogies],
              "by one word": [1 / one["rank_alone"] for one in analogies]},
-            percent=True,
         ),
         Points(
             "Attention moves bank",

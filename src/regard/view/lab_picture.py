@@ -197,11 +197,12 @@ def _draw_points(page: Sheet, axes: Axes, panel: Points, colours: dict[str, str]
                 "arrowstyle": "->", "color": page.ink.faint, "linewidth": 0.8, "shrinkA": 3,
                 "shrinkB": 3})  # fmt: skip
         axes.plot(x, y, "o", color=colour, markersize=4)
-        axes.annotate(page.label(point.label), (x, y), xytext=(0, 4 if point.start is None else -4),
-                      textcoords="offset points", ha="center",
-                      va="bottom" if point.start is None else "top",
+        # On the side that its arrow does not come from.
+        above = point.start is None or y > point.start[1]
+        axes.annotate(page.label(point.label), (x, y), xytext=(0, 4 if above else -4),
+                      textcoords="offset points", ha="center", va="bottom" if above else "top",
                       **page.words(color=colour, fontsize=SIZE - 1))  # fmt: skip
-    axes.margins(0.22)
+    axes.margins(x=0.32, y=0.22)
     axes.set_xlabel(panel.x, **page.words(color=page.ink.faint))
     axes.set_ylabel(panel.y, **page.words(color=page.ink.faint))
 
