@@ -19,8 +19,10 @@ from regard import masks
 from regard.backends.triton import Triton
 from regard.inputs import AttentionInputs, check
 
-ROUNDS, WARMUP_MS, REPEAT_MS = 3, 10, 40
-"""The turns that all peers of a case take, and how long each turn is."""
+CASE_MS, FEWEST, MOST = 900, 8, 200
+"""How long a case is measured, in how many turns of all peers at least and at most."""
+CACHE = 256 << 20
+"""Bytes that are overwritten before each call: more than a card's cache holds."""
 
 Run = Callable[[], Any]
 PEERS = ("cuDNN", "FlashAttention-2", "FlexAttention")
@@ -66,13 +68,7 @@ class Setup:
                 able[name] = run
         if self.once:
             return {name: self.milliseconds(run) for name, run in able.items()}
-        from triton.testing import do_bench
-
-        taken: dict[str, list[float]] = {name: [] for name in able}
-        for _ in range(ROUNDS):
-            for name, run in able.items():
-                taken[name] += do_bench(run, WARMUP_MS, REPEAT_MS, return_mode="all")
-        return {name: statistics.median(times) for name, times in taken.items()}
+        return in_turns(able)
 
     def milliseconds(self, run: Run, repeats: int = 3) -> float:
         """The median of a few runs, for those that take long."""
@@ -99,6 +95,38 @@ class Setup:
     def wait(self) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
+
+
+def in_turns(runs: Mapping[str, Run]) -> dict[str, float]:
+    """Median milliseconds of single calls with a cold cache, one of each run in every turn: a card
+    that grows hot and slow in between does so for all of them."""
+    cache = torch.empty(CACHE, dtype=torch.int8, device="cuda")
+
+    def turn() -> dict[str, tuple[torch.cuda.Event, torch.cuda.Event]]:
+        marks = {}
+        for name, run in runs.items():
+            cache.zero_()
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            before.record()
+            run()
+            after.record()
+            marks[name] = before, after
+        return marks
+
+    turn()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    turn()
+    torch.cuda.synchronize()
+    took = (time.perf_counter() - start) * 1e3
+    turns = [turn() for _ in range(min(MOST, max(FEWEST, int(CASE_MS / took))))]
+    torch.cuda.synchronize()
+    return {
+        name: statistics.median(
+            before.elapsed_time(after) for before, after in (marks[name] for marks in turns)
+        )
+        for name in runs
+    }
 
 
 def assert_finite(what: str, answer: Any) -> None:

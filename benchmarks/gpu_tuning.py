@@ -68,12 +68,19 @@ class Sort:
 
 
 def sorts(kernels: str) -> list[Sort]:
+    """What is asked for: kernels by name, or single sorts like forward:64:causal."""
     parts = {"backward": ["keys", "queries"], "looking": ["received", "map"]}
-    names = [name for asked in kernels.split(",") for name in parts.get(asked, [asked])]
-    unknown = set(names) - {"forward", "keys", "queries", "received", "map"}
+    found = []
+    for asked in kernels.split(","):
+        if ":" in asked:
+            found.append(Sort.parse(asked))
+        else:
+            names = parts.get(asked, [asked])
+            found += [Sort(*each) for each in product(names, (64, 128, 256), (False, True))]
+    unknown = {sort.kernel for sort in found} - {"forward", "keys", "queries", "received", "map"}
     if unknown:
         sys.exit(f"no kernel {unknown.pop()!r} to tune; there are forward, backward and looking")
-    return [Sort(*parts) for parts in product(names, (64, 128, 256), (False, True))]
+    return found
 
 
 def grid(sort: Sort, x: AttentionInputs) -> list[Any]:
@@ -87,6 +94,9 @@ def grid(sort: Sort, x: AttentionInputs) -> list[Any]:
         if fits_hopper(x):
             for keys, stages in product((64, 128), (2, 3)):
                 tried.append(Forward(128, keys, stages=stages, hopper=True))
+            for stages, registers in product((2, 3), (None, 168)):
+                few = Forward(64, 128, 4, stages, described=True)
+                tried.append(replace(few, registers=registers))
     elif sort.kernel in ("keys", "queries"):
         now = backward_settings(x)
         side, tried = getattr(now, sort.kernel), [now]

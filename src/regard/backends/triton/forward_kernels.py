@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from regard.backends.triton.assembly import only_allowed
 from regard.backends.triton.launching import launched
 from regard.backends.triton.pairs import (
     DENSE,
@@ -29,6 +30,7 @@ from regard.backends.triton.pairs import (
     logits_of,
     part_at,
     product,
+    row_max,
     spoilt,
 )
 
@@ -94,7 +96,7 @@ def _take_in(
     STATISTICS: tl.constexpr, GUARD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add a tile of logits (s times a factor above 0) and values to the running sums."""
-    highest = tl.maximum(largest, tl.max(s, 1) * factor)
+    highest = tl.maximum(largest, row_max(s) * factor)
     x = s * factor - highest[:, None]
     p = tl.exp2(x)
     moved = largest - highest
@@ -196,12 +198,12 @@ def _attend(
             ks = load_rows(k, b, g, key, n.keys, D, BD, BN, False)
             vs = load_rows(v, b, g, key, n.keys, E, BE, BN, False)
         columns = (key + tl.arange(0, BN))[None, :]
-        seen = allowed(rule, places, columns, limit, table, BM, BN)
         s = product(qs, ks.T, None, PRECISION)
         if not plain:
             s, _ = logits_of(s, scoring, bias, b, heads, places, columns, n)
-        s = tl.where(seen, s, float("-inf"))
+        s = only_allowed(s, rule, places, columns, limit, table, BM, BN)
         if CAREFUL or SPLITS > 1:
+            seen = allowed(rule, places, columns, limit, table, BM, BN)
             bad += _spoiled(seen, vs, PRECISION)
             vs = finite_only(vs)
         mixed, largest, total, energy = _take_in(

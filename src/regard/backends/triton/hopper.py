@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from regard.backends.triton.arguments import sizes
+from regard.backends.triton.assembly import LOGIT_BELOW
 from regard.backends.triton.launching import launched
 from regard.backends.triton.pairs import (
     BAND,
@@ -33,6 +34,7 @@ from regard.backends.triton.pairs import (
     LN2,
     LOG2E,
     Rule,
+    band_at,
     limit_of,
     span_of_keys,
 )
@@ -43,6 +45,7 @@ from regard.scores.comparison import Dot
 # Renamed after Triton 3.6.
 fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 limit_on_hopper = gluon.jit(limit_of.fn)
+_band_at = gluon.jit(band_at.fn)
 _span_of_keys = gluon.jit(span_of_keys.fn)
 
 
@@ -85,24 +88,48 @@ def _copy(
 
 
 @gluon.jit
-def hidden(rule, row, key, limit, BN: gl.constexpr, LAYOUT: gl.constexpr):
-    """Which pairs of a partial tile, of some rows and the keys from `key` on, are hidden."""
-    column = gl.expand_dims(key + gl.arange(0, BN, gl.SliceLayout(0, LAYOUT)), 0)
-    row = gl.expand_dims(row, 1)
-    # What can be said of a query once is not said of each of its pairs.
+def span_of_row(rule, row, limit):
+    """The first key that each query may see, and how many."""
     if rule.kind == BAND:
-        last = gl.minimum(row + rule.high, limit - 1)
-        beyond = (column > last) | (column < row + rule.low)
+        first, many = _band_at(rule, row, limit)
     else:
-        beyond = column >= limit + 0 * row
-    return beyond
+        first, many = 0 * row, limit + 0 * row
+    return first, many
 
 
 @gluon.jit
-def _softmax(s, scale, largest, total, energy, STATISTICS: gl.constexpr, PARTIAL: gl.constexpr):
+def only_allowed(HOW: gl.constexpr, x, key, first, many, BN: gl.constexpr, LAYOUT: gl.constexpr):
+    """Logits or weights of the keys from `key` on, minus infinity or 0 where a row does not see
+    them: HOW says which."""
+    column = gl.expand_dims(key + gl.arange(0, BN, gl.SliceLayout(0, LAYOUT)), 0)
+    place = column - gl.expand_dims(first, 1)
+    return gl.inline_asm_elementwise(
+        HOW, "=f,f,r,r", [x, place, gl.expand_dims(many, 1)], gl.float32, True, 1
+    )
+
+
+@gluon.jit
+def _larger_half(s, ROWS: gl.constexpr, HALF: gl.constexpr):
+    left, right = s.reshape((ROWS, 2, HALF)).permute((0, 2, 1)).split()
+    return gl.maximum(left, right)
+
+
+@gluon.jit
+def _row_max(s, ROWS: gl.constexpr, BN: gl.constexpr, LAYOUT: gl.constexpr):
+    """The largest number of each row, found by halves: a thread that goes through its numbers one
+    by one waits for each comparison."""
+    part = _larger_half(_larger_half(s, ROWS, BN // 2), ROWS, BN // 4)
+    return gl.convert_layout(gl.max(part, 1), gl.SliceLayout(1, LAYOUT), assert_trivial=True)
+
+
+@gluon.jit
+def _softmax(
+    s, scale, largest, total, energy, ROWS: gl.constexpr, BN: gl.constexpr,
+    STATISTICS: gl.constexpr, PARTIAL: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
     """Weights of a tile of products, and the sums with it. The scale is above 0, so the largest
     product makes the largest logit, and scale and shift are one instruction."""
-    highest = gl.maximum(largest, gl.max(s, 1) * scale)
+    highest = gl.maximum(largest, _row_max(s, ROWS, BN, LAYOUT) * scale)
     x = s * scale - gl.expand_dims(highest, 1)
     p = gl.exp2(x)
     moved = largest - highest
@@ -118,8 +145,8 @@ def _softmax(s, scale, largest, total, energy, STATISTICS: gl.constexpr, PARTIAL
 
 @gluon.jit
 def _step(
-    i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, rule, row, last,
-    limit, scale, weights, mixed, largest, total, energy,
+    i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, last, first, many, scale, weights,
+    mixed, largest, total, energy,
     D: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     STATISTICS: gl.constexpr,
     PARTIAL: gl.constexpr, LOGITS: gl.constexpr, WEIGHTS: gl.constexpr,
@@ -137,9 +164,9 @@ def _step(
     s = warpgroup_mma_wait(1, deps=(s,))
     mbarrier.arrive(k_free.index(slot))
     if PARTIAL:
-        s = gl.where(hidden(rule, row, last - i * BN, limit, BN, LOGITS), float("-inf"), s)
+        s = only_allowed(LOGIT_BELOW, s, last - i * BN, first, many, BN, LOGITS)
     p, shrink, largest, total, energy = _softmax(
-        s, scale, largest, total, energy, STATISTICS, PARTIAL
+        s, scale, largest, total, energy, HALF, BN, STATISTICS, PARTIAL, LOGITS
     )
     mixed = warpgroup_mma_wait(0, deps=(mixed,))
     mbarrier.arrive(v_free.index(before))
@@ -179,26 +206,29 @@ def _multiply(
     )
     s = warpgroup_mma_wait(0, deps=(s,))
     mbarrier.arrive(k_free.index(0))
-    s = gl.where(hidden(rule, row, last, limit, BN, LOGITS), float("-inf"), s)
-    p, _, largest, total, energy = _softmax(s, scale, largest, total, energy, STATISTICS, True)
+    first, many = span_of_row(rule, row, limit)
+    s = only_allowed(LOGIT_BELOW, s, last, first, many, BN, LOGITS)
+    p, _, largest, total, energy = _softmax(
+        s, scale, largest, total, energy, HALF, BN, STATISTICS, True, LOGITS
+    )
     weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
 
     for i in range(1, right):
         weights, mixed, largest, total, energy = _step(
-            i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, rule, row,
-            last, limit, scale, weights, mixed, largest, total, energy,
+            i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, last, first, many, scale,
+            weights, mixed, largest, total, energy,
             D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
         )  # fmt: skip
     for i in range(gl.maximum(right, 1), full):
         weights, mixed, largest, total, energy = _step(
-            i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, rule, row,
-            last, limit, scale, weights, mixed, largest, total, energy,
+            i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, last, first, many, scale,
+            weights, mixed, largest, total, energy,
             D, HALF, BN, STAGES, STATISTICS, False, LOGITS, WEIGHTS,
         )  # fmt: skip
     for i in range(gl.maximum(full, 1), every):
         weights, mixed, largest, total, energy = _step(
-            i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, rule, row,
-            last, limit, scale, weights, mixed, largest, total, energy,
+            i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, last, first, many, scale,
+            weights, mixed, largest, total, energy,
             D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
         )  # fmt: skip
 

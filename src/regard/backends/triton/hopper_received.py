@@ -20,7 +20,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from regard.backends.triton.arguments import sizes, tiles_of
-from regard.backends.triton.hopper import described, fetch, hidden, limit_on_hopper
+from regard.backends.triton.assembly import WEIGHT_BELOW
+from regard.backends.triton.hopper import (
+    described,
+    fetch,
+    limit_on_hopper,
+    only_allowed,
+    span_of_row,
+)
 from regard.backends.triton.launching import launched
 from regard.backends.triton.layout import FAR, rule_of
 from regard.backends.triton.pairs import ALL, BAND, LOG2E, span_of_rows
@@ -88,8 +95,9 @@ def _take(
     mbarrier.arrive(q_free.index(slot))
     p = gl.exp2(s * scale - gl.expand_dims(norm, 1))
     if PARTIAL:
-        p = gl.where(hidden(rule, row, tile * BN, limit, BN, LOGITS), 0.0, p)
-        p = gl.where(gl.expand_dims(norm == float("inf"), 1), 0.0, p)
+        first, many = span_of_row(rule, row, limit)
+        many = gl.where(norm == float("inf"), 0, many)
+        p = only_allowed(WEIGHT_BELOW, p, tile * BN, first, many, BN, LOGITS)
     return total + p
 
 

@@ -116,6 +116,22 @@ class Dropping(NamedTuple):
 
 
 @triton.jit
+def _larger_half(s):
+    """The larger of what stands at the same place of both halves of a row."""
+    rows: tl.constexpr = s.shape[0]
+    half: tl.constexpr = s.shape[1] // 2
+    left, right = s.reshape(rows, 2, half).permute(0, 2, 1).split()
+    return tl.maximum(left, right)
+
+
+@triton.jit
+def row_max(s):
+    """The largest number of each row. Halves are compared first: a thread that goes through its
+    numbers one by one waits for each comparison."""
+    return tl.max(_larger_half(_larger_half(s)), 1)
+
+
+@triton.jit
 def product(a, b, onto, PRECISION: tl.constexpr):
     """a @ b + onto, in float32."""
     if INTERPRETED:
@@ -252,11 +268,19 @@ def part_at(rule, path, i, STEP: tl.constexpr):
 
 
 @triton.jit
+def band_at(rule, q, limit):
+    """The first key that each query sees in a band, and how many. What can be said of a query once
+    is not said of each of its pairs: k - first < many, without a sign, tells both ends at once."""
+    first = q + rule.low
+    return first, tl.maximum(tl.minimum(q + rule.high, limit - 1) - first + 1, 0)
+
+
+@triton.jit
 def allowed(rule, q, k, limit, table, BM: tl.constexpr, BN: tl.constexpr):
     """Which pairs of a partial tile are allowed."""
-    # What can be said of a query once is not said of each of its pairs.
     if rule.kind == BAND:
-        seen = (k >= q + rule.low) & (k <= tl.minimum(q + rule.high, limit - 1))
+        first, many = band_at(rule, q, limit)
+        seen = (k - first).to(tl.uint32, bitcast=True) < many.to(tl.uint32, bitcast=True)
     else:
         seen = k < limit + 0 * q
     if rule.kind == TILES:

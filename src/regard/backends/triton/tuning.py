@@ -79,11 +79,11 @@ def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
     if fits_hopper(x) and width == 128:
         return Forward(128, 128, stages=2, hopper=True)
     if width <= 64:
+        if fits_hopper(x):
+            # Three programs share a multiprocessor, and one's products run under another's powers.
+            return Forward(64, 128, warps=4, stages=2, described=True, registers=168)
         if x.mask is None:
             return Forward(64, 128, warps=4, stages=2, described=True)
-        if fits_hopper(x):
-            # Programs of one multiprocessor end at different times: three hide more than two.
-            return Forward(64, 128, warps=4, stages=2, described=True, registers=168)
         return Forward(128, 64, warps=4, stages=3, described=True)
     if width <= 128:
         if _laden(x):
