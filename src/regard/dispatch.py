@@ -62,10 +62,9 @@ def attention(
         q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
         dropout=dropout, training=training,
     )  # fmt: skip
-    chosen = choose(inputs, backend, statistics=False)
     if WATCHERS:
-        return inputs.in_kind(_attend_and_show(inputs, chosen, backend, mask))
-    return inputs.in_kind(chosen.attend(inputs))
+        return inputs.in_kind(_attend_and_show(inputs, backend, mask))
+    return inputs.in_kind(choose(inputs, backend, statistics=False).attend(inputs))
 
 
 def trace(
@@ -217,16 +216,17 @@ def _show(trace: Trace) -> None:
 
 
 def _attend_and_show(
-    inputs: AttentionInputs, chosen: Backend, name: str | None, mask: Mask | None
+    inputs: AttentionInputs, name: str | None, mask: Mask | None
 ) -> Float[Tensor, "b h q e"]:
     """The output, shown with its trace. A backend asked for by name still gives the output."""
-    seer = choose(inputs, name if chosen.observes else None, statistics=True)
     # Whoever watches has PyTorch ask about each function that is called. Ours need no asking, and
     # asking takes longer than the card does.
     with torch._C.DisableTorchFunction():
+        chosen = None if name is None else choose(inputs, name, statistics=False)
+        seer = choose(inputs, name if chosen and chosen.observes else None, statistics=True)
         seen = Trace(inputs, seer.observe(inputs), seer.name, second_pass(seer), mask)
         _show(seen)
-    if name is None or seer is chosen:
+    if chosen is None or seer is chosen:
         return seen.rows.out
     with unwatched():
         return chosen.attend(inputs)

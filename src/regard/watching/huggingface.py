@@ -68,34 +68,36 @@ def attend(
             "indices",
             do="run the model unwatched, or without these arguments",
         )
-    Q, K = query.shape[2], key.shape[2]
-    mask, bias = _mask_and_bias(module, attention_mask, position_bias, is_causal, Q, K)
-    if indices is not None:
-        chosen = indices.new_zeros(len(indices), 1, Q, K, dtype=torch.bool)
-        some = masks.keep(chosen.scatter(-1, indices[:, None].long(), True))
-        mask = some if mask is None else mask & some
-    if attention_mask is None and sliding_window is not None and sliding_window < K:
-        raise RegardError(
-            f"{type(module).__name__} asks for a window and gives no mask to place it by",
-            got=f"sliding_window={sliding_window}, {Q} queries, {K} keys, attention_mask=None",
-            do="give the model an attention_mask",
-        )
-    how: dict[str, Any] = {
-        "mask": mask,
-        "bias": bias,
-        "scale": scaling,
-        "softcap": softcap,
-        "sink": None if s_aux is None else s_aux.flatten(),
-        "dropout": dropout,
-        "training": dropout > 0,
-    }
-    weights = None
-    if _weights_wanted(others):
-        trace = dispatch.trace(query, key, value, **how)
-        out, weights = trace.out, trace.weights().to(query.dtype)
-    else:
-        out = dispatch.attention(query, key, value, **how)
-    return out.transpose(1, 2).contiguous(), weights
+    # The watcher has PyTorch ask about each function and each shape; here it need not.
+    with torch._C.DisableTorchFunction():
+        Q, K = query.shape[2], key.shape[2]
+        mask, bias = _mask_and_bias(module, attention_mask, position_bias, is_causal, Q, K)
+        if indices is not None:
+            chosen = indices.new_zeros(len(indices), 1, Q, K, dtype=torch.bool)
+            some = masks.keep(chosen.scatter(-1, indices[:, None].long(), True))
+            mask = some if mask is None else mask & some
+        if attention_mask is None and sliding_window is not None and sliding_window < K:
+            raise RegardError(
+                f"{type(module).__name__} asks for a window and gives no mask to place it by",
+                got=f"sliding_window={sliding_window}, {Q} queries, {K} keys, attention_mask=None",
+                do="give the model an attention_mask",
+            )
+        how: dict[str, Any] = {
+            "mask": mask,
+            "bias": bias,
+            "scale": scaling,
+            "softcap": softcap,
+            "sink": None if s_aux is None else s_aux.flatten(),
+            "dropout": dropout,
+            "training": dropout > 0,
+        }
+        weights = None
+        if _weights_wanted(others):
+            trace = dispatch.trace(query, key, value, **how)
+            out, weights = trace.out, trace.weights().to(query.dtype)
+        else:
+            out = dispatch.attention(query, key, value, **how)
+        return out.transpose(1, 2).contiguous(), weights
 
 
 def _means_something(name: str, given: Any) -> bool:

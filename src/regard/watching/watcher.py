@@ -74,6 +74,8 @@ class Watch:
             self._switch.on()
         self._unlisten = self._reading.listen(self.model)
         for path, module in self.model.named_modules():
+            if path and _never_attends(module):
+                continue
             self._hooks += [
                 module.register_forward_pre_hook(_Enter(self, path), with_kwargs=True),
                 module.register_forward_hook(_Leave(self, path), always_call=True),
@@ -233,6 +235,13 @@ class Watch:
 
 def _nothing() -> None:
     pass
+
+
+def _never_attends(module: nn.Module) -> bool:
+    """PyTorch's own layers, but for those of transformers. Each that is hooked costs time."""
+    home = type(module).__module__
+    attends = isinstance(module, nn.MultiheadAttention) or home == nn.Transformer.__module__
+    return home.startswith("torch.nn.modules.") and not attends
 
 
 def _runs_again() -> bool:
