@@ -33,8 +33,8 @@ BACKENDS: dict[str, Backend] = {
 }
 TRITON = pytest.param("triton", marks=pytest.mark.interpreted)
 FROM_LOGITS = (
-    "entropy", "received", "top", "weights", "mass", "map mean", "map sum", "map max",
-    "gradient 0", "gradient 1",
+    "entropy", "received", "top", "weights", "mass", "mass, not learned", "map mean", "map sum",
+    "map max", "gradient 0", "gradient 1",
 )  # fmt: skip
 LOW = (torch.float32, torch.bfloat16, torch.float16)
 
