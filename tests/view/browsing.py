@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,18 @@ def hover(tab: Page, query: float, key: float, n: int) -> Locator:
         box["x"] + left + (key + 0.5) * zoom, box["y"] + top + (query + 0.5) * zoom, steps=2
     )
     return tab.locator(".tip")
+
+
+def contrast(one: str, other: str) -> float:
+    """How far apart two colours are for an eye, from 1 to 21, as WCAG counts."""
+    lights = []
+    for colour in (one, other):
+        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+        red, green, blue = (
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        )
+        lights.append(0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05)
+    return max(lights) / min(lights)
 
 
 def until(tab: Page, condition: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from regard.view.app import App
 from regard.view.page import page as write_page
 from regard.watching.seen import Seen
-from tests.view.browsing import MAP, Open, hover, tip_weight, until, weights
+from tests.view.browsing import MAP, Open, contrast, hover, tip_weight, until, weights
 from tests.view.toys import HOSTILE, seen, tokens
 
 if TYPE_CHECKING:
@@ -162,6 +162,37 @@ def test_heads_are_sorted_filtered_saved_and_opened(
     tab.locator("#regard-kind").select_option("all")
     tab.locator(".jump").nth(2).click()
     tab.wait_for_selector(MAP)
+
+
+def test_the_names_of_figures_stay_in_sight(open_page: Open, short_page: str) -> None:
+    tab = open_page(f"{short_page}#view=heads")
+    tab.wait_for_selector("tbody tr")
+    tab.set_viewport_size({"width": 1000, "height": 250})
+    tab.evaluate("document.querySelector('.regard').style.minHeight = 0")
+    tab.locator("tbody tr").last.scroll_into_view_if_needed()
+
+    def top(what: str) -> float:
+        box = tab.locator(what).first.bounding_box()
+        assert box
+        return box["y"]
+
+    assert top("tbody tr") < top(".stage") == pytest.approx(top("thead th"), abs=1)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_controls_stand_out(open_page: Open, short_page: str, scheme: str) -> None:
+    """Edges of what can be pressed differ three to one from what is behind, as WCAG 1.4.11 asks."""
+    tab = open_page(short_page, color_scheme=scheme)
+    tab.wait_for_selector(MAP)
+    for control in ("#regard-head", ".choice span >> nth=1", ".buttons button >> nth=0"):
+        edge, behind = tab.locator(control).first.evaluate(
+            """it => {
+                const behind = it.closest('.side') ?? it.closest('.regard')
+                const [edge, ground] = [it, behind].map(each => getComputedStyle(each))
+                return [edge.borderTopColor, ground.backgroundColor]
+            }"""
+        )
+        assert contrast(edge, behind) >= 3, (control, edge, behind)
 
 
 def test_the_overview_draws_every_head(open_page: Open, short_page: str) -> None:
