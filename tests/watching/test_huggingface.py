@@ -506,6 +506,17 @@ def test_nothing_is_left_behind(family: str, implementation: str) -> None:
     assert state(model) == before
 
 
+@pytest.mark.parametrize("family", ["llama", "bert", "t5", "clip", "gpt2"])
+def test_only_what_attends_is_hooked(family: str) -> None:
+    """Hooks on the other modules of a layer would take longer than a GPU takes for the layer."""
+    model = build(family)
+    with torch.no_grad(), regard.watch(model) as seen:
+        hooked = {path for path, m in model.named_modules() if m._forward_hooks}
+        model(**inputs(model, family))
+    assert {"", *seen} <= hooked
+    assert all("attention" in type(model.get_submodule(p)).__name__.lower() for p in hooked - {""})
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_two_watches_of_one_model(order: tuple[int, int]) -> None:
     model = build("llama", "sdpa")

@@ -312,6 +312,22 @@ def hooks(m: nn.Module) -> int:
     return sum(len(n._forward_hooks) + len(n._forward_pre_hooks) for n in m.modules())
 
 
+def test_a_helper_of_somebodys_module_is_seen_there() -> None:
+    """What attends need not say so: any module but PyTorch's own is asked for its path."""
+
+    class Quiet(nn.Linear):
+        def forward(self, given: Tensor) -> Tensor:
+            return helper(super().forward(given))
+
+    def helper(t: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(t[:, None], t[:, None], t[:, None])[:, 0]
+
+    m = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), Quiet(8, 8)))
+    with regard.watch(m) as seen:
+        m(x(2, 7, 8))
+    assert list(seen) == ["1.1"]
+
+
 def test_nothing_is_left_behind() -> None:
     m, function = model(), F.scaled_dot_product_attention
 

@@ -271,6 +271,13 @@ def attenders(model: nn.Module) -> list[str]:
     ]
 
 
+def never_attends(module: nn.Module) -> bool:
+    """Whether a module of theirs leaves attention to those inside of it."""
+    kind = type(module)
+    theirs = kind.__module__.startswith("transformers.")
+    return theirs and "Attention" not in kind.__name__ and not _can_be_seen(module)
+
+
 def refuse_by_hand(model: nn.Module, layers: Sequence[str] | None) -> None:
     """Say so if a model computes attention by hand, where nothing can be seen."""
     for part in _by_hand(model):

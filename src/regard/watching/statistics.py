@@ -6,16 +6,24 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.traces import Trace
 
 MANY = 2**20
 """So many rows are added up at once: 12 MB of them wait for it at most."""
+
+
+@cache
+def _first_key(device: torch.device) -> Int[Tensor, "1"]:
+    # Kept longer than a run in inference mode.
+    with torch.inference_mode(False):
+        return torch.zeros(1, dtype=torch.int64, device=device)
 
 
 class Looks(NamedTuple):
@@ -30,8 +38,7 @@ class Looks(NamedTuple):
     @torch.no_grad()
     def of(trace: Trace) -> Looks:
         lse = trace.rows.lse
-        key = torch.zeros(1, dtype=torch.int64, device=lse.device)
-        first = trace.second_pass.mass(trace.inputs, lse, key)
+        first = trace.second_pass.mass(trace.inputs, lse, _first_key(lse.device))
         return Looks(trace.rows.max_logit, trace.rows.entropy, first)
 
 

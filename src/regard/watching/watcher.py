@@ -74,7 +74,8 @@ class Watch:
             self._switch.on()
         self._unlisten = self._reading.listen(self.model)
         for path, module in self.model.named_modules():
-            if path and _never_attends(module):
+            theirs = huggingface is not None and huggingface.never_attends(module)
+            if path and (theirs or _never_attends(module)):
                 continue
             self._hooks += [
                 module.register_forward_pre_hook(_Enter(self, path), with_kwargs=True),
@@ -238,7 +239,8 @@ def _nothing() -> None:
 
 
 def _never_attends(module: nn.Module) -> bool:
-    """PyTorch's own layers, but for those of transformers. Each that is hooked costs time."""
+    """PyTorch's own layers, but for those of transformers. Each that is hooked costs time in every
+    run: more than a card takes for it."""
     home = type(module).__module__
     attends = isinstance(module, nn.MultiheadAttention) or home == nn.Transformer.__module__
     return home.startswith("torch.nn.modules.") and not attends
