@@ -163,7 +163,8 @@ class Trace(Displayed):
 
     def detach(self) -> Trace:
         """The same trace, cut from autograd."""
-        return self._mapped(Tensor.detach)
+        tied = any(t.requires_grad for t in (*self.inputs.tensors(), *self.rows))
+        return self._mapped(Tensor.detach) if tied else self
 
     def _mapped(self, change: Change) -> Trace:
         x = self.inputs

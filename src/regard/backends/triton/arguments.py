@@ -35,7 +35,8 @@ def sheet(t: Tensor) -> Sheet:
 
 
 def sizes(x: AttentionInputs) -> Sizes:
-    return Sizes(x.shape.Q, x.shape.K, x.shape.H, x.group)
+    _, H, Q, K = x.shape
+    return Sizes(Q, K, H, x.group)
 
 
 def wide(width: int) -> int:

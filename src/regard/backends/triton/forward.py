@@ -43,6 +43,7 @@ def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Te
     """The forward pass with given settings."""
     B, H, Q, _ = x.shape
     D, E = x.q.shape[-1], x.v.shape[-1]
+    n = sizes(x)
     if how.cudnn:
         out, lse = cudnn.forward(x)
     else:
@@ -77,16 +78,16 @@ def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Te
         run_on_hopper(x, to_out, to, flags, rule, (tiles, programs), how, statistics=statistics)
     elif not how.cudnn:
         forward_tiles[(tiles, programs, how.splits)](
-            q, ks, vs, *rest, sizes(x), **constants, DESCRIBED=described,
+            q, ks, vs, *rest, n, **constants, DESCRIBED=described,
             STAGES=how.stages, num_warps=how.warps, num_stages=how.stages, maxnreg=how.registers,
         )  # fmt: skip
     if may_leak:
         mend[(tiles_of(tiles, MANY), programs, 1)](
-            q, k, v, *rest, sizes(x), tiles, **constants, MANY=MANY, num_warps=8, num_stages=1
+            q, k, v, *rest, n, tiles, **constants, MANY=MANY, num_warps=8, num_stages=1
         )
     if how.splits > 1:
         merge[(B * H * Q,)](
-            to_out, to, parts, x.sink, sizes(x), B * H * Q, E=E, BE=wide(E), SPLITS=how.splits,
+            to_out, to, parts, x.sink, n, B * H * Q, E=E, BE=wide(E), SPLITS=how.splits,
             STATISTICS=statistics,
         )  # fmt: skip
     return Rows(out, lse, largest, entropy), norm
