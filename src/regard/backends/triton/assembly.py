@@ -6,7 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from regard.backends.triton.pairs import BAND, INTERPRETED, allowed, band_at
+from regard.backends.triton.pairs import INTERPRETED
+from regard.backends.triton.rules import BAND, allowed, band_at
 
 PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
 """Whether a card runs the kernels that understands this."""

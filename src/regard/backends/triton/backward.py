@@ -40,7 +40,8 @@ from regard.backends.triton.backward_kernels import (
     row_shift,
 )
 from regard.backends.triton.layout import rule_of
-from regard.backends.triton.pairs import ALL, LOG2E, MANY
+from regard.backends.triton.pairs import LOG2E, MANY
+from regard.backends.triton.rules import ALL
 from regard.backends.triton.tuning import backward_settings, forward_settings
 from regard.biases.alibi import Alibi
 from regard.biases.dense import Dense

@@ -19,21 +19,17 @@ from regard.backends.triton.pairs import (
     LOG2E,
     NO_BIAS,
     RELATIVE,
-    allowed,
     cell_of,
     distance_of,
     finite_only,
     flagged,
-    full_at,
     kept,
-    keys_for,
     load_rows,
     logits_of,
-    part_at,
     product,
-    rows_for,
     spoilt,
 )
+from regard.backends.triton.rules import allowed, full_at, keys_for, part_at, rows_for
 
 
 class RowNumbers(NamedTuple):

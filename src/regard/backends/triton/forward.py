@@ -29,7 +29,8 @@ from regard.backends.triton.arguments import (
 from regard.backends.triton.forward_kernels import Parts, Written, forward_tiles, mend, merge
 from regard.backends.triton.hopper import run_on_hopper
 from regard.backends.triton.layout import rule_of
-from regard.backends.triton.pairs import ALL, MANY
+from regard.backends.triton.pairs import MANY
+from regard.backends.triton.rules import ALL
 from regard.backends.triton.tuning import Forward, forward_settings
 from regard.inputs import AttentionInputs
 

@@ -20,19 +20,16 @@ from regard.backends.triton.pairs import (
     LN2,
     LOG2E,
     NO_BIAS,
-    allowed,
     finite_only,
     flagged,
-    full_at,
     kept,
-    keys_for,
     load_rows,
     logits_of,
-    part_at,
     product,
     row_max,
     spoilt,
 )
+from regard.backends.triton.rules import allowed, full_at, keys_for, part_at
 
 
 class Written(NamedTuple):

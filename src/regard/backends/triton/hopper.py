@@ -27,17 +27,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from regard.backends.triton.arguments import sizes
 from regard.backends.triton.assembly import LOGIT_BELOW
 from regard.backends.triton.launching import launched
-from regard.backends.triton.pairs import (
-    BAND,
-    FAINT,
-    LEAST,
-    LN2,
-    LOG2E,
-    Rule,
-    band_at,
-    limit_of,
-    span_of_keys,
-)
+from regard.backends.triton.pairs import FAINT, LEAST, LN2, LOG2E, row_max
+from regard.backends.triton.rules import BAND, Rule, band_at, limit_of, span_of_keys
 from regard.backends.triton.tuning import Forward
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
@@ -46,6 +37,7 @@ from regard.scores.comparison import Dot
 fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 limit_on_hopper = gluon.jit(limit_of.fn)
 _band_at = gluon.jit(band_at.fn)
+_row_max = gluon.jit(row_max.fn)
 _span_of_keys = gluon.jit(span_of_keys.fn)
 
 
@@ -109,27 +101,14 @@ def only_allowed(HOW: gl.constexpr, x, key, first, many, BN: gl.constexpr, LAYOU
 
 
 @gluon.jit
-def _larger_half(s, ROWS: gl.constexpr, HALF: gl.constexpr):
-    left, right = s.reshape((ROWS, 2, HALF)).permute((0, 2, 1)).split()
-    return gl.maximum(left, right)
-
-
-@gluon.jit
-def _row_max(s, ROWS: gl.constexpr, BN: gl.constexpr, LAYOUT: gl.constexpr):
-    """The largest number of each row, found by halves: a thread that goes through its numbers one
-    by one waits for each comparison."""
-    part = _larger_half(_larger_half(s, ROWS, BN // 2), ROWS, BN // 4)
-    return gl.convert_layout(gl.max(part, 1), gl.SliceLayout(1, LAYOUT), assert_trivial=True)
-
-
-@gluon.jit
 def _softmax(
-    s, scale, largest, total, energy, ROWS: gl.constexpr, BN: gl.constexpr,
+    s, scale, largest, total, energy,
     STATISTICS: gl.constexpr, PARTIAL: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Weights of a tile of products, and the sums with it. The scale is above 0, so the largest
     product makes the largest logit, and scale and shift are one instruction."""
-    highest = gl.maximum(largest, _row_max(s, ROWS, BN, LAYOUT) * scale)
+    here = gl.convert_layout(_row_max(s), gl.SliceLayout(1, LAYOUT), assert_trivial=True)
+    highest = gl.maximum(largest, here * scale)
     x = s * scale - gl.expand_dims(highest, 1)
     p = gl.exp2(x)
     moved = largest - highest
@@ -166,7 +145,7 @@ def _step(
     if PARTIAL:
         s = only_allowed(LOGIT_BELOW, s, last - i * BN, first, many, BN, LOGITS)
     p, shrink, largest, total, energy = _softmax(
-        s, scale, largest, total, energy, HALF, BN, STATISTICS, PARTIAL, LOGITS
+        s, scale, largest, total, energy, STATISTICS, PARTIAL, LOGITS
     )
     mixed = warpgroup_mma_wait(0, deps=(mixed,))
     mbarrier.arrive(v_free.index(before))
@@ -209,7 +188,7 @@ def _multiply(
     first, many = span_of_row(rule, row, limit)
     s = only_allowed(LOGIT_BELOW, s, last, first, many, BN, LOGITS)
     p, _, largest, total, energy = _softmax(
-        s, scale, largest, total, energy, HALF, BN, STATISTICS, True, LOGITS
+        s, scale, largest, total, energy, STATISTICS, True, LOGITS
     )
     weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
 

@@ -30,7 +30,8 @@ from regard.backends.triton.hopper import (
 )
 from regard.backends.triton.launching import launched
 from regard.backends.triton.layout import FAR, rule_of
-from regard.backends.triton.pairs import ALL, BAND, LOG2E, span_of_rows
+from regard.backends.triton.pairs import LOG2E
+from regard.backends.triton.rules import ALL, BAND, span_of_rows
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 

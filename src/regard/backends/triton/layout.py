@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.backends.triton.pairs import ALL, BAND, TILES, Rule, Walk
+from regard.backends.triton.rules import ALL, BAND, TILES, Rule, Walk
 from regard.masks.algebra import FULL, PARTIAL, And, Mask
 from regard.masks.prefix import Prefix
 from regard.masks.tiles import grid

@@ -18,18 +18,8 @@ from regard.backends.contract import Pool
 from regard.backends.triton.arguments import added, constants_of, score, sheet, sizes, tiles_of
 from regard.backends.triton.launching import launched
 from regard.backends.triton.layout import is_simple, rule_of
-from regard.backends.triton.pairs import (
-    BAND,
-    allowed,
-    full_at,
-    keys_for,
-    limit_of,
-    load_rows,
-    logits_of,
-    norms,
-    part_at,
-    product,
-)
+from regard.backends.triton.pairs import load_rows, logits_of, norms, product
+from regard.backends.triton.rules import BAND, allowed, full_at, keys_for, limit_of, part_at
 from regard.backends.triton.tuning import Looking
 from regard.inputs import AttentionInputs
 

@@ -27,19 +27,8 @@ from regard.backends.triton.hopper_received import received_on_hopper
 from regard.backends.triton.launching import launched
 from regard.backends.triton.layout import is_simple, rule_of
 from regard.backends.triton.maps import pooled_map
-from regard.backends.triton.pairs import (
-    LN2,
-    allowed,
-    full_at,
-    keys_for,
-    limit_of,
-    load_rows,
-    logits_of,
-    norms,
-    part_at,
-    product,
-    rows_for,
-)
+from regard.backends.triton.pairs import LN2, load_rows, logits_of, norms, product
+from regard.backends.triton.rules import allowed, full_at, keys_for, limit_of, part_at, rows_for
 from regard.backends.triton.tuning import fits_hopper, looking_settings
 from regard.inputs import AttentionInputs
 

@@ -1,0 +1,167 @@
+"""A mask as kernels take it: which tiles a program visits, and which of their pairs are allowed."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+ALL = tl.constexpr(0)
+BAND = tl.constexpr(1)
+TILES = tl.constexpr(2)
+
+
+class Walk(NamedTuple):
+    """Lists of tiles, one per row tile (or one per key tile): where each list starts, its tiles,
+    and for partial tiles which table of bits tells their pairs."""
+
+    full_start: Any
+    full: Any
+    part_start: Any
+    part: Any
+    table: Any
+    """For each partial tile, its place in `bits`."""
+    bits: Any
+    """One bit per pair: [tables, queries, keys / 8]."""
+
+
+class Rule(NamedTuple):
+    """Which pairs are allowed: all of them, a band low <= k - q <= high, or lists of tiles; and of
+    these only keys below a limit per batch entry, if there are limits."""
+
+    kind: Any
+    low: Any
+    high: Any
+    limits: Any
+    walk: Any = None
+    batch: Any = 0
+    """How far the lists of neighbouring batch entries are apart; 0 when they share one. Not in the
+    walk, since Triton 3.6 loses a 1 that is two tuples deep."""
+    head: Any = 0
+
+
+@triton.jit
+def limit_of(rule, sizes, b):
+    """How many keys a batch entry may look at."""
+    limit = sizes.keys
+    if rule.limits is not None:
+        limit = tl.minimum(tl.load(rule.limits + b), limit)
+    return limit
+
+
+@triton.jit
+def span_of_keys(rule, first, last, limit, BN: tl.constexpr):
+    """The keys that queries first..last see under a band, as tile borders: from `start` to `stop`,
+    of which `full_start` to `full_stop` is seen by all of them."""
+    start, stop = 0, limit
+    full_start, full_stop = 0, limit // BN * BN
+    if rule.kind == BAND:
+        start = tl.maximum(first + rule.low, 0) // BN * BN
+        stop = tl.minimum(stop, last + rule.high + 1)
+        full_start = (tl.maximum(last + rule.low, 0) + BN - 1) // BN * BN
+        full_stop = tl.minimum(limit, tl.maximum(first + rule.high + 1, 0)) // BN * BN
+    stop = tl.maximum(stop, start)
+    if full_start >= full_stop:
+        full_start, full_stop = start, start
+    return start, full_start, full_stop, stop
+
+
+@triton.jit
+def span_of_rows(rule, first, last, limit, queries, BM: tl.constexpr):
+    """The queries that see keys first..last under a band, as `span_of_keys` gives keys."""
+    start, stop = 0, queries
+    full_start, full_stop = 0, queries // BM * BM
+    if rule.kind == BAND:
+        start = tl.maximum(first - rule.high, 0) // BM * BM
+        stop = tl.minimum(queries, last - rule.low + 1)
+        full_start = (tl.maximum(last - rule.high, 0) + BM - 1) // BM * BM
+        full_stop = tl.minimum(queries, tl.maximum(first - rule.low + 1, 0)) // BM * BM
+    if last >= limit:
+        full_stop = 0
+    if first >= limit:
+        stop = 0
+    stop = tl.maximum(stop, start)
+    if full_start >= full_stop:
+        full_start, full_stop = start, start
+    return start, full_start, full_stop, stop
+
+
+@triton.jit
+def keys_for(rule, n, b, h, tile, first, last, BN: tl.constexpr):
+    """The walk of row tile `tile` (queries first..last) over its keys: how many full and partial
+    tiles there are, the limit of the keys, and a path for `full_at` and `part_at`."""
+    limit = limit_of(rule, n, b)
+    start, full_start, full_stop, stop = span_of_keys(rule, first, last, limit, BN)
+    return _walk(rule, b, h, tile, start, full_start, full_stop, stop, limit, BN)
+
+
+@triton.jit
+def rows_for(rule, n, b, h, tile, first, last, BM: tl.constexpr):
+    """The walk of key tile `tile` (keys first..last) over the queries that see it."""
+    limit = limit_of(rule, n, b)
+    start, full_start, full_stop, stop = span_of_rows(rule, first, last, limit, n.queries, BM)
+    return _walk(rule, b, h, tile, start, full_start, full_stop, stop, limit, BM)
+
+
+@triton.jit
+def _walk(rule, b, h, tile, start, full_start, full_stop, stop, limit, STEP: tl.constexpr):
+    left = (full_start - start) // STEP
+    full = (full_stop - full_start) // STEP
+    part = left + (stop - full_stop + STEP - 1) // STEP
+    full_list, part_list = 0, 0
+    if rule.kind == TILES:
+        mine = b * rule.batch + h * rule.head + tile
+        full_list = tl.load(rule.walk.full_start + mine)
+        part_list = tl.load(rule.walk.part_start + mine)
+        full = tl.load(rule.walk.full_start + mine + 1) - full_list
+        part = tl.load(rule.walk.part_start + mine + 1) - part_list
+    return full, part, limit, (start, left, full_start, full_stop, full_list, part_list)
+
+
+@triton.jit
+def full_at(rule, path, i, STEP: tl.constexpr):
+    """Where full tile i of a walk starts."""
+    place = path[2] + i * STEP
+    if rule.kind == TILES:
+        place = tl.load(rule.walk.full + path[4] + i) * STEP
+    return place
+
+
+@triton.jit
+def part_at(rule, path, i, STEP: tl.constexpr):
+    """Where partial tile i of a walk starts, and which table tells its pairs."""
+    place = tl.where(i < path[1], path[0] + i * STEP, path[3] + (i - path[1]) * STEP)
+    table = place * 0
+    if rule.kind == TILES:
+        place = tl.load(rule.walk.part + path[5] + i) * STEP
+        table = tl.load(rule.walk.table + path[5] + i)
+    return place, table
+
+
+# Below q and k are indices that broadcast against each other: [BM, 1] and [1, BN], or [1, BM] and
+# [BN, 1] in kernels that hold keys as rows.
+
+
+@triton.jit
+def band_at(rule, q, limit):
+    """The first key that each query sees in a band, and how many. What can be said of a query once
+    is not said of each of its pairs: k - first < many, without a sign, tells both ends at once."""
+    first = q + rule.low
+    return first, tl.maximum(tl.minimum(q + rule.high, limit - 1) - first + 1, 0)
+
+
+@triton.jit
+def allowed(rule, q, k, limit, table, BM: tl.constexpr, BN: tl.constexpr):
+    """Which pairs of a partial tile are allowed."""
+    if rule.kind == BAND:
+        first, many = band_at(rule, q, limit)
+        seen = (k - first).to(tl.uint32, bitcast=True) < many.to(tl.uint32, bitcast=True)
+    else:
+        seen = k < limit + 0 * q
+    if rule.kind == TILES:
+        row, column = q % BM, k % BN
+        at = rule.walk.bits + table.to(tl.int64) * (BM * BN // 8)
+        byte = tl.load(at + row * (BN // 8) + column // 8)
+        seen &= ((byte >> (column % 8).to(tl.uint8)) & 1) != 0
+    return seen
