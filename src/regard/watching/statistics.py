@@ -21,9 +21,7 @@ MANY = 2**20
 
 @cache
 def _first_key(device: torch.device) -> Int[Tensor, "1"]:
-    # Kept longer than a run in inference mode.
-    with torch.inference_mode(False):
-        return torch.zeros(1, dtype=torch.int64, device=device)
+    return torch.zeros(1, dtype=torch.int64, device=device)
 
 
 class Looks(NamedTuple):
