@@ -513,6 +513,7 @@ def test_only_what_attends_is_hooked(family: str) -> None:
     with torch.no_grad(), regard.watch(model) as seen:
         hooked = {path for path, m in model.named_modules() if m._forward_hooks}
         model(**inputs(model, family))
+    assert set(seen) == set(huggingface.attenders(model))
     assert {"", *seen} <= hooked
     assert all("attention" in type(model.get_submodule(p)).__name__.lower() for p in hooked - {""})
 
