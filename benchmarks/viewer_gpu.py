@@ -36,6 +36,7 @@ def read(n: int, device: str) -> tuple[Seen, list[Row]]:
             model(ids, use_cache=False)
 
     rows = [{"what": "a forward pass, unwatched", "seconds": seconds(run, device)}]
+    # What kernels take to be compiled is no part of it.
     with regard.watch(model):
         run()
     with regard.watch(model, keep="traces") as seen:
