@@ -14,7 +14,7 @@ from regard.backends.flex import Flex
 from regard.backends.reference import Reference, ReferencePass
 from regard.backends.sdpa import Sdpa, hides
 from regard.backends.tiled import Tiled, TiledPass, outruns_pytorch
-from regard.backends.triton import Triton, why_not
+from regard.backends.triton import Triton, outruns_cudnn, why_not
 from regard.biases.bias import Bias
 from regard.cost.counting import dense_pairs, forward_flops, least_bytes, needed_pairs
 from regard.errors import RegardError
@@ -259,8 +259,10 @@ def _volunteers(backend: Backend, inputs: AttentionInputs) -> bool:
 
 def _left_to_triton(inputs: AttentionInputs) -> bool:
     """PyTorch's CUDA kernels let a NaN behind a mask reach other rows. Ours mend that without
-    waiting for the device; around PyTorch's one has to ask."""
-    return inputs.q.device.type == "cuda" and hides(inputs) and not why_not(inputs)
+    waiting for the device; around PyTorch's one has to ask. And some calls they run sooner."""
+    if inputs.q.device.type != "cuda" or why_not(inputs):
+        return False
+    return hides(inputs) or outruns_cudnn(inputs)
 
 
 def _why_not(
@@ -274,8 +276,10 @@ def _why_not(
     if backend.name == "triton" and not _volunteers(backend, inputs):
         return ["runs only when asked for on CPU: it is interpreted"]
     if backend.name == "sdpa" and not _volunteers(backend, inputs):
-        if inputs.q.device.type == "cuda":
+        if hides(inputs) and inputs.q.device.type == "cuda":
             return ["runs only when asked for: to keep hidden NaN out it waits for the device"]
+        if inputs.q.device.type == "cuda":
+            return ["runs only when asked for: triton is quicker"]
         return ["runs only when asked for: tiled, compiled for this CPU, is quicker"]
     if not _volunteers(backend, inputs):
         return ["runs only when asked for on CPU or with a bias: it compiles for seconds"]

@@ -18,7 +18,7 @@ from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 from regard.values import Shape
 
-__all__ = ["Triton", "why_not"]
+__all__ = ["Triton", "outruns_cudnn", "why_not"]
 
 WIDEST = 256
 _WRONG_DEVICE = "its kernels run on CUDA; elsewhere only interpreted, with TRITON_INTERPRET=1"
@@ -72,6 +72,13 @@ def why_not(x: AttentionInputs) -> list[str]:
     if torch.are_deterministic_algorithms_enabled() and (learned := _added_by_many(x)):
         reasons.append(f"its gradient of {learned} is added up by atomics, in no fixed order")
     return reasons
+
+
+def outruns_cudnn(x: AttentionInputs) -> bool:
+    """Whether the output of a call that the kernels can run comes sooner from them."""
+    from regard.backends.triton import tuning
+
+    return tuning.outruns_cudnn(x)
 
 
 def is_shared(bias: Dense, shape: Shape) -> bool:

@@ -1,4 +1,4 @@
-"""Hiding pairs by an instruction that the compiler does not choose by itself."""
+"""Instructions that the compiler does not choose by itself."""
 
 from __future__ import annotations
 
@@ -25,6 +25,31 @@ selp.f32 $0, $1, {other}, p;
 
 LOGIT_BELOW, WEIGHT_BELOW = tl.constexpr(_below("0fFF800000")), tl.constexpr(_below("0f00000000"))
 """With minus infinity, and with 0, for pairs that are hidden."""
+
+
+def _unless_one(many: int) -> str:
+    """So many numbers of a thread times their factors, unless these are 1 in all of a warp. They
+    belong to two rows, in turns of two numbers."""
+    factors = [f"${2 * many + i}" for i in range(many)]
+    products = "".join(f"mul.rn.f32 ${i}, ${i}, {factor};\n" for i, factor in enumerate(factors))
+    return f"""{{
+.reg .pred p;
+.reg .f32 least;
+min.f32 least, {factors[0]}, {factors[2]};
+setp.lt.f32 p, least, 0f3F800000;
+vote.sync.any.pred p, p, 0xffffffff;
+@!p bra.uni DONE;
+{products}DONE:
+}}"""
+
+
+def _in_place(many: int) -> str:
+    """How so many numbers are written over, with as many factors."""
+    return ",".join(["=f"] * many + [str(i) for i in range(many)] + ["f"] * many)
+
+
+SHRINK_32, SHRINK_64 = tl.constexpr(_unless_one(32)), tl.constexpr(_unless_one(64))
+SHRINK_32_FORM, SHRINK_64_FORM = tl.constexpr(_in_place(32)), tl.constexpr(_in_place(64))
 
 
 @triton.jit

@@ -25,9 +25,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from regard.backends.triton.arguments import sizes
-from regard.backends.triton.assembly import LOGIT_BELOW
+from regard.backends.triton.assembly import (
+    LOGIT_BELOW,
+    SHRINK_32,
+    SHRINK_32_FORM,
+    SHRINK_64,
+    SHRINK_64_FORM,
+)
 from regard.backends.triton.launching import launched
-from regard.backends.triton.pairs import FAINT, LEAST, LN2, LOG2E, row_max
+from regard.backends.triton.pairs import FAINT, LEAST, LN2, LOG2E, own_sum, row_max
 from regard.backends.triton.rules import BAND, Rule, band_at, limit_of, span_of_keys
 from regard.backends.triton.tuning import Forward
 from regard.inputs import AttentionInputs
@@ -37,6 +43,7 @@ from regard.scores.comparison import Dot
 fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 limit_on_hopper = gluon.jit(limit_of.fn)
 _band_at = gluon.jit(band_at.fn)
+_own_sum = gluon.jit(own_sum.fn)
 _row_max = gluon.jit(row_max.fn)
 _span_of_keys = gluon.jit(span_of_keys.fn)
 
@@ -101,6 +108,33 @@ def only_allowed(HOW: gl.constexpr, x, key, first, many, BN: gl.constexpr, LAYOU
 
 
 @gluon.jit
+def _beside(rows, own):
+    """A number of each row, beside what its threads hold."""
+    layout: gl.constexpr = gl.SliceLayout(1, own.type.layout)
+    return gl.expand_dims(gl.convert_layout(rows, layout, assert_trivial=True), 1)
+
+
+@gluon.jit
+def _whole_sum(own, LAYOUT: gl.constexpr):
+    return gl.convert_layout(gl.sum(own, 1), gl.SliceLayout(1, LAYOUT), assert_trivial=True)
+
+
+@gluon.jit
+def _shrunk(mixed, shrink):
+    """Sums of values, brought to the new largest logits. Most tiles have none."""
+    layout: gl.constexpr = gl.SliceLayout(1, mixed.type.layout)
+    factor, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(shrink, layout), 1), mixed)
+    if mixed.shape[1] == 64:
+        return gl.inline_asm_elementwise(
+            SHRINK_32, SHRINK_32_FORM, [mixed, factor], gl.float32, True, 32
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            SHRINK_64, SHRINK_64_FORM, [mixed, factor], gl.float32, True, 64
+        )
+
+
+@gluon.jit
 def _softmax(
     s, scale, largest, total, energy,
     STATISTICS: gl.constexpr, PARTIAL: gl.constexpr, LAYOUT: gl.constexpr,
@@ -117,27 +151,35 @@ def _softmax(
         if PARTIAL:
             # Hidden pairs are 0, not 0 · ∞.
             x = gl.maximum(x, FAINT)
-        energy = shrink * (energy + total * moved) + gl.sum(p * x, 1)
-    total = total * shrink + gl.sum(p, 1)
+        energy = _beside(shrink, energy) * (energy + total * _beside(moved, energy))
+        energy += _own_sum(p * x)
+    total = total * _beside(shrink, total) + _own_sum(p)
     return p, shrink, highest, total, energy
 
 
 @gluon.jit
 def _step(
-    i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, last, first, many, scale, weights,
+    i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, last, first, many, scale, p, shrink,
     mixed, largest, total, energy,
     D: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     STATISTICS: gl.constexpr,
     PARTIAL: gl.constexpr, LOGITS: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
-    """Products with keys i and with values i - 1 under way together, softmax under the latter."""
+    """Products with keys i and with values i - 1 under way together, softmax under the latter.
+
+    Weights come in full precision: halves of registers, carried around a loop, are taken apart and
+    put together again in each turn. That the next values are there is asked before the products
+    are waited for: left to itself the compiler would wait for those ahead of all powers, but not
+    ahead of a branch.
+    """
     slot = i % STAGES
     before = (i - 1) % STAGES
     mbarrier.wait(k_full.index(slot), (i // STAGES) & 1)
-    mbarrier.wait(v_full.index(before), ((i - 1) // STAGES) & 1)
     s = gl.zeros((HALF, BN), gl.float32, LOGITS)
     keys = k_ring.index(slot).reshape((BN, D)).permute((1, 0))
     s = warpgroup_mma(q_tile, keys, s, use_acc=False, is_async=True)
+    mixed = _shrunk(mixed, shrink)
+    weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
     values = v_ring.index(before).reshape((BN, D))
     mixed = warpgroup_mma(weights, values, mixed, is_async=True)
     s = warpgroup_mma_wait(1, deps=(s,))
@@ -147,12 +189,10 @@ def _step(
     p, shrink, largest, total, energy = _softmax(
         s, scale, largest, total, energy, STATISTICS, PARTIAL, LOGITS
     )
+    mbarrier.wait(v_full.index(slot), (i // STAGES) & 1)
     mixed = warpgroup_mma_wait(0, deps=(mixed,))
     mbarrier.arrive(v_free.index(before))
-    by_column = gl.convert_layout(shrink, gl.SliceLayout(1, mixed.type.layout))
-    mixed = mixed * gl.expand_dims(by_column, 1)
-    weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
-    return weights, mixed, largest, total, energy
+    return p, shrink, mixed, largest, total, energy
 
 
 @gluon.jit
@@ -174,8 +214,8 @@ def _multiply(
     q_tile = q_tiles.index(half).reshape((HALF, D))
 
     largest = gl.full((HALF,), LEAST, gl.float32, gl.SliceLayout(1, LOGITS))
-    total = gl.zeros((HALF,), gl.float32, gl.SliceLayout(1, LOGITS))
-    energy = gl.zeros((HALF,), gl.float32, gl.SliceLayout(1, LOGITS))
+    total = _own_sum(gl.zeros((HALF, BN), gl.float32, LOGITS))
+    energy = total
     mixed = gl.zeros((HALF, D), gl.float32, OUTPUT)
 
     mbarrier.wait(k_full.index(0), 0)
@@ -187,36 +227,38 @@ def _multiply(
     mbarrier.arrive(k_free.index(0))
     first, many = span_of_row(rule, row, limit)
     s = only_allowed(LOGIT_BELOW, s, last, first, many, BN, LOGITS)
-    p, _, largest, total, energy = _softmax(
+    p, shrink, largest, total, energy = _softmax(
         s, scale, largest, total, energy, STATISTICS, True, LOGITS
     )
-    weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
+    mbarrier.wait(v_full.index(0), 0)
 
     for i in range(1, right):
-        weights, mixed, largest, total, energy = _step(
+        p, shrink, mixed, largest, total, energy = _step(
             i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, last, first, many, scale,
-            weights, mixed, largest, total, energy,
+            p, shrink, mixed, largest, total, energy,
             D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
         )  # fmt: skip
     for i in range(gl.maximum(right, 1), full):
-        weights, mixed, largest, total, energy = _step(
+        p, shrink, mixed, largest, total, energy = _step(
             i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, last, first, many, scale,
-            weights, mixed, largest, total, energy,
+            p, shrink, mixed, largest, total, energy,
             D, HALF, BN, STAGES, STATISTICS, False, LOGITS, WEIGHTS,
         )  # fmt: skip
     for i in range(gl.maximum(full, 1), every):
-        weights, mixed, largest, total, energy = _step(
+        p, shrink, mixed, largest, total, energy = _step(
             i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, last, first, many, scale,
-            weights, mixed, largest, total, energy,
+            p, shrink, mixed, largest, total, energy,
             D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
         )  # fmt: skip
 
     final = every - 1
-    mbarrier.wait(v_full.index(final % STAGES), (final // STAGES) & 1)
+    mixed = _shrunk(mixed, shrink)
+    weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
     values = v_ring.index(final % STAGES).reshape((BN, D))
     mixed = warpgroup_mma(weights, values, mixed, is_async=True)
     mixed = warpgroup_mma_wait(0, deps=(mixed,))
 
+    total = _whole_sum(total, LOGITS)
     unseen = total == 0
     whole = gl.where(unseen, 1.0, total)
     lse = gl.where(unseen, float("-inf"), (largest + gl.log2(whole)) * LN2)
@@ -230,6 +272,7 @@ def _multiply(
         seen = gl.where(unseen, float("-inf"), largest * LN2)
         seen = gl.where(total == total, seen, total)
         gl.store(to.largest + at, seen, mask=inside)
+        energy = _whole_sum(energy, LOGITS)
         entropy = gl.where(unseen, 0.0, gl.log2(whole) - energy / whole) * LN2
         gl.store(to.entropy + at, entropy, mask=inside)
     inverse = gl.convert_layout(1.0 / whole, gl.SliceLayout(1, OUTPUT))

@@ -17,6 +17,9 @@ from regard.scores.comparison import Dot
 
 Precision = Literal["tf32", "tf32x3", "ieee"]
 
+LONG = 8192
+"""Tokens from which on ours is the quickest kernel for wide heads on Hopper."""
+
 
 @dataclass(frozen=True)
 class Forward:
@@ -58,6 +61,11 @@ def fits_hopper(x: AttentionInputs) -> bool:
     )
 
 
+def outruns_cudnn(x: AttentionInputs) -> bool:
+    """Whether the output alone comes sooner from ours, measured on an H200."""
+    return fits_hopper(x) and x.q.shape[-1] == 128 and min(x.shape.Q, x.shape.K) >= LONG
+
+
 def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
     """Few queries are packed and split over the card; many get large tiles."""
     width = max(wide(x.q.shape[-1]), wide(x.v.shape[-1]))
@@ -74,7 +82,7 @@ def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
         rows, keys = (128, 64) if width <= 128 else (64, 32)
         return Forward(rows, keys, warps=8, stages=1, precision=_precision(width))
     # Without a mask PyTorch serves as well; who names these kernels gets them.
-    if not statistics and x.mask is not None and cudnn.attends(x):
+    if not statistics and x.mask is not None and cudnn.attends(x) and not outruns_cudnn(x):
         return Forward(64, 64, warps=4, cudnn=True)
     if fits_hopper(x) and width == 128:
         return Forward(128, 128, stages=2, hopper=True)
