@@ -139,8 +139,9 @@ def _softmax(
     s, scale, largest, total, energy,
     STATISTICS: gl.constexpr, PARTIAL: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Weights of a tile of products, and the sums with it. The scale is above 0, so the largest
-    product makes the largest logit, and scale and shift are one instruction."""
+    """Weights of a tile of products. `total` is that of the tiles before it: these are added later,
+    under other products. The scale is above 0, so the largest product makes the largest logit, and
+    scale and shift are one instruction."""
     here = gl.convert_layout(_row_max(s), gl.SliceLayout(1, LAYOUT), assert_trivial=True)
     highest = gl.maximum(largest, here * scale)
     x = s * scale - gl.expand_dims(highest, 1)
@@ -153,8 +154,7 @@ def _softmax(
             x = gl.maximum(x, FAINT)
         energy = _beside(shrink, energy) * (energy + total * _beside(moved, energy))
         energy += _own_sum(p * x)
-    total = total * _beside(shrink, total) + _own_sum(p)
-    return p, shrink, highest, total, energy
+    return p, shrink, highest, energy
 
 
 @gluon.jit
@@ -179,6 +179,7 @@ def _step(
     keys = k_ring.index(slot).reshape((BN, D)).permute((1, 0))
     s = warpgroup_mma(q_tile, keys, s, use_acc=False, is_async=True)
     mixed = _shrunk(mixed, shrink)
+    total = total * _beside(shrink, total) + _own_sum(p)
     weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
     values = v_ring.index(before).reshape((BN, D))
     mixed = warpgroup_mma(weights, values, mixed, is_async=True)
@@ -186,7 +187,7 @@ def _step(
     mbarrier.arrive(k_free.index(slot))
     if PARTIAL:
         s = only_allowed(LOGIT_BELOW, s, last - i * BN, first, many, BN, LOGITS)
-    p, shrink, largest, total, energy = _softmax(
+    p, shrink, largest, energy = _softmax(
         s, scale, largest, total, energy, STATISTICS, PARTIAL, LOGITS
     )
     mbarrier.wait(v_full.index(slot), (i // STAGES) & 1)
@@ -227,7 +228,7 @@ def _multiply(
     mbarrier.arrive(k_free.index(0))
     first, many = span_of_row(rule, row, limit)
     s = only_allowed(LOGIT_BELOW, s, last, first, many, BN, LOGITS)
-    p, shrink, largest, total, energy = _softmax(
+    p, shrink, largest, energy = _softmax(
         s, scale, largest, total, energy, STATISTICS, True, LOGITS
     )
     mbarrier.wait(v_full.index(0), 0)
@@ -253,6 +254,7 @@ def _multiply(
 
     final = every - 1
     mixed = _shrunk(mixed, shrink)
+    total = total * _beside(shrink, total) + _own_sum(p)
     weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
     values = v_ring.index(final % STAGES).reshape((BN, D))
     mixed = warpgroup_mma(weights, values, mixed, is_async=True)
