@@ -103,8 +103,8 @@ def _take_in(
         if GUARD:
             # Hidden pairs are 0, not 0 · ∞.
             x = tl.maximum(x, FAINT)
-        energy = shrink[:, None] * (energy + total * moved[:, None]) + own_sum(p * x)
-    total = total * shrink[:, None] + own_sum(p)
+        energy = shrink[:, None] * (energy + total * moved[:, None]) + own_sum(p * x, 1)
+    total = total * shrink[:, None] + own_sum(p, 1)
     if drop.on:
         p = tl.where(kept(drop, b, h, q, k), p * drop.grow, 0.0)
     mixed = mixed * shrink[:, None]

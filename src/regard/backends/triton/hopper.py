@@ -2,7 +2,8 @@
 
 The copying warp fills a ring of key and value tiles in shared memory. Each multiplying group owns
 half of the queries; while its products with the values of one tile run, it already has the products
-with the next keys under way and takes their softmax, so the matrix units rarely wait.
+with the next keys under way and takes their softmax. The groups start their products in turns, so
+that the powers of one are taken under the products of the other.
 
 This is the plain forward pass (no mask or a band, no bias, soft-cap, sink or dropout) with the same
 statistics as the general kernel; README.md derives the sums.
@@ -26,7 +27,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from regard.backends.triton.arguments import sizes
 from regard.backends.triton.assembly import (
+    ARRIVE,
     LOGIT_BELOW,
+    MEET,
     SHRINK_32,
     SHRINK_32_FORM,
     SHRINK_64,
@@ -47,6 +50,43 @@ _own_sum = gluon.jit(own_sum.fn)
 _row_max = gluon.jit(row_max.fn)
 _span_of_keys = gluon.jit(span_of_keys.fn)
 
+# The processor's own barriers, by number: one for each slot of the rings, and one for each group's
+# turn. Triton takes the numbers from 0 on for itself.
+_KEYS_FREE, _VALUES_FREE, _TURN = gl.constexpr(8), gl.constexpr(11), gl.constexpr(14)
+_GROUP, _COPIER = gl.constexpr(128), gl.constexpr(32)
+
+
+@gluon.jit
+def _at_barrier(HOW: gl.constexpr, barrier, awaited, OWN: gl.constexpr, ALL: gl.constexpr):
+    """Wait at a barrier for all its threads, or say that OWN of them have come (HOW says which),
+    unless nobody waits. To arrive at a barrier in shared memory instead, the warps of a group
+    would have to wait for each other first."""
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [OWN // 32], [0])
+    each = gl.zeros((OWN,), gl.int32, layout)
+    told = [each + barrier, each + ALL, each + awaited.to(gl.int32)]
+    gl.inline_asm_elementwise(HOW, "=r,r,r,r", told, gl.int32, False, 1)
+
+
+@gluon.jit
+def _free(barrier, awaited):
+    _at_barrier(ARRIVE, barrier, awaited, _GROUP, 2 * _GROUP + _COPIER)
+
+
+@gluon.jit
+def _wait_until_free(barrier, taken):
+    _at_barrier(MEET, barrier, taken, _COPIER, 2 * _GROUP + _COPIER)
+
+
+@gluon.jit
+def _await_turn(half, i):
+    _at_barrier(MEET, _TURN + half, i > 0, _GROUP, 2 * _GROUP)
+
+
+@gluon.jit
+def _give_turn(half, awaited):
+    """The other group's products may start."""
+    _at_barrier(ARRIVE, _TURN + 1 - half, awaited, _GROUP, 2 * _GROUP)
+
 
 @gluon.jit
 def _steps(rule, n, b, tile, BM: gl.constexpr, BN: gl.constexpr):
@@ -64,7 +104,7 @@ def _steps(rule, n, b, tile, BM: gl.constexpr, BN: gl.constexpr):
 
 @gluon.jit
 def _copy(
-    q, k, v, rule, n, b, h, tile, q_tiles, k_ring, v_ring, q_full, k_full, k_free, v_full, v_free,
+    q, k, v, rule, n, b, h, tile, q_tiles, k_ring, v_ring, q_full, k_full, v_full,
     BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy the queries, then the keys and values of each step, as room becomes free."""
@@ -76,12 +116,11 @@ def _copy(
     fetch(q, [b, h, tile * BM + HALF, 0], q_full, q_tiles.index(1))
     for i in range(every):
         slot = i % STAGES
-        turn = (i // STAGES) & 1
         key = last - i * BN
-        mbarrier.wait(k_free.index(slot), turn ^ 1)
+        _wait_until_free(_KEYS_FREE + slot, i >= STAGES)
         mbarrier.expect(k_full.index(slot), k.block_type.nbytes)
         fetch(k, [b, g, key, 0], k_full.index(slot), k_ring.index(slot))
-        mbarrier.wait(v_free.index(slot), turn ^ 1)
+        _wait_until_free(_VALUES_FREE + slot, i >= STAGES)
         mbarrier.expect(v_full.index(slot), v.block_type.nbytes)
         fetch(v, [b, g, key, 0], v_full.index(slot), v_ring.index(slot))
 
@@ -139,9 +178,8 @@ def _softmax(
     s, scale, largest, total, energy,
     STATISTICS: gl.constexpr, PARTIAL: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Weights of a tile of products. `total` is that of the tiles before it: these are added later,
-    under other products. The scale is above 0, so the largest product makes the largest logit, and
-    scale and shift are one instruction."""
+    """Weights of a tile of products. The scale is above 0, so the largest product makes the largest
+    logit, and scale and shift are one instruction."""
     here = gl.convert_layout(_row_max(s), gl.SliceLayout(1, LAYOUT), assert_trivial=True)
     highest = gl.maximum(largest, here * scale)
     x = s * scale - gl.expand_dims(highest, 1)
@@ -153,19 +191,21 @@ def _softmax(
             # Hidden pairs are 0, not 0 · ∞.
             x = gl.maximum(x, FAINT)
         energy = _beside(shrink, energy) * (energy + total * _beside(moved, energy))
-        energy += _own_sum(p * x)
-    return p, shrink, highest, energy
+        energy += _own_sum(p * x, 4)
+    total = total * _beside(shrink, total) + _own_sum(p, 4)
+    return p, shrink, highest, total, energy
 
 
 @gluon.jit
 def _step(
-    i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, last, first, many, scale, p, shrink,
+    half, i, every, q_tile, k_ring, v_ring, k_full, v_full, last, first, many, scale, p, shrink,
     mixed, largest, total, energy,
     D: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     STATISTICS: gl.constexpr,
     PARTIAL: gl.constexpr, LOGITS: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
-    """Products with keys i and with values i - 1 under way together, softmax under the latter.
+    """Products with keys i and with values i - 1 under way together, softmax under the latter and
+    under those of the other group, which starts its own when these are all under way.
 
     Weights come in full precision: halves of registers, carried around a loop, are taken apart and
     put together again in each turn. That the next values are there is asked before the products
@@ -175,31 +215,32 @@ def _step(
     slot = i % STAGES
     before = (i - 1) % STAGES
     mbarrier.wait(k_full.index(slot), (i // STAGES) & 1)
+    _await_turn(half, i)
     s = gl.zeros((HALF, BN), gl.float32, LOGITS)
     keys = k_ring.index(slot).reshape((BN, D)).permute((1, 0))
     s = warpgroup_mma(q_tile, keys, s, use_acc=False, is_async=True)
     mixed = _shrunk(mixed, shrink)
-    total = total * _beside(shrink, total) + _own_sum(p)
     weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
     values = v_ring.index(before).reshape((BN, D))
     mixed = warpgroup_mma(weights, values, mixed, is_async=True)
+    _give_turn(half, i + half < every)
     s = warpgroup_mma_wait(1, deps=(s,))
-    mbarrier.arrive(k_free.index(slot))
+    _free(_KEYS_FREE + slot, i + STAGES < every)
     if PARTIAL:
         s = only_allowed(LOGIT_BELOW, s, last - i * BN, first, many, BN, LOGITS)
-    p, shrink, largest, energy = _softmax(
+    p, shrink, largest, total, energy = _softmax(
         s, scale, largest, total, energy, STATISTICS, PARTIAL, LOGITS
     )
     mbarrier.wait(v_full.index(slot), (i // STAGES) & 1)
     mixed = warpgroup_mma_wait(0, deps=(mixed,))
-    mbarrier.arrive(v_free.index(before))
+    _free(_VALUES_FREE + before, i - 1 + STAGES < every)
     return p, shrink, mixed, largest, total, energy
 
 
 @gluon.jit
 def _multiply(
     half, out, to, flags, rule, n, scale, b, h, tile, q_tiles, k_ring, v_ring, q_full, k_full,
-    k_free, v_full, v_free,
+    v_full,
     D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     STATISTICS: gl.constexpr,
 ):  # fmt: skip
@@ -215,7 +256,7 @@ def _multiply(
     q_tile = q_tiles.index(half).reshape((HALF, D))
 
     largest = gl.full((HALF,), LEAST, gl.float32, gl.SliceLayout(1, LOGITS))
-    total = _own_sum(gl.zeros((HALF, BN), gl.float32, LOGITS))
+    total = _own_sum(gl.zeros((HALF, BN), gl.float32, LOGITS), 4)
     energy = total
     mixed = gl.zeros((HALF, D), gl.float32, OUTPUT)
 
@@ -225,36 +266,37 @@ def _multiply(
         q_tile, k_ring.index(0).reshape((BN, D)).permute((1, 0)), s, use_acc=False, is_async=True
     )
     s = warpgroup_mma_wait(0, deps=(s,))
-    mbarrier.arrive(k_free.index(0))
+    _free(_KEYS_FREE, every > STAGES)
+    if half == 1:
+        _give_turn(half, every > 1)
     first, many = span_of_row(rule, row, limit)
     s = only_allowed(LOGIT_BELOW, s, last, first, many, BN, LOGITS)
-    p, shrink, largest, energy = _softmax(
+    p, shrink, largest, total, energy = _softmax(
         s, scale, largest, total, energy, STATISTICS, True, LOGITS
     )
     mbarrier.wait(v_full.index(0), 0)
 
     for i in range(1, right):
         p, shrink, mixed, largest, total, energy = _step(
-            i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, last, first, many, scale,
+            half, i, every, q_tile, k_ring, v_ring, k_full, v_full, last, first, many, scale,
             p, shrink, mixed, largest, total, energy,
             D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
         )  # fmt: skip
     for i in range(gl.maximum(right, 1), full):
         p, shrink, mixed, largest, total, energy = _step(
-            i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, last, first, many, scale,
+            half, i, every, q_tile, k_ring, v_ring, k_full, v_full, last, first, many, scale,
             p, shrink, mixed, largest, total, energy,
             D, HALF, BN, STAGES, STATISTICS, False, LOGITS, WEIGHTS,
         )  # fmt: skip
     for i in range(gl.maximum(full, 1), every):
         p, shrink, mixed, largest, total, energy = _step(
-            i, q_tile, k_ring, v_ring, k_full, k_free, v_full, v_free, last, first, many, scale,
+            half, i, every, q_tile, k_ring, v_ring, k_full, v_full, last, first, many, scale,
             p, shrink, mixed, largest, total, energy,
             D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
         )  # fmt: skip
 
     final = every - 1
     mixed = _shrunk(mixed, shrink)
-    total = total * _beside(shrink, total) + _own_sum(p)
     weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
     values = v_ring.index(final % STAGES).reshape((BN, D))
     mixed = warpgroup_mma(weights, values, mixed, is_async=True)
@@ -311,15 +353,11 @@ def forward_on_hopper(
     v_ring = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BN, D], v.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     mbarrier.init(q_full, count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(k_free.index(i), count=2)
         mbarrier.init(v_full.index(i), count=1)
-        mbarrier.init(v_free.index(i), count=2)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -327,21 +365,21 @@ def forward_on_hopper(
                 _multiply,
                 (
                     0, out, to, flags, rule, n, scale, b, h, tile, q_tiles, k_ring, v_ring,
-                    q_full, k_full, k_free, v_full, v_free, D, BM, BN, STAGES, STATISTICS,
+                    q_full, k_full, v_full, D, BM, BN, STAGES, STATISTICS,
                 ),
             ),
             (
                 _multiply,
                 (
                     1, out, to, flags, rule, n, scale, b, h, tile, q_tiles, k_ring, v_ring,
-                    q_full, k_full, k_free, v_full, v_free, D, BM, BN, STAGES, STATISTICS,
+                    q_full, k_full, v_full, D, BM, BN, STAGES, STATISTICS,
                 ),
             ),
             (
                 _copy,
                 (
-                    q, k, v, rule, n, b, h, tile, q_tiles, k_ring, v_ring, q_full, k_full, k_free,
-                    v_full, v_free, BM, BN, STAGES,
+                    q, k, v, rule, n, b, h, tile, q_tiles, k_ring, v_ring, q_full, k_full, v_full,
+                    BM, BN, STAGES,
                 ),
             ),
         ],

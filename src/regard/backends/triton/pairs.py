@@ -97,13 +97,15 @@ def row_max(s):
 
 
 @triton.jit
-def own_sum(t):
+def own_sum(t, CHAINS: tl.constexpr):
     """What each of the four threads of a row holds of it, added up: [rows, 4]. They need not know
-    of each other before the last tile."""
+    of each other before the last tile. A thread waits for each addition of a chain, but not for
+    those of others."""
     rows: tl.constexpr = t.shape[0]
     eighth: tl.constexpr = t.shape[1] // 8
     by_thread = t.reshape(rows, eighth, 4, 2).permute(0, 2, 1, 3)
-    return tl.sum(by_thread.reshape(rows, 4, 2 * eighth), 2)
+    chains = by_thread.reshape(rows, 4, CHAINS, 2 * eighth // CHAINS)
+    return tl.sum(tl.sum(chains, 3), 2)
 
 
 @triton.jit

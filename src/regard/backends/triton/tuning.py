@@ -85,7 +85,7 @@ def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
     if not statistics and x.mask is not None and cudnn.attends(x) and not outruns_cudnn(x):
         return Forward(64, 64, warps=4, cudnn=True)
     if fits_hopper(x) and width == 128:
-        return Forward(128, 128, stages=2, hopper=True)
+        return Forward(128, 128, stages=3, hopper=True)
     if width <= 64:
         if fits_hopper(x):
             # Three programs share a multiprocessor, and one's products run under another's powers.
