@@ -25,7 +25,6 @@ from regard.backends.triton.pairs import (
     kept,
     load_rows,
     logits_of,
-    own_sum,
     product,
     row_max,
     spoilt,
@@ -103,8 +102,8 @@ def _take_in(
         if GUARD:
             # Hidden pairs are 0, not 0 · ∞.
             x = tl.maximum(x, FAINT)
-        energy = shrink[:, None] * (energy + total * moved[:, None]) + own_sum(p * x, 1)
-    total = total * shrink[:, None] + own_sum(p, 1)
+        energy = shrink * (energy + total * moved) + tl.sum(p * x, 1)
+    total = total * shrink + tl.sum(p, 1)
     if drop.on:
         p = tl.where(kept(drop, b, h, q, k), p * drop.grow, 0.0)
     mixed = mixed * shrink[:, None]
@@ -163,8 +162,8 @@ def _attend(
     mixed = tl.zeros((BM, BE), tl.float32)
     bad = tl.zeros((BM, BE), tl.float32)
     largest = tl.full((BM,), LEAST, tl.float32)
-    total = tl.zeros((BM, 4), tl.float32)
-    energy = tl.zeros((BM, 4), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    energy = tl.zeros((BM,), tl.float32)
 
     full, part, limit, path = keys_for(rule, n, b, first_head, tile, first, last, BN)
     places, heads = place[:, None], h[:, None]
@@ -209,7 +208,6 @@ def _attend(
             STATISTICS, True, PRECISION,
         )  # fmt: skip
 
-    total, energy = tl.sum(total, 1), tl.sum(energy, 1)
     at = (b * n.heads + h).to(tl.int64) * n.queries + place
     rows = (tl.num_programs(1) // (n.heads // n.group if PACKED else n.heads)).to(tl.int64)
     rows = rows * n.heads * n.queries

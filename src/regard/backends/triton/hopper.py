@@ -36,7 +36,7 @@ from regard.backends.triton.assembly import (
     SHRINK_64_FORM,
 )
 from regard.backends.triton.launching import launched
-from regard.backends.triton.pairs import FAINT, LEAST, LN2, LOG2E, own_sum, row_max
+from regard.backends.triton.pairs import FAINT, LEAST, LN2, LOG2E, row_max
 from regard.backends.triton.rules import BAND, Rule, band_at, limit_of, span_of_keys
 from regard.backends.triton.tuning import Forward
 from regard.inputs import AttentionInputs
@@ -46,7 +46,6 @@ from regard.scores.comparison import Dot
 fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 limit_on_hopper = gluon.jit(limit_of.fn)
 _band_at = gluon.jit(band_at.fn)
-_own_sum = gluon.jit(own_sum.fn)
 _row_max = gluon.jit(row_max.fn)
 _span_of_keys = gluon.jit(span_of_keys.fn)
 
@@ -147,6 +146,18 @@ def only_allowed(HOW: gl.constexpr, x, key, first, many, BN: gl.constexpr, LAYOU
 
 
 @gluon.jit
+def _own_sum(t):
+    """What each of the four threads of a row holds of it, added up: [rows, 4]. They need not know
+    of each other before the last tile. A thread waits for each addition of a chain, but not for
+    those of three others."""
+    rows: gl.constexpr = t.shape[0]
+    eighth: gl.constexpr = t.shape[1] // 8
+    by_thread = t.reshape((rows, eighth, 4, 2)).permute((0, 2, 1, 3))
+    chains = by_thread.reshape((rows, 4, 4, eighth // 2))
+    return gl.sum(gl.sum(chains, 3), 2)
+
+
+@gluon.jit
 def _beside(rows, own):
     """A number of each row, beside what its threads hold."""
     layout: gl.constexpr = gl.SliceLayout(1, own.type.layout)
@@ -191,8 +202,8 @@ def _softmax(
             # Hidden pairs are 0, not 0 · ∞.
             x = gl.maximum(x, FAINT)
         energy = _beside(shrink, energy) * (energy + total * _beside(moved, energy))
-        energy += _own_sum(p * x, 4)
-    total = total * _beside(shrink, total) + _own_sum(p, 4)
+        energy += _own_sum(p * x)
+    total = total * _beside(shrink, total) + _own_sum(p)
     return p, shrink, highest, total, energy
 
 
@@ -256,7 +267,7 @@ def _multiply(
     q_tile = q_tiles.index(half).reshape((HALF, D))
 
     largest = gl.full((HALF,), LEAST, gl.float32, gl.SliceLayout(1, LOGITS))
-    total = _own_sum(gl.zeros((HALF, BN), gl.float32, LOGITS), 4)
+    total = _own_sum(gl.zeros((HALF, BN), gl.float32, LOGITS))
     energy = total
     mixed = gl.zeros((HALF, D), gl.float32, OUTPUT)
 

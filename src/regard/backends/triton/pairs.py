@@ -97,18 +97,6 @@ def row_max(s):
 
 
 @triton.jit
-def own_sum(t, CHAINS: tl.constexpr):
-    """What each of the four threads of a row holds of it, added up: [rows, 4]. They need not know
-    of each other before the last tile. A thread waits for each addition of a chain, but not for
-    those of others."""
-    rows: tl.constexpr = t.shape[0]
-    eighth: tl.constexpr = t.shape[1] // 8
-    by_thread = t.reshape(rows, eighth, 4, 2).permute(0, 2, 1, 3)
-    chains = by_thread.reshape(rows, 4, CHAINS, 2 * eighth // CHAINS)
-    return tl.sum(tl.sum(chains, 3), 2)
-
-
-@triton.jit
 def product(a, b, onto, PRECISION: tl.constexpr):
     """a @ b + onto, in float32."""
     if INTERPRETED:
