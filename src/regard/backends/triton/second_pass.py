@@ -23,7 +23,7 @@ from regard.backends.triton.arguments import (
     sizes,
     tiles_of,
 )
-from regard.backends.triton.hopper_received import received_on_hopper
+from regard.backends.triton.hopper.received import received_on_hopper
 from regard.backends.triton.launching import launched
 from regard.backends.triton.layout import is_simple, rule_of
 from regard.backends.triton.maps import pooled_map

@@ -19,72 +19,43 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from regard.backends.triton.arguments import sizes
 from regard.backends.triton.assembly import (
-    ARRIVE,
     LOGIT_BELOW,
-    MEET,
     SHRINK_32,
     SHRINK_32_FORM,
     SHRINK_64,
     SHRINK_64_FORM,
 )
+from regard.backends.triton.hopper.barriers import (
+    KEYS_FREE,
+    MOST_STAGES,
+    VALUES_FREE,
+    await_turn,
+    free,
+    give_turn,
+    wait_until_free,
+)
+from regard.backends.triton.hopper.pairs import (
+    described,
+    fetch,
+    limit_on_hopper,
+    only_allowed,
+    span_of_row,
+)
 from regard.backends.triton.launching import launched
 from regard.backends.triton.pairs import FAINT, LEAST, LN2, LOG2E, row_max
-from regard.backends.triton.rules import BAND, Rule, band_at, limit_of, span_of_keys
+from regard.backends.triton.rules import Rule, span_of_keys
 from regard.backends.triton.tuning import Forward
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 
-# Renamed after Triton 3.6.
-fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-limit_on_hopper = gluon.jit(limit_of.fn)
-_band_at = gluon.jit(band_at.fn)
 _row_max = gluon.jit(row_max.fn)
 _span_of_keys = gluon.jit(span_of_keys.fn)
-
-# The processor's own barriers, by number: one for each slot of the rings, and one for each group's
-# turn. Triton takes the numbers from 0 on for itself.
-_KEYS_FREE, _VALUES_FREE, _TURN = gl.constexpr(8), gl.constexpr(11), gl.constexpr(14)
-_GROUP, _COPIER = gl.constexpr(128), gl.constexpr(32)
-
-
-@gluon.jit
-def _at_barrier(HOW: gl.constexpr, barrier, awaited, OWN: gl.constexpr, ALL: gl.constexpr):
-    """Wait at a barrier for all its threads, or say that OWN of them have come (HOW says which),
-    unless nobody waits. To arrive at a barrier in shared memory instead, the warps of a group
-    would have to wait for each other first."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [OWN // 32], [0])
-    each = gl.zeros((OWN,), gl.int32, layout)
-    told = [each + barrier, each + ALL, each + awaited.to(gl.int32)]
-    gl.inline_asm_elementwise(HOW, "=r,r,r,r", told, gl.int32, False, 1)
-
-
-@gluon.jit
-def _free(barrier, awaited):
-    _at_barrier(ARRIVE, barrier, awaited, _GROUP, 2 * _GROUP + _COPIER)
-
-
-@gluon.jit
-def _wait_until_free(barrier, taken):
-    _at_barrier(MEET, barrier, taken, _COPIER, 2 * _GROUP + _COPIER)
-
-
-@gluon.jit
-def _await_turn(half, i):
-    _at_barrier(MEET, _TURN + half, i > 0, _GROUP, 2 * _GROUP)
-
-
-@gluon.jit
-def _give_turn(half, awaited):
-    """The other group's products may start."""
-    _at_barrier(ARRIVE, _TURN + 1 - half, awaited, _GROUP, 2 * _GROUP)
 
 
 @gluon.jit
@@ -116,33 +87,12 @@ def _copy(
     for i in range(every):
         slot = i % STAGES
         key = last - i * BN
-        _wait_until_free(_KEYS_FREE + slot, i >= STAGES)
+        wait_until_free(KEYS_FREE + slot, i >= STAGES)
         mbarrier.expect(k_full.index(slot), k.block_type.nbytes)
         fetch(k, [b, g, key, 0], k_full.index(slot), k_ring.index(slot))
-        _wait_until_free(_VALUES_FREE + slot, i >= STAGES)
+        wait_until_free(VALUES_FREE + slot, i >= STAGES)
         mbarrier.expect(v_full.index(slot), v.block_type.nbytes)
         fetch(v, [b, g, key, 0], v_full.index(slot), v_ring.index(slot))
-
-
-@gluon.jit
-def span_of_row(rule, row, limit):
-    """The first key that each query may see, and how many."""
-    if rule.kind == BAND:
-        first, many = _band_at(rule, row, limit)
-    else:
-        first, many = 0 * row, limit + 0 * row
-    return first, many
-
-
-@gluon.jit
-def only_allowed(HOW: gl.constexpr, x, key, first, many, BN: gl.constexpr, LAYOUT: gl.constexpr):
-    """Logits or weights of the keys from `key` on, minus infinity or 0 where a row does not see
-    them: HOW says which."""
-    column = gl.expand_dims(key + gl.arange(0, BN, gl.SliceLayout(0, LAYOUT)), 0)
-    place = column - gl.expand_dims(first, 1)
-    return gl.inline_asm_elementwise(
-        HOW, "=f,f,r,r", [x, place, gl.expand_dims(many, 1)], gl.float32, True, 1
-    )
 
 
 @gluon.jit
@@ -226,7 +176,7 @@ def _step(
     slot = i % STAGES
     before = (i - 1) % STAGES
     mbarrier.wait(k_full.index(slot), (i // STAGES) & 1)
-    _await_turn(half, i)
+    await_turn(half)
     s = gl.zeros((HALF, BN), gl.float32, LOGITS)
     keys = k_ring.index(slot).reshape((BN, D)).permute((1, 0))
     s = warpgroup_mma(q_tile, keys, s, use_acc=False, is_async=True)
@@ -234,9 +184,9 @@ def _step(
     weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
     values = v_ring.index(before).reshape((BN, D))
     mixed = warpgroup_mma(weights, values, mixed, is_async=True)
-    _give_turn(half, i + half < every)
+    give_turn(half, i + half < every)
     s = warpgroup_mma_wait(1, deps=(s,))
-    _free(_KEYS_FREE + slot, i + STAGES < every)
+    free(KEYS_FREE + slot, i + STAGES < every)
     if PARTIAL:
         s = only_allowed(LOGIT_BELOW, s, last - i * BN, first, many, BN, LOGITS)
     p, shrink, largest, total, energy = _softmax(
@@ -244,7 +194,7 @@ def _step(
     )
     mbarrier.wait(v_full.index(slot), (i // STAGES) & 1)
     mixed = warpgroup_mma_wait(0, deps=(mixed,))
-    _free(_VALUES_FREE + before, i - 1 + STAGES < every)
+    free(VALUES_FREE + before, i - 1 + STAGES < every)
     return p, shrink, mixed, largest, total, energy
 
 
@@ -277,9 +227,9 @@ def _multiply(
         q_tile, k_ring.index(0).reshape((BN, D)).permute((1, 0)), s, use_acc=False, is_async=True
     )
     s = warpgroup_mma_wait(0, deps=(s,))
-    _free(_KEYS_FREE, every > STAGES)
+    free(KEYS_FREE, every > STAGES)
     if half == 1:
-        _give_turn(half, every > 1)
+        give_turn(half, every > 1)
     first, many = span_of_row(rule, row, limit)
     s = only_allowed(LOGIT_BELOW, s, last, first, many, BN, LOGITS)
     p, shrink, largest, total, energy = _softmax(
@@ -354,6 +304,7 @@ def forward_on_hopper(
     STATISTICS: gl.constexpr,
 ):  # fmt: skip
     """A tile of queries against its keys; `flags` start at 0."""
+    gl.static_assert(STAGES <= MOST_STAGES)
     HALF: gl.constexpr = BM // 2
     # Under a band later tiles have more keys: they start first.
     tile = gl.num_programs(0) - 1 - gl.program_id(0)
@@ -417,10 +368,3 @@ def run_on_hopper(
         out, to, flags, rule, sizes(x), float(x.comparison.scale), D=x.q.shape[-1], BM=how.rows,
         BN=how.keys, STAGES=how.stages, STATISTICS=statistics, num_warps=4,
     )  # fmt: skip
-
-
-_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-
-
-def described(t: Tensor, rows: int) -> Any:
-    return TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, rows, t.shape[-1]], _LAYOUT)

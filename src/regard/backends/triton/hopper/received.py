@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from regard.backends.triton.arguments import sizes, tiles_of
 from regard.backends.triton.assembly import WEIGHT_BELOW
-from regard.backends.triton.hopper import (
+from regard.backends.triton.hopper.pairs import (
     described,
     fetch,
     limit_on_hopper,

@@ -1,0 +1,45 @@
+"""What both kernels do with a tile of pairs: have it copied, hide what a row does not see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from regard.backends.triton.rules import BAND, band_at, limit_of
+
+# Renamed after Triton 3.6.
+fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+limit_on_hopper = gluon.jit(limit_of.fn)
+_band_at = gluon.jit(band_at.fn)
+_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+
+
+def described(t: Tensor, rows: int) -> Any:
+    """A tensor as the copy engine reads it, in tiles of so many rows."""
+    return TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, rows, t.shape[-1]], _LAYOUT)
+
+
+@gluon.jit
+def span_of_row(rule, row, limit):
+    """The first key that each query may see, and how many."""
+    if rule.kind == BAND:
+        first, many = _band_at(rule, row, limit)
+    else:
+        first, many = 0 * row, limit + 0 * row
+    return first, many
+
+
+@gluon.jit
+def only_allowed(HOW: gl.constexpr, x, key, first, many, BN: gl.constexpr, LAYOUT: gl.constexpr):
+    """Logits or weights of the keys from `key` on, minus infinity or 0 where a row does not see
+    them: HOW says which."""
+    column = gl.expand_dims(key + gl.arange(0, BN, gl.SliceLayout(0, LAYOUT)), 0)
+    place = column - gl.expand_dims(first, 1)
+    return gl.inline_asm_elementwise(
+        HOW, "=f,f,r,r", [x, place, gl.expand_dims(many, 1)], gl.float32, True, 1
+    )
