@@ -198,6 +198,23 @@ def _assert_near(got: torch.Tensor, want: torch.Tensor) -> None:
     torch.testing.assert_close(got, want, rtol=0, atol=size * 2**-7)
 
 
+@pytest.mark.parametrize("mask", [None, masks.causal()], ids=["none", "causal"])
+@pytest.mark.parametrize("ours", [False, True], ids=["shorter", "long"])
+def test_long_calls_on_hopper_are_ours(ours: bool, mask: masks.Mask | None) -> None:
+    """Up to some length a library attends where no statistics are asked for."""
+    from regard.backends.triton.arguments import generation
+    from regard.backends.triton.tuning import LONG
+
+    if cases.DEVICE == "cpu" or generation(torch.device("cuda", 0)) != 9:
+        pytest.skip("only on Hopper is there a choice")
+    n = LONG if ours else LONG - 1
+    q, k, v = (torch.randn(1, 2, n, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    plan = regard.plan(q, k, v, mask=mask)
+    assert plan.backend == ("sdpa" if mask is None and not ours else "triton")
+    assert ("cuDNN" in plan.inner_loop) == (mask is not None and not ours)
+    _assert_near(regard.attention(q, k, v, mask=mask), regard.trace(q, k, v, mask=mask).out)
+
+
 def test_kernels_run_where_their_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.backends.triton.arguments import on_card
 
