@@ -121,7 +121,7 @@ def _whole_sum(own, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _shrunk(mixed, shrink):
-    """Sums of values, brought to the new largest logits. Most tiles have none."""
+    """Sums of values, brought to the new largest logits. Warps without one go past it."""
     layout: gl.constexpr = gl.SliceLayout(1, mixed.type.layout)
     factor, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(shrink, layout), 1), mixed)
     if mixed.shape[1] == 64:
