@@ -6,7 +6,7 @@ with the next keys under way and takes their softmax. The groups start their pro
 that the powers of one are taken under the products of the other.
 
 This is the plain forward pass (no mask or a band, no bias, soft-cap, sink or dropout) with the same
-statistics as the general kernel; README.md derives the sums.
+statistics as the general kernel; the README beside this folder derives the sums.
 """
 
 from __future__ import annotations
@@ -228,6 +228,7 @@ def _multiply(
     )
     s = warpgroup_mma_wait(0, deps=(s,))
     free(KEYS_FREE, every > STAGES)
+    # The first group starts; who has had the last turn of all gives none.
     if half == 1:
         give_turn(half, every > 1)
     first, many = span_of_row(rule, row, limit)
