@@ -1,4 +1,5 @@
-"""Draws the pictures of these docs: stories15M, a Llama of 15 million parameters, reads a story.
+"""Draws the pictures of these docs: stories15M, a Llama of 15 million parameters, reads a story,
+and the translator of this package a question.
 
 python docs/images/draw.py    # from the root of the repository; fetches the model once
 """
@@ -9,8 +10,10 @@ import sys
 from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
 
 import regard
+from regard import models
 from regard.view import picture
 from regard.watching import Seen
 
@@ -32,7 +35,19 @@ def seen_of(tokens: int) -> Seen:
     return seen
 
 
+def alignment() -> Figure:
+    """Which word the translator looks at while it writes each of its own."""
+    model = models.load("regard-king-james", device="cpu")
+    text = "Where did you come from, and where are you going? I don't know, he answered."
+    written = model.writes(model.generate(text))
+    layer, head = "decoder.2.memory", 3
+    return picture.heat_map(
+        model.run(text), model.read(text), layer=layer, head=head, queries=written
+    )
+
+
 def main() -> None:
+    picture.save(alignment(), HERE / "alignment.png", dpi=110)
     short, long = seen_of(26), seen_of(241)
     figures = {
         "heat_map": picture.heat_map(short, layer=5, head=3),

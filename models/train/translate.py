@@ -1,6 +1,6 @@
 """Train the encoder–decoder: newer English into the English of the King James Version.
 
-    python -m models.train.translate --minutes 2
+    python -m models.train.translate --steps 3000
 
 Needs what prepare.py left in models/data. Writes weights, sizes, vocabulary and card to
 models/data/regard-king-james.
