@@ -42,8 +42,9 @@ def alignment() -> Figure:
     written = model.writes(model.generate(text))
     layer, head = "decoder.2.memory", 3
     return picture.heat_map(
-        model.run(text), model.read(text), layer=layer, head=head, queries=written
-    )
+        model.run(text), model.read(text), layer=layer, head=head, queries=written,
+        title=f"{layer}, head {head}",
+    )  # fmt: skip
 
 
 def main() -> None:
