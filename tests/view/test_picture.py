@@ -73,8 +73,6 @@ def test_heads_and_layers_are_chosen_as_in_the_terminal() -> None:
         shown = torch.tensor(figure.axes[0].collections[0].get_array().filled(0.0))
         torch.testing.assert_close(shown, want)
     assert figure.axes[0].get_title("left") == "layer 1, mean of 4 heads"
-    named = picture.heat_map(seen, layer="*.1", head=2)
-    assert named.axes[0].get_title("left") == "layers.1, head 2"
     assert picture.heat_map(seen, title="mine").axes[0].get_title("left") == "mine"
     with pytest.raises(regard.RegardError, match="there is no such head"):
         picture.heat_map(seen, head=9)

@@ -56,7 +56,7 @@ def choose(
     name = ""
     if isinstance(what, Seen):
         number, found = layer_of(what, layer)
-        name = f"layer {number}, " if _is_number(layer) else f"{found.path or '(model)'}, "
+        name = f"layer {number}, "
         said = (read(what, batch) if tokens is None else None) or []
         what = _call(found, call)
         # While a text is generated, early calls see only its beginning.
@@ -74,11 +74,10 @@ def choose(
 def layer_of(seen: Mapping[str, Layer], layer: int | str) -> tuple[int, Layer]:
     """A layer by its number among those that were seen, or by its path."""
     paths = list(seen)
-    if _is_number(layer):
-        places = [i for i in range(len(paths)) if int(layer) in (i, i - len(paths))]
+    if isinstance(layer, str) and not layer.removeprefix("-").isdecimal():
+        places = [i for i, path in enumerate(paths) if path == layer or fnmatch(path, layer)]
     else:
-        wanted = str(layer)
-        places = [i for i, path in enumerate(paths) if path == wanted or fnmatch(path, wanted)]
+        places = [i for i in range(len(paths)) if int(layer) in (i, i - len(paths))]
     if len(places) != 1:
         raise RegardError(
             "no such layer was seen" if not places else "more than one layer has such a path",
@@ -87,10 +86,6 @@ def layer_of(seen: Mapping[str, Layer], layer: int | str) -> tuple[int, Layer]:
             do="" if paths else "run the model while it is watched",
         )
     return places[0], seen[paths[places[0]]]
-
-
-def _is_number(layer: int | str) -> bool:
-    return isinstance(layer, int) or layer.removeprefix("-").isdecimal()
 
 
 def read(seen: Seen, batch: int = 0) -> Sequence[str] | None:
