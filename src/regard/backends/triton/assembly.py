@@ -53,13 +53,8 @@ SHRINK_32_FORM, SHRINK_64_FORM = tl.constexpr(_in_place(32)), tl.constexpr(_in_p
 
 
 def _at_barrier(what: str) -> str:
-    """Arrive or wait at barrier $1 of $2 threads, unless $3 is 0."""
-    return f"""{{
-.reg .pred p;
-setp.ne.s32 p, $3, 0;
-@p bar.{what} $1, $2;
-mov.b32 $0, $1;
-}}"""
+    """Arrive or wait at barrier $1 of $2 threads."""
+    return f"bar.{what} $1, $2; mov.b32 $0, $1;"
 
 
 ARRIVE, MEET = tl.constexpr(_at_barrier("arrive")), tl.constexpr(_at_barrier("sync"))

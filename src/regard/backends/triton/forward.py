@@ -63,8 +63,13 @@ def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Te
     if how.splits > 1:
         parts = Parts(lse.new_empty(how.splits, B, H, Q, E), lse.new_empty(3, how.splits, B, H, Q))
     may_leak = how.splits == 1 and (rule.kind is not ALL or rule.limits is not None)
-    flags = None
-    if may_leak and not how.cudnn:
+    flags = taken = None
+    if how.hopper:
+        # How many tiles are taken, and from the fourth number on a flag for each: all start at 0.
+        marks = 4 + may_leak * programs * tiles
+        taken = torch.zeros(marks, dtype=torch.int32, device=x.q.device)
+        flags = taken[4:] if may_leak else None
+    elif may_leak and not how.cudnn:
         flags = torch.empty(programs * tiles, dtype=torch.int8, device=x.q.device)
     to_out = sheet(out)
     rest = (to_out, to, parts, flags, rule, added(x), x.sink, dropping(x), score(x))
@@ -73,10 +78,9 @@ def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Te
         "STATISTICS": statistics, "PACKED": how.packed, "SPLITS": how.splits,
         "PRECISION": how.precision,
     }  # fmt: skip
-    if how.hopper:
-        if flags is not None:
-            flags.zero_()
-        run_on_hopper(x, to_out, to, flags, rule, (tiles, programs), how, statistics=statistics)
+    if taken is not None:
+        items = tiles * programs
+        run_on_hopper(x, to_out, to, taken, flags, rule, items, how, statistics=statistics)
     elif not how.cudnn:
         forward_tiles[(tiles, programs, how.splits)](
             q, ks, vs, *rest, n, **constants, DESCRIBED=described,

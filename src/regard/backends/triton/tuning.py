@@ -115,12 +115,12 @@ def _precision(width: int) -> Precision:
 
 def _splits(programs: int, most: int, device: torch.device) -> int:
     """A power of two that gives every multiprocessor a few programs, each with enough keys."""
-    wanted = min(4 * _processors(device) // max(programs, 1), most, 64)
+    wanted = min(4 * processors(device) // max(programs, 1), most, 64)
     return 1 << max(wanted, 1).bit_length() - 1
 
 
 @cache
-def _processors(device: torch.device) -> int:
+def processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -13,40 +13,40 @@ from triton.experimental.gluon import language as gl
 from regard.backends.triton.assembly import ARRIVE, MEET
 
 # There are 16. Triton takes those from 0 on for itself.
-KEYS_FREE, VALUES_FREE, _TURN = gl.constexpr(8), gl.constexpr(11), gl.constexpr(14)
-"""The first of the barriers for slots of keys, for slots of values, and for the groups' turns."""
+QUERIES_FREE, KEYS_FREE, VALUES_FREE = gl.constexpr(7), gl.constexpr(8), gl.constexpr(11)
+"""The barrier for queries, the first of those for slots of keys, and for slots of values."""
+_TURN = gl.constexpr(14)
 MOST_STAGES = gl.constexpr(3)
 _GROUP, _COPIER = gl.constexpr(128), gl.constexpr(32)
 
 
 @gluon.jit
-def free(barrier, awaited):
-    """A group has read a slot. Left out where the copying warp will not wait for it, so that no
-    barrier is left with arrivals that nobody met."""
-    _at_barrier(ARRIVE, barrier, awaited, _GROUP, 2 * _GROUP + _COPIER)
+def free(barrier):
+    """A group has read a slot."""
+    _at_barrier(ARRIVE, barrier, _GROUP, 2 * _GROUP + _COPIER)
 
 
 @gluon.jit
 def wait_until_free(barrier, taken):
     """The copying warp waits until both groups have read a slot."""
-    _at_barrier(MEET, barrier, taken, _COPIER, 2 * _GROUP + _COPIER)
+    if taken:
+        _at_barrier(MEET, barrier, _COPIER, 2 * _GROUP + _COPIER)
 
 
 @gluon.jit
 def await_turn(half):
     """A group waits until the other has started its products."""
-    _at_barrier(MEET, _TURN + half, True, _GROUP, 2 * _GROUP)
+    _at_barrier(MEET, _TURN + half, _GROUP, 2 * _GROUP)
 
 
 @gluon.jit
-def give_turn(half, awaited):
+def give_turn(half):
     """The other group may start its products."""
-    _at_barrier(ARRIVE, _TURN + 1 - half, awaited, _GROUP, 2 * _GROUP)
+    _at_barrier(ARRIVE, _TURN + 1 - half, _GROUP, 2 * _GROUP)
 
 
 @gluon.jit
-def _at_barrier(HOW: gl.constexpr, barrier, when, OWN: gl.constexpr, ALL: gl.constexpr):
+def _at_barrier(HOW: gl.constexpr, barrier, OWN: gl.constexpr, ALL: gl.constexpr):
     """OWN of ALL threads arrive at a barrier, or wait there for the others: HOW says which."""
     each = gl.zeros((OWN,), gl.int32, gl.BlockedLayout([1], [32], [OWN // 32], [0]))
-    told = [each + barrier, each + ALL, gl.where(when, each + 1, 0)]
-    gl.inline_asm_elementwise(HOW, "=r,r,r,r", told, gl.int32, False, 1)
+    gl.inline_asm_elementwise(HOW, "=r,r,r", [each + barrier, each + ALL], gl.int32, False, 1)

@@ -3,7 +3,8 @@
 The copying warp fills a ring of key and value tiles in shared memory. Each multiplying group owns
 half of the queries; while its products with the values of one tile run, it already has the products
 with the next keys under way and takes their softmax. The groups start their products in turns, so
-that the powers of one are taken under the products of the other.
+that the powers of one are taken under the products of the other. A program takes tile after tile of
+queries, so that keys of the next are copied while the last rows of one are written.
 
 This is the plain forward pass (no mask or a band, no bias, soft-cap, sink or dropout) with the same
 statistics as the general kernel; the README beside this folder derives the sums.
@@ -34,6 +35,7 @@ from regard.backends.triton.assembly import (
 from regard.backends.triton.hopper.barriers import (
     KEYS_FREE,
     MOST_STAGES,
+    QUERIES_FREE,
     VALUES_FREE,
     await_turn,
     free,
@@ -50,12 +52,28 @@ from regard.backends.triton.hopper.pairs import (
 from regard.backends.triton.launching import launched
 from regard.backends.triton.pairs import FAINT, LEAST, LN2, LOG2E, row_max
 from regard.backends.triton.rules import Rule, span_of_keys
-from regard.backends.triton.tuning import Forward
+from regard.backends.triton.tuning import Forward, processors
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 
 _row_max = gluon.jit(row_max.fn)
 _span_of_keys = gluon.jit(span_of_keys.fn)
+
+
+@gluon.jit
+def _place(item, n, BM: gl.constexpr):
+    """Which tile of queries, of which sequence and head. Under a band later tiles have more keys:
+    they start first."""
+    tiles = (n.queries + BM - 1) // BM
+    program = item // tiles
+    return tiles - 1 - item % tiles, program // n.heads, program % n.heads
+
+
+@gluon.jit
+def _next(slot, turn, STAGES: gl.constexpr):
+    """Of a ring: the slot after one, and whether the round is an odd one."""
+    wraps = slot == STAGES - 1
+    return gl.where(wraps, 0, slot + 1), gl.where(wraps, turn ^ 1, turn)
 
 
 @gluon.jit
@@ -74,25 +92,43 @@ def _steps(rule, n, b, tile, BM: gl.constexpr, BN: gl.constexpr):
 
 @gluon.jit
 def _copy(
-    q, k, v, rule, n, b, h, tile, q_tiles, k_ring, v_ring, q_full, k_full, v_full,
+    q, k, v, rule, n, items, taken, item_at, q_tiles, k_ring, v_ring, q_full, k_full, v_full,
     BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Copy the queries, then the keys and values of each step, as room becomes free."""
+    """Copy the queries of tile after tile, then the keys and values of each step, as room becomes
+    free. Which tile comes next is counted by all programs together."""
     HALF: gl.constexpr = BM // 2
-    g = h // n.group
-    _, last, _, _, every = _steps(rule, n, b, tile, BM, BN)
-    mbarrier.expect(q_full, 2 * q.block_type.nbytes)
-    fetch(q, [b, h, tile * BM, 0], q_full, q_tiles.index(0))
-    fetch(q, [b, h, tile * BM + HALF, 0], q_full, q_tiles.index(1))
-    for i in range(every):
-        slot = i % STAGES
-        key = last - i * BN
-        wait_until_free(KEYS_FREE + slot, i >= STAGES)
-        mbarrier.expect(k_full.index(slot), k.block_type.nbytes)
-        fetch(k, [b, g, key, 0], k_full.index(slot), k_ring.index(slot))
-        wait_until_free(VALUES_FREE + slot, i >= STAGES)
-        mbarrier.expect(v_full.index(slot), v.block_type.nbytes)
-        fetch(v, [b, g, key, 0], v_full.index(slot), v_ring.index(slot))
+    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    item = gl.program_id(0)
+    step = 0
+    slot = 0
+    while item < items:
+        tile, b, h = _place(item, n, BM)
+        g = h // n.group
+        _, last, _, _, every = _steps(rule, n, b, tile, BM, BN)
+        wait_until_free(QUERIES_FREE, step > 0)
+        item_at.store(gl.full((1,), 0, gl.int32, ONE) + item)
+        mbarrier.expect(q_full, 2 * q.block_type.nbytes)
+        fetch(q, [b, h, tile * BM, 0], q_full, q_tiles.index(0))
+        fetch(q, [b, h, tile * BM + HALF, 0], q_full, q_tiles.index(1))
+        for i in range(every):
+            key = last - i * BN
+            wait_until_free(KEYS_FREE + slot, step >= STAGES)
+            mbarrier.expect(k_full.index(slot), k.block_type.nbytes)
+            fetch(k, [b, g, key, 0], k_full.index(slot), k_ring.index(slot))
+            wait_until_free(VALUES_FREE + slot, step >= STAGES)
+            mbarrier.expect(v_full.index(slot), v.block_type.nbytes)
+            fetch(v, [b, g, key, 0], v_full.index(slot), v_ring.index(slot))
+            step += 1
+            slot = gl.where(slot == STAGES - 1, 0, slot + 1)
+        item = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
+    wait_until_free(QUERIES_FREE, step > 0)
+    item_at.store(gl.full((1,), 0, gl.int32, ONE) + items)
+    mbarrier.arrive(q_full, count=1)
+    # No barrier is left with arrivals that nobody met.
+    for i in gl.static_range(STAGES):
+        wait_until_free(KEYS_FREE + i, step > i)
+        wait_until_free(VALUES_FREE + i, step > i)
 
 
 @gluon.jit
@@ -159,8 +195,8 @@ def _softmax(
 
 @gluon.jit
 def _step(
-    half, i, every, q_tile, k_ring, v_ring, k_full, v_full, last, first, many, scale, p, shrink,
-    mixed, largest, total, energy,
+    half, i, slot, turn, q_tile, k_ring, v_ring, k_full, v_full, last, first, many, scale, p,
+    shrink, mixed, largest, total, energy,
     D: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     STATISTICS: gl.constexpr,
     PARTIAL: gl.constexpr, LOGITS: gl.constexpr, WEIGHTS: gl.constexpr,
@@ -173,9 +209,9 @@ def _step(
     are waited for: left to itself the compiler would wait for those ahead of all powers, but not
     ahead of a branch.
     """
-    slot = i % STAGES
-    before = (i - 1) % STAGES
-    mbarrier.wait(k_full.index(slot), (i // STAGES) & 1)
+    before = slot
+    slot, turn = _next(slot, turn, STAGES)
+    mbarrier.wait(k_full.index(slot), turn)
     await_turn(half)
     s = gl.zeros((HALF, BN), gl.float32, LOGITS)
     keys = k_ring.index(slot).reshape((BN, D)).permute((1, 0))
@@ -184,86 +220,30 @@ def _step(
     weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
     values = v_ring.index(before).reshape((BN, D))
     mixed = warpgroup_mma(weights, values, mixed, is_async=True)
-    give_turn(half, i + half < every)
+    give_turn(half)
     s = warpgroup_mma_wait(1, deps=(s,))
-    free(KEYS_FREE + slot, i + STAGES < every)
+    free(KEYS_FREE + slot)
     if PARTIAL:
         s = only_allowed(LOGIT_BELOW, s, last - i * BN, first, many, BN, LOGITS)
     p, shrink, largest, total, energy = _softmax(
         s, scale, largest, total, energy, STATISTICS, PARTIAL, LOGITS
     )
-    mbarrier.wait(v_full.index(slot), (i // STAGES) & 1)
+    mbarrier.wait(v_full.index(slot), turn)
     mixed = warpgroup_mma_wait(0, deps=(mixed,))
-    free(VALUES_FREE + before, i - 1 + STAGES < every)
-    return p, shrink, mixed, largest, total, energy
+    free(VALUES_FREE + before)
+    return slot, turn, p, shrink, mixed, largest, total, energy
 
 
 @gluon.jit
-def _multiply(
-    half, out, to, flags, rule, n, scale, b, h, tile, q_tiles, k_ring, v_ring, q_full, k_full,
-    v_full,
-    D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    STATISTICS: gl.constexpr,
+def _write(
+    half, tile, b, h, out, to, flags, n, items, mixed, largest, total, energy,
+    BM: gl.constexpr, D: gl.constexpr, STATISTICS: gl.constexpr,
+    LOGITS: gl.constexpr, OUTPUT: gl.constexpr,
 ):  # fmt: skip
-    """Half of the queries of a tile against all its keys."""
+    """Output and statistics of a group's rows, and a flag where the output has NaN."""
     HALF: gl.constexpr = BM // 2
-    LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUT, 2)
-    limit, last, right, full, every = _steps(rule, n, b, tile, BM, BN)
+    tiles = (n.queries + BM - 1) // BM
     row = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LOGITS))
-    scale = scale * LOG2E
-    mbarrier.wait(q_full, 0)
-    q_tile = q_tiles.index(half).reshape((HALF, D))
-
-    largest = gl.full((HALF,), LEAST, gl.float32, gl.SliceLayout(1, LOGITS))
-    total = _own_sum(gl.zeros((HALF, BN), gl.float32, LOGITS))
-    energy = total
-    mixed = gl.zeros((HALF, D), gl.float32, OUTPUT)
-
-    mbarrier.wait(k_full.index(0), 0)
-    s = gl.zeros((HALF, BN), gl.float32, LOGITS)
-    s = warpgroup_mma(
-        q_tile, k_ring.index(0).reshape((BN, D)).permute((1, 0)), s, use_acc=False, is_async=True
-    )
-    s = warpgroup_mma_wait(0, deps=(s,))
-    free(KEYS_FREE, every > STAGES)
-    # The first group starts; who has had the last turn of all gives none.
-    if half == 1:
-        give_turn(half, every > 1)
-    first, many = span_of_row(rule, row, limit)
-    s = only_allowed(LOGIT_BELOW, s, last, first, many, BN, LOGITS)
-    p, shrink, largest, total, energy = _softmax(
-        s, scale, largest, total, energy, STATISTICS, True, LOGITS
-    )
-    mbarrier.wait(v_full.index(0), 0)
-
-    for i in range(1, right):
-        p, shrink, mixed, largest, total, energy = _step(
-            half, i, every, q_tile, k_ring, v_ring, k_full, v_full, last, first, many, scale,
-            p, shrink, mixed, largest, total, energy,
-            D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
-        )  # fmt: skip
-    for i in range(gl.maximum(right, 1), full):
-        p, shrink, mixed, largest, total, energy = _step(
-            half, i, every, q_tile, k_ring, v_ring, k_full, v_full, last, first, many, scale,
-            p, shrink, mixed, largest, total, energy,
-            D, HALF, BN, STAGES, STATISTICS, False, LOGITS, WEIGHTS,
-        )  # fmt: skip
-    for i in range(gl.maximum(full, 1), every):
-        p, shrink, mixed, largest, total, energy = _step(
-            half, i, every, q_tile, k_ring, v_ring, k_full, v_full, last, first, many, scale,
-            p, shrink, mixed, largest, total, energy,
-            D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
-        )  # fmt: skip
-
-    final = every - 1
-    mixed = _shrunk(mixed, shrink)
-    weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
-    values = v_ring.index(final % STAGES).reshape((BN, D))
-    mixed = warpgroup_mma(weights, values, mixed, is_async=True)
-    mixed = warpgroup_mma_wait(0, deps=(mixed,))
-
     total = _whole_sum(total, LOGITS)
     unseen = total == 0
     whole = gl.where(unseen, 1.0, total)
@@ -272,7 +252,7 @@ def _multiply(
     inside = row < n.queries
     gl.store(to.lse + at, lse, mask=inside)
     gl.store(to.norm + at, largest, mask=inside)
-    rows = gl.num_programs(1).to(gl.int64) * n.queries
+    rows = (items // tiles).to(gl.int64) * n.queries
     gl.store(to.norm + rows + at, 1.0 / whole, mask=inside)
     if STATISTICS:
         seen = gl.where(unseen, float("-inf"), largest * LN2)
@@ -286,31 +266,113 @@ def _multiply(
     if flags is not None:
         spoiled = gl.max(gl.max((mixed != mixed).to(gl.int32), 1), 0)
         if spoiled != 0:
-            gl.store(flags + (b * n.heads + h) * gl.num_programs(0) + tile, 1)
+            gl.store(flags + (b * n.heads + h) * tiles + tile, 1)
     place = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, OUTPUT))
     column = gl.arange(0, D, gl.SliceLayout(0, OUTPUT))
     to_row = b.to(gl.int64) * out.batch + h.to(gl.int64) * out.head + place.to(gl.int64) * out.row
     gl.store(
         out.ptr + gl.expand_dims(to_row, 1) + gl.expand_dims(column, 0),
-        mixed.to(q_tile.dtype),
+        mixed.to(out.ptr.dtype.element_ty),
         mask=gl.expand_dims(place < n.queries, 1),
     )
 
 
-@launched
 @gluon.jit
-def forward_on_hopper(
-    q, k, v, out, to, flags, rule, n, scale,
+def _multiply(
+    half, out, to, flags, rule, n, scale, items, item_at, q_tiles, k_ring, v_ring, q_full, k_full,
+    v_full,
     D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     STATISTICS: gl.constexpr,
 ):  # fmt: skip
-    """A tile of queries against its keys; `flags` start at 0."""
+    """Half of the queries of tile after tile, each against all its keys."""
+    HALF: gl.constexpr = BM // 2
+    SAME: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
+    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUT, 2)
+    scale = scale * LOG2E
+    q_tile = q_tiles.index(half).reshape((HALF, D))
+    slot = 0
+    turn = 0
+    odd = 0
+    # The first group starts.
+    if half == 1:
+        give_turn(half)
+    mbarrier.wait(q_full, odd)
+    item = gl.max(item_at.load(SAME), 0)
+    while item < items:
+        tile, b, h = _place(item, n, BM)
+        limit, last, right, full, every = _steps(rule, n, b, tile, BM, BN)
+        row = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LOGITS))
+
+        largest = gl.full((HALF,), LEAST, gl.float32, gl.SliceLayout(1, LOGITS))
+        total = _own_sum(gl.zeros((HALF, BN), gl.float32, LOGITS))
+        energy = total
+        mixed = gl.zeros((HALF, D), gl.float32, OUTPUT)
+
+        mbarrier.wait(k_full.index(slot), turn)
+        s = gl.zeros((HALF, BN), gl.float32, LOGITS)
+        keys = k_ring.index(slot).reshape((BN, D)).permute((1, 0))
+        s = warpgroup_mma(q_tile, keys, s, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, deps=(s,))
+        free(KEYS_FREE + slot)
+        first, many = span_of_row(rule, row, limit)
+        s = only_allowed(LOGIT_BELOW, s, last, first, many, BN, LOGITS)
+        p, shrink, largest, total, energy = _softmax(
+            s, scale, largest, total, energy, STATISTICS, True, LOGITS
+        )
+        mbarrier.wait(v_full.index(slot), turn)
+
+        for i in range(1, right):
+            slot, turn, p, shrink, mixed, largest, total, energy = _step(
+                half, i, slot, turn, q_tile, k_ring, v_ring, k_full, v_full, last, first, many,
+                scale, p, shrink, mixed, largest, total, energy,
+                D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
+            )  # fmt: skip
+        for i in range(gl.maximum(right, 1), full):
+            slot, turn, p, shrink, mixed, largest, total, energy = _step(
+                half, i, slot, turn, q_tile, k_ring, v_ring, k_full, v_full, last, first, many,
+                scale, p, shrink, mixed, largest, total, energy,
+                D, HALF, BN, STAGES, STATISTICS, False, LOGITS, WEIGHTS,
+            )  # fmt: skip
+        for i in range(gl.maximum(full, 1), every):
+            slot, turn, p, shrink, mixed, largest, total, energy = _step(
+                half, i, slot, turn, q_tile, k_ring, v_ring, k_full, v_full, last, first, many,
+                scale, p, shrink, mixed, largest, total, energy,
+                D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
+            )  # fmt: skip
+
+        free(QUERIES_FREE)
+        mixed = _shrunk(mixed, shrink)
+        weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
+        values = v_ring.index(slot).reshape((BN, D))
+        mixed = warpgroup_mma(weights, values, mixed, is_async=True)
+        mixed = warpgroup_mma_wait(0, deps=(mixed,))
+        free(VALUES_FREE + slot)
+        slot, turn = _next(slot, turn, STAGES)
+
+        _write(
+            half, tile, b, h, out, to, flags, n, items, mixed, largest, total, energy,
+            BM, D, STATISTICS, LOGITS, OUTPUT,
+        )  # fmt: skip
+        odd ^= 1
+        mbarrier.wait(q_full, odd)
+        item = gl.max(item_at.load(SAME), 0)
+    if half == 0:
+        await_turn(half)
+
+
+@launched
+@gluon.jit(do_not_specialize=["items"])
+def forward_on_hopper(
+    q, k, v, out, to, taken, flags, rule, n, scale, items,
+    D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
+    STATISTICS: gl.constexpr,
+):  # fmt: skip
+    """Tiles of queries against their keys; `taken` and `flags` start at 0."""
     gl.static_assert(STAGES <= MOST_STAGES)
     HALF: gl.constexpr = BM // 2
-    # Under a band later tiles have more keys: they start first.
-    tile = gl.num_programs(0) - 1 - gl.program_id(0)
-    b = gl.program_id(1) // n.heads
-    h = gl.program_id(1) % n.heads
+    item_at = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, HALF, D], q.layout)
     k_ring = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BN, D], k.layout)
     v_ring = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BN, D], v.layout)
@@ -327,22 +389,22 @@ def forward_on_hopper(
             (
                 _multiply,
                 (
-                    0, out, to, flags, rule, n, scale, b, h, tile, q_tiles, k_ring, v_ring,
+                    0, out, to, flags, rule, n, scale, items, item_at, q_tiles, k_ring, v_ring,
                     q_full, k_full, v_full, D, BM, BN, STAGES, STATISTICS,
                 ),
             ),
             (
                 _multiply,
                 (
-                    1, out, to, flags, rule, n, scale, b, h, tile, q_tiles, k_ring, v_ring,
+                    1, out, to, flags, rule, n, scale, items, item_at, q_tiles, k_ring, v_ring,
                     q_full, k_full, v_full, D, BM, BN, STAGES, STATISTICS,
                 ),
             ),
             (
                 _copy,
                 (
-                    q, k, v, rule, n, b, h, tile, q_tiles, k_ring, v_ring, q_full, k_full, v_full,
-                    BM, BN, STAGES,
+                    q, k, v, rule, n, items, taken, item_at, q_tiles, k_ring, v_ring, q_full,
+                    k_full, v_full, BM, BN, STAGES,
                 ),
             ),
         ],
@@ -355,17 +417,19 @@ def run_on_hopper(
     x: AttentionInputs,
     out: Any,
     to: Any,
+    taken: Tensor,
     flags: Tensor | None,
     rule: Rule,
-    grid: tuple[int, int],
+    items: int,
     how: Forward,
     *,
     statistics: bool,
 ) -> None:
     """The forward pass of a call that `fits_hopper`, written to `out` and `to`."""
     assert isinstance(x.comparison, Dot)
-    forward_on_hopper[grid](
+    forward_on_hopper[(min(items, processors(x.q.device)),)](
         described(x.q, how.rows // 2), described(x.k, how.keys), described(x.v, how.keys),
-        out, to, flags, rule, sizes(x), float(x.comparison.scale), D=x.q.shape[-1], BM=how.rows,
-        BN=how.keys, STAGES=how.stages, STATISTICS=statistics, num_warps=4,
+        out, to, taken, flags, rule, sizes(x), float(x.comparison.scale), items,
+        D=x.q.shape[-1], BM=how.rows, BN=how.keys, STAGES=how.stages, STATISTICS=statistics,
+        num_warps=4,
     )  # fmt: skip
