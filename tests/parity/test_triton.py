@@ -198,17 +198,44 @@ def _assert_near(got: torch.Tensor, want: torch.Tensor) -> None:
     torch.testing.assert_close(got, want, rtol=0, atol=size * 2**-7)
 
 
+def _is_hopper() -> bool:
+    from regard.backends.triton.arguments import generation
+
+    return cases.DEVICE != "cpu" and generation(torch.device("cuda", 0)) == 9
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "causal_window", "causal_padding"])
+@pytest.mark.parametrize("D", [64, 128])
+def test_programs_on_hopper_take_tile_after_tile(
+    mask: str, D: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which they do where there are more tiles than multiprocessors, as in no other case."""
+    from regard.backends.triton import Triton, tuning
+    from regard.backends.triton.hopper import forward
+
+    if not _is_hopper():
+        pytest.skip("only on Hopper do they stay")
+    monkeypatch.setattr(forward, "processors", lambda _: 3)
+    monkeypatch.setitem(tuning.LONG, D, 1)
+    sizes = Sizes(B=2, H=4, G=2, Q=433, K=601, D=D, E=D)
+    case = Case(mask, dtype=torch.bfloat16 if D == 128 else torch.float16, sizes=sizes)
+    inputs, learned = case.build()
+    assert tuning.forward_settings(inputs, statistics=True).hopper
+    assert_conforms(case, observed(Triton(), inputs, learned, ReferencePass()), ReferencePass())
+    assert_conforms(case, observed(Triton(), inputs, learned, None), None)
+
+
 @pytest.mark.parametrize("mask", [None, masks.causal()], ids=["none", "causal"])
 @pytest.mark.parametrize("ours", [False, True], ids=["shorter", "long"])
-def test_long_calls_on_hopper_are_ours(ours: bool, mask: masks.Mask | None) -> None:
+@pytest.mark.parametrize("D", [64, 128])
+def test_long_calls_on_hopper_are_ours(D: int, ours: bool, mask: masks.Mask | None) -> None:
     """Up to some length a library attends where no statistics are asked for."""
-    from regard.backends.triton.arguments import generation
     from regard.backends.triton.tuning import LONG
 
-    if cases.DEVICE == "cpu" or generation(torch.device("cuda", 0)) != 9:
+    if not _is_hopper():
         pytest.skip("only on Hopper is there a choice")
-    n = LONG if ours else LONG - 1
-    q, k, v = (torch.randn(1, 2, n, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    n = LONG[D] if ours else LONG[D] - 1
+    q, k, v = (torch.randn(1, 2, n, D, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     plan = regard.plan(q, k, v, mask=mask)
     assert plan.backend == ("sdpa" if mask is None and not ours else "triton")
     assert ("cuDNN" in plan.inner_loop) == (mask is not None and not ours)

@@ -17,8 +17,8 @@ from regard.scores.comparison import Dot
 
 Precision = Literal["tf32", "tf32x3", "ieee"]
 
-LONG = 8192
-"""Tokens from which on ours is the quickest kernel for wide heads on Hopper."""
+LONG = {64: 8192, 128: 4096}
+"""By the width of heads, tokens from which on the kernel for Hopper is the quickest there."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def fits_hopper(x: AttentionInputs) -> bool:
 
 def outruns_cudnn(x: AttentionInputs) -> bool:
     """Whether the output alone comes sooner from ours, measured on an H200."""
-    return fits_hopper(x) and x.q.shape[-1] == 128 and min(x.shape.Q, x.shape.K) >= LONG
+    return fits_hopper(x) and min(x.shape.Q, x.shape.K) >= LONG[x.q.shape[-1]]
 
 
 def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
@@ -84,7 +84,7 @@ def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
     # Without a mask PyTorch serves as well; who names these kernels gets them.
     if not statistics and x.mask is not None and cudnn.attends(x) and not outruns_cudnn(x):
         return Forward(64, 64, warps=4, cudnn=True)
-    if fits_hopper(x) and width == 128:
+    if fits_hopper(x) and (width == 128 or outruns_cudnn(x)):
         return Forward(128, 128, stages=3, hopper=True)
     if width <= 64:
         if fits_hopper(x):

@@ -51,11 +51,13 @@ from regard.backends.triton.hopper.pairs import (
 )
 from regard.backends.triton.launching import launched
 from regard.backends.triton.pairs import FAINT, LEAST, LN2, LOG2E, row_max
-from regard.backends.triton.rules import Rule, span_of_keys
+from regard.backends.triton.rules import ALL, BAND, Rule, span_of_keys
 from regard.backends.triton.tuning import Forward, processors
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 
+_FAR = 1 << 30
+"""No two places are so far from each other."""
 _row_max = gluon.jit(row_max.fn)
 _span_of_keys = gluon.jit(span_of_keys.fn)
 
@@ -427,6 +429,10 @@ def run_on_hopper(
 ) -> None:
     """The forward pass of a call that `fits_hopper`, written to `out` and `to`."""
     assert isinstance(x.comparison, Dot)
+    if rule.kind is ALL:
+        # Compiled for all pairs, which keys of the last tile there are is the same for every tile
+        # of queries: the compiler keeps it through all of them, and registers are short by half.
+        rule = rule._replace(kind=BAND, low=-_FAR, high=_FAR)
     forward_on_hopper[(min(items, processors(x.q.device)),)](
         described(x.q, how.rows // 2), described(x.k, how.keys), described(x.v, how.keys),
         out, to, taken, flags, rule, sizes(x), float(x.comparison.scale), items,
