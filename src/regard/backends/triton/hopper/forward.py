@@ -430,8 +430,8 @@ def run_on_hopper(
     """The forward pass of a call that `fits_hopper`, written to `out` and `to`."""
     assert isinstance(x.comparison, Dot)
     if rule.kind is ALL:
-        # Compiled for all pairs, which keys of the last tile there are is the same for every tile
-        # of queries: the compiler keeps it through all of them, and registers are short by half.
+        # Compiled for all pairs, what is hidden in the last tile of keys is the same for all tiles
+        # of queries: the compiler keeps it through all of them, and too few registers are left.
         rule = rule._replace(kind=BAND, low=-_FAR, high=_FAR)
     forward_on_hopper[(min(items, processors(x.q.device)),)](
         described(x.q, how.rows // 2), described(x.k, how.keys), described(x.v, how.keys),
