@@ -72,10 +72,10 @@ def _place(item, n, BM: gl.constexpr):
 
 
 @gluon.jit
-def _next(slot, turn, STAGES: gl.constexpr):
-    """Of a ring: the slot after one, and whether the round is an odd one."""
+def _next(slot, lap, STAGES: gl.constexpr):
+    """Of a ring: the slot after one, and whether the lap around it is an odd one."""
     wraps = slot == STAGES - 1
-    return gl.where(wraps, 0, slot + 1), gl.where(wraps, turn ^ 1, turn)
+    return gl.where(wraps, 0, slot + 1), gl.where(wraps, lap ^ 1, lap)
 
 
 @gluon.jit
@@ -197,7 +197,7 @@ def _softmax(
 
 @gluon.jit
 def _step(
-    half, i, slot, turn, q_tile, k_ring, v_ring, k_full, v_full, last, first, many, scale, p,
+    half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, first, many, scale, p,
     shrink, mixed, largest, total, energy,
     D: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     STATISTICS: gl.constexpr,
@@ -212,8 +212,8 @@ def _step(
     ahead of a branch.
     """
     before = slot
-    slot, turn = _next(slot, turn, STAGES)
-    mbarrier.wait(k_full.index(slot), turn)
+    slot, lap = _next(slot, lap, STAGES)
+    mbarrier.wait(k_full.index(slot), lap)
     await_turn(half)
     s = gl.zeros((HALF, BN), gl.float32, LOGITS)
     keys = k_ring.index(slot).reshape((BN, D)).permute((1, 0))
@@ -230,10 +230,10 @@ def _step(
     p, shrink, largest, total, energy = _softmax(
         s, scale, largest, total, energy, STATISTICS, PARTIAL, LOGITS
     )
-    mbarrier.wait(v_full.index(slot), turn)
+    mbarrier.wait(v_full.index(slot), lap)
     mixed = warpgroup_mma_wait(0, deps=(mixed,))
     free(VALUES_FREE + before)
-    return slot, turn, p, shrink, mixed, largest, total, energy
+    return slot, lap, p, shrink, mixed, largest, total, energy
 
 
 @gluon.jit
@@ -295,7 +295,7 @@ def _multiply(
     scale = scale * LOG2E
     q_tile = q_tiles.index(half).reshape((HALF, D))
     slot = 0
-    turn = 0
+    lap = 0
     odd = 0
     # The first group starts.
     if half == 1:
@@ -312,7 +312,7 @@ def _multiply(
         energy = total
         mixed = gl.zeros((HALF, D), gl.float32, OUTPUT)
 
-        mbarrier.wait(k_full.index(slot), turn)
+        mbarrier.wait(k_full.index(slot), lap)
         s = gl.zeros((HALF, BN), gl.float32, LOGITS)
         keys = k_ring.index(slot).reshape((BN, D)).permute((1, 0))
         s = warpgroup_mma(q_tile, keys, s, use_acc=False, is_async=True)
@@ -323,23 +323,23 @@ def _multiply(
         p, shrink, largest, total, energy = _softmax(
             s, scale, largest, total, energy, STATISTICS, True, LOGITS
         )
-        mbarrier.wait(v_full.index(slot), turn)
+        mbarrier.wait(v_full.index(slot), lap)
 
         for i in range(1, right):
-            slot, turn, p, shrink, mixed, largest, total, energy = _step(
-                half, i, slot, turn, q_tile, k_ring, v_ring, k_full, v_full, last, first, many,
+            slot, lap, p, shrink, mixed, largest, total, energy = _step(
+                half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, first, many,
                 scale, p, shrink, mixed, largest, total, energy,
                 D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
             )  # fmt: skip
         for i in range(gl.maximum(right, 1), full):
-            slot, turn, p, shrink, mixed, largest, total, energy = _step(
-                half, i, slot, turn, q_tile, k_ring, v_ring, k_full, v_full, last, first, many,
+            slot, lap, p, shrink, mixed, largest, total, energy = _step(
+                half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, first, many,
                 scale, p, shrink, mixed, largest, total, energy,
                 D, HALF, BN, STAGES, STATISTICS, False, LOGITS, WEIGHTS,
             )  # fmt: skip
         for i in range(gl.maximum(full, 1), every):
-            slot, turn, p, shrink, mixed, largest, total, energy = _step(
-                half, i, slot, turn, q_tile, k_ring, v_ring, k_full, v_full, last, first, many,
+            slot, lap, p, shrink, mixed, largest, total, energy = _step(
+                half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, first, many,
                 scale, p, shrink, mixed, largest, total, energy,
                 D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
             )  # fmt: skip
@@ -351,7 +351,7 @@ def _multiply(
         mixed = warpgroup_mma(weights, values, mixed, is_async=True)
         mixed = warpgroup_mma_wait(0, deps=(mixed,))
         free(VALUES_FREE + slot)
-        slot, turn = _next(slot, turn, STAGES)
+        slot, lap = _next(slot, lap, STAGES)
 
         _write(
             half, tile, b, h, out, to, flags, n, items, mixed, largest, total, energy,
