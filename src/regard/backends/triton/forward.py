@@ -65,7 +65,7 @@ def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Te
     may_leak = how.splits == 1 and (rule.kind is not ALL or rule.limits is not None)
     flags = taken = None
     if how.hopper:
-        # How many tiles are taken, and from the fourth number on a flag for each: all start at 0.
+        # How many tiles are taken, and behind 16 bytes, where tensors start, a flag for each tile.
         marks = 4 + may_leak * programs * tiles
         taken = torch.zeros(marks, dtype=torch.int32, device=x.q.device)
         flags = taken[4:] if may_leak else None
