@@ -70,6 +70,7 @@ MASKS: dict[str, Callable[[Sizes], masks.Mask | None]] = {
     "causal_padding": lambda s: masks.causal() & masks.padding(torch.tensor([4, s.K - 3])[: s.B]),
     "documents": lambda s: masks.causal() & masks.documents(_ids(s)),
     "prefix": lambda s: masks.causal() | masks.prefix(12),
+    "first_keys": lambda s: masks.causal() & masks.prefix(12),
     "longformer": lambda s: masks.window(3, 3) | masks.global_tokens([0, s.K - 5]),
     "dilated": lambda s: masks.causal() & masks.window(12) & masks.dilated(3),
     "blocks": lambda s: masks.blocks(_layout(s), 8),

@@ -98,6 +98,16 @@ def test_full_graphs(kind: str, case: str, backend: str | None) -> None:
         assert_close(one.grad, other.grad)
 
 
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("mask", [None, masks.causal()], ids=["none", "causal"])
+def test_full_graphs_of_common_calls(kind: str, mask: masks.Mask | None) -> None:
+    """In sizes for which cards have kernels of their own."""
+    call = MAKE[kind](mask=mask)
+    three = [numbers(1, 2, 160, 128, seed=i).bfloat16() for i in range(3)]
+    wanted, got = call(*three), whole(call)(*three)
+    assert_close(got, wanted)
+
+
 @either
 def test_gradients_of_everything_learned(backend: str | None) -> None:
     def learned() -> list[Tensor]:

@@ -210,17 +210,17 @@ def test_programs_on_hopper_take_tile_after_tile(
     mask: str, D: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which they do where there are more tiles than multiprocessors, as in no other case."""
-    from regard.backends.triton import Triton, tuning
-    from regard.backends.triton.hopper import forward
+    from regard.backends.triton import Triton, forward, hopper
+    from regard.backends.triton.tuning import Forward
 
     if not _is_hopper():
         pytest.skip("only on Hopper do they stay")
-    monkeypatch.setattr(forward, "processors", lambda _: 3)
-    monkeypatch.setitem(tuning.LONG, D, 1)
+    monkeypatch.setattr(hopper.forward, "processors", lambda _: 3)
+    how = Forward(128, 128, stages=3, hopper=True)
+    monkeypatch.setattr(forward, "forward_settings", lambda x, **_: how)
     sizes = Sizes(B=2, H=4, G=2, Q=433, K=601, D=D, E=D)
     case = Case(mask, dtype=torch.bfloat16 if D == 128 else torch.float16, sizes=sizes)
     inputs, learned = case.build()
-    assert tuning.forward_settings(inputs, statistics=True).hopper
     assert_conforms(case, observed(Triton(), inputs, learned, ReferencePass()), ReferencePass())
     assert_conforms(case, observed(Triton(), inputs, learned, None), None)
 
@@ -240,6 +240,40 @@ def test_long_calls_on_hopper_are_ours(D: int, ours: bool, mask: masks.Mask | No
     assert plan.backend == ("sdpa" if mask is None and not ours else "triton")
     assert ("cuDNN" in plan.inner_loop) == (mask is not None and not ours)
     _assert_near(regard.attention(q, k, v, mask=mask), regard.trace(q, k, v, mask=mask).out)
+
+
+def test_calls_that_learn_are_ours_only_with_a_quick_backward_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from regard.backends.triton import cudnn, outruns_cudnn, tuning
+
+    monkeypatch.setattr(tuning, "outruns_cudnn", lambda _: True)
+    inputs, _ = Case().build()
+    for handed in (False, True):
+        monkeypatch.setattr(cudnn, "pulls_output", lambda _, handed=handed: handed)
+        assert outruns_cudnn(inputs) == handed
+        with torch.no_grad():
+            assert outruns_cudnn(inputs)
+
+
+def test_limits_lie_where_the_tensors_do() -> None:
+    from regard.backends.triton.layout import rule_of
+    from regard.values import Shape
+
+    mask = masks.causal(offset=0) & masks.prefix(100)
+    rule = rule_of(mask, Shape(3, 1, 8, 8), (16, 16), torch.device("meta"), by_keys=False)
+    assert (rule.limits.device.type, rule.limits.shape) == ("meta", (3,))
+
+
+def test_more_heads_than_programs_are_refused() -> None:
+    from regard.backends.triton import why_not
+
+    x = torch.zeros(1, 1, 2, 8, device=cases.DEVICE)
+    for heads, refused in ((65_535, 0), (65_536, 1)):
+        q = x.expand(1, heads, 2, 8)
+        inputs = replace(Case().build()[0], q=q, k=q, v=q)
+        reasons = [reason for reason in why_not(inputs) if "65,535 heads" in reason]
+        assert len(reasons) == refused
 
 
 def test_kernels_run_where_their_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:

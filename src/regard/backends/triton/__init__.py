@@ -21,6 +21,8 @@ from regard.values import Shape
 __all__ = ["Triton", "outruns_cudnn", "why_not"]
 
 WIDEST = 256
+MOST = 65_535
+"""Programs along the axis of a grid that counts heads: CUDA has no more."""
 _WRONG_DEVICE = "its kernels run on CUDA; elsewhere only interpreted, with TRITON_INTERPRET=1"
 
 
@@ -67,6 +69,8 @@ def why_not(x: AttentionInputs) -> list[str]:
         reasons.append("it compares by dot products only")
     if max(x.q.shape[-1], x.v.shape[-1]) > WIDEST:
         reasons.append(f"its tiles hold heads up to {WIDEST} wide")
+    if x.shape.B * x.shape.H > MOST:
+        reasons.append(f"it has programs for {MOST:,} heads of all sequences at most")
     if 0 in (*x.shape, x.q.shape[-1], x.v.shape[-1]):
         reasons.append("it has no kernel for empty tensors")
     if torch.are_deterministic_algorithms_enabled() and (learned := _added_by_many(x)):
@@ -75,10 +79,14 @@ def why_not(x: AttentionInputs) -> list[str]:
 
 
 def outruns_cudnn(x: AttentionInputs) -> bool:
-    """Whether the output of a call that the kernels can run comes sooner from them."""
-    from regard.backends.triton import tuning
+    """Whether the output of a call that the kernels can run comes sooner from them, and gradients
+    no later. While a call is compiled, cards and addresses cannot be asked."""
+    if torch.compiler.is_compiling():
+        return False
+    from regard.backends.triton import cudnn, tuning
 
-    return tuning.outruns_cudnn(x)
+    learned = torch.is_grad_enabled() and any(t.requires_grad for t in (x.q, x.k, x.v))
+    return tuning.outruns_cudnn(x) and (cudnn.pulls_output(x) or not learned)
 
 
 def is_shared(bias: Dense, shape: Shape) -> bool:

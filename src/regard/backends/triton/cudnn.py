@@ -35,11 +35,14 @@ def attends(x: AttentionInputs) -> bool:
 
 def pulls(x: AttentionInputs, pull: Pull) -> bool:
     """Whether cuDNN's backward pass computes the gradients of a call."""
+    only_output = pull.out is not None and pull.lse is None and pull.entropy is None
+    return only_output and pulls_output(x)
+
+
+def pulls_output(x: AttentionInputs) -> bool:
+    """Whether it computes those of a call of which only the output is used."""
     return (
-        pull.out is not None
-        and pull.lse is None
-        and pull.entropy is None
-        and x.group == 1
+        x.group == 1
         and x.q.shape[-1] in (64, 128)
         # Its sums have no fixed order.
         and not torch.are_deterministic_algorithms_enabled()
@@ -81,7 +84,7 @@ def _fits(x: AttentionInputs) -> bool:
         and width % 8 == 0
         and width <= 128
         and x.v.shape[-1] == width
-        and (x.mask is None or _plainly_causal(x))
+        and (x.mask is None or is_plainly_causal(x))
         and min(x.shape.Q, x.shape.K) >= 128
         and generation(x.q.device) >= 9
         and torch.backends.cudnn.is_available()
@@ -89,7 +92,8 @@ def _fits(x: AttentionInputs) -> bool:
     )
 
 
-def _plainly_causal(x: AttentionInputs) -> bool:
+def is_plainly_causal(x: AttentionInputs) -> bool:
+    """Whether the mask is causal, of as many queries as keys, and nothing more."""
     band = None if x.mask is None else x.mask.band()
     square = x.shape.Q == x.shape.K
     return square and band is not None and band[1] == 0 and band[0] <= 1 - x.shape.Q

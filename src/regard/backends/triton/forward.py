@@ -1,7 +1,8 @@
 """The forward pass in one kernel: output, log-sum-exp, largest logit and entropy of every row.
 
 Each program owns a tile of queries and walks over the keys it may see: first the tiles that all
-its queries see whole, then the partial ones. README.md derives the sums it keeps.
+its queries see whole, then the partial ones. README.md derives the sums it keeps. Plain calls on
+Hopper have a kernel of their own, which goes another way.
 
 Few queries against many keys would leave the card idle, so there the query heads of a group are
 packed into one tile and the keys split over programs, whose sums a second kernel merges.

@@ -46,7 +46,7 @@ def rule_of(
         low, high = (int(max(-FAR, min(edge, FAR))) for edge in (low, high))
         everything = low <= 1 - shape.Q and high >= shape.K - 1
         kind = ALL if everything else BAND
-        return Rule(kind, low, high, _whole(limits, shape))
+        return Rule(kind, low, high, _whole(limits, shape, device))
     lists = _LISTS.find(mask, shape, tile, device)
     return lists.by_keys if by_keys else lists.by_rows
 
@@ -75,9 +75,11 @@ def _simple(mask: Mask) -> tuple[tuple[float, float], Tensor | None] | None:
     return None
 
 
-def _whole(limits: Tensor | None, shape: Shape) -> Tensor | None:
+def _whole(limits: Tensor | None, shape: Shape, device: torch.device) -> Tensor | None:
     if limits is None:
         return None
+    if limits.device != device:  # a number: what is bound to tensors is where the tensors are
+        return torch.full((shape.B,), int(limits), dtype=torch.int32, device=device)
     return limits.to(torch.int32).expand(shape.B).contiguous()
 
 

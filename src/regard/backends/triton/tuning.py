@@ -84,7 +84,9 @@ def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
     # Without a mask PyTorch serves as well; who names these kernels gets them.
     if not statistics and x.mask is not None and cudnn.attends(x) and not outruns_cudnn(x):
         return Forward(64, 64, warps=4, cudnn=True)
-    if fits_hopper(x) and (width == 128 or outruns_cudnn(x)):
+    # Of narrower heads, what is measured: windows and short sequences could do with smaller tiles.
+    measured = x.mask is None or cudnn.is_plainly_causal(x)
+    if fits_hopper(x) and (width == 128 or (measured and outruns_cudnn(x))):
         return Forward(128, 128, stages=3, hopper=True)
     if width <= 64:
         if fits_hopper(x):

@@ -6,8 +6,9 @@ with the next keys under way and takes their softmax. The groups start their pro
 that the powers of one are taken under the products of the other. A program takes tile after tile of
 queries, so that keys of the next are copied while the last rows of one are written.
 
-This is the plain forward pass (no mask or a band, no bias, soft-cap, sink or dropout) with the same
-statistics as the general kernel; the README beside this folder derives the sums.
+This is the plain forward pass (no mask, a band or limits of keys; no bias, soft-cap, sink or
+dropout) with the same statistics as the general kernel; the README beside this folder derives the
+sums.
 """
 
 from __future__ import annotations
@@ -50,14 +51,13 @@ from regard.backends.triton.hopper.pairs import (
     span_of_row,
 )
 from regard.backends.triton.launching import launched
+from regard.backends.triton.layout import FAR
 from regard.backends.triton.pairs import FAINT, LEAST, LN2, LOG2E, row_max
 from regard.backends.triton.rules import ALL, BAND, Rule, span_of_keys
 from regard.backends.triton.tuning import Forward, processors
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 
-_FAR = 1 << 30
-"""No two places are so far from each other."""
 _row_max = gluon.jit(row_max.fn)
 _span_of_keys = gluon.jit(span_of_keys.fn)
 
@@ -372,6 +372,8 @@ def forward_on_hopper(
     STATISTICS: gl.constexpr,
 ):  # fmt: skip
     """Tiles of queries against their keys; `taken` and `flags` start at 0."""
+    # Values are asked for before the last ones are free, so one slot would wait for itself.
+    gl.static_assert(STAGES >= 2)
     gl.static_assert(STAGES <= MOST_STAGES)
     HALF: gl.constexpr = BM // 2
     item_at = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -432,7 +434,7 @@ def run_on_hopper(
     if rule.kind is ALL:
         # Compiled for all pairs, what is hidden in the last tile of keys is the same for all tiles
         # of queries: the compiler keeps it through all of them, and too few registers are left.
-        rule = rule._replace(kind=BAND, low=-_FAR, high=_FAR)
+        rule = rule._replace(kind=BAND, low=-FAR, high=FAR)
     forward_on_hopper[(min(items, processors(x.q.device)),)](
         described(x.q, how.rows // 2), described(x.k, how.keys), described(x.v, how.keys),
         out, to, taken, flags, rule, sizes(x), float(x.comparison.scale), items,

@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from regard.backends.triton.rules import BAND, band_at, limit_of
+from regard.backends.triton.rules import band_at, limit_of
 
 # Renamed after Triton 3.6.
 fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
@@ -26,12 +26,8 @@ def described(t: Tensor, rows: int) -> Any:
 
 @gluon.jit
 def span_of_row(rule, row, limit):
-    """The first key that each query may see, and how many."""
-    if rule.kind == BAND:
-        first, many = _band_at(rule, row, limit)
-    else:
-        first, many = 0 * row, limit + 0 * row
-    return first, many
+    """The first key that each query may see, and how many. Both kernels know bands alone."""
+    return _band_at(rule, row, limit)
 
 
 @gluon.jit
