@@ -99,6 +99,19 @@ def test_packed_and_split(
     assert_conforms(case, got, ReferencePass())
 
 
+@pytest.mark.parametrize("mask", ["none", "causal", "causal_padding"])
+def test_heads_of_a_group_fill_several_tiles(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.backends.triton import Triton, forward
+    from regard.backends.triton.tuning import Forward
+
+    settings = Forward(16, 16, packed=True, splits=2, warps=4, stages=1)
+    monkeypatch.setattr(forward, "forward_settings", lambda x, **_: settings)
+    case = Case(mask, dtype=torch.float32, sizes=Sizes(H=14, G=2, Q=5, K=61))
+    inputs, learned = case.build()
+    got = observed(Triton(), inputs, learned, ReferencePass())
+    assert_conforms(case, got, ReferencePass())
+
+
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(("D", "E"), [(1, 40), (16, 1), (33, 16)])
 def test_widths(D: int, E: int) -> None:
@@ -299,6 +312,16 @@ def test_a_decoding_step_packs_and_splits() -> None:
     )
     assert how.packed
     assert how.splits > 1
+
+
+@pytest.mark.parametrize(("H", "Q", "few"), [(71, 1, True), (8, 16, True), (8, 17, False)])
+def test_many_heads_of_one_key_head_are_packed(H: int, Q: int, few: bool) -> None:
+    """Though they take more than one tile."""
+    from regard.backends.triton.tuning import forward_settings
+
+    q, k = torch.zeros(1, H, Q, 64, dtype=torch.bfloat16), torch.zeros(1, 1, 4096, 64)
+    inputs = replace(Case().build()[0], q=q, k=k.to(q), v=k.to(q))
+    assert forward_settings(inputs, statistics=True).packed == few
 
 
 def test_trace_and_questions_by_name() -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from regard.backends.triton import cudnn
-from regard.backends.triton.arguments import describable, generation, wide
+from regard.backends.triton.arguments import describable, generation, tiles_of, wide
 from regard.backends.triton.layout import is_simple
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
@@ -17,6 +17,8 @@ from regard.scores.comparison import Dot
 
 Precision = Literal["tf32", "tf32x3", "ieee"]
 
+FEW = 16
+"""Queries up to which a tile for one head alone would be nearly empty."""
 LONG = {64: 8192, 128: 4096}
 """By the width of heads, tokens from which on the kernel for Hopper is the quickest there."""
 
@@ -72,10 +74,11 @@ def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
     narrow = x.q.dtype != torch.float32
     packed = x.group > 1 and is_simple(x.mask)
     rows = x.shape.Q * (x.group if packed else 1)
-    if rows <= 64:
+    # Many heads that share a key head, as 71 in Falcon, fill several tiles.
+    if rows <= 64 or (packed and x.shape.Q <= FEW):
         tile = 16 if rows <= 16 else 32 if rows <= 32 else 64
         keys = 64 if narrow and width <= 128 else 32
-        programs = x.shape.B * (x.k.shape[1] if packed else x.shape.H)
+        programs = x.shape.B * (x.k.shape[1] * tiles_of(rows, tile) if packed else x.shape.H)
         splits = _splits(programs, x.shape.K // (4 * keys), x.q.device)
         return Forward(tile, keys, warps=4, stages=3, packed=packed, splits=splits)
     if not narrow:
