@@ -7,7 +7,6 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -28,6 +27,8 @@ from typer.core import TyperGroup
 
 import regard
 from regard import cost_command, lab_command, masks
+from regard.models.opening import load
+from regard.models.recording import record as record_text
 from regard.view.app import App
 from regard.view.opening import first_view, why_not
 from regard.view.showing import Look, Subject, Wanted, drawn, look, show
@@ -197,7 +198,9 @@ def view(
         if page is not None:
             from regard.view.page import page as write_page
 
-            write_page(subject.atlas(), page, progress=progress)
+            atlas = subject.atlas()
+            view = first_view(subject, atlas, wanted)
+            write_page(atlas, page, view=view, progress=progress)
     console = _console()
     if this is not None and (here or why):
         show(this, console)
@@ -235,7 +238,11 @@ def _serve(subject: Subject, wanted: Wanted, port: int, console: Console, *, bro
 @app.command()
 def record(
     model: Annotated[
-        str, typer.Option(help="A folder that holds a Hugging Face model, or its name on the hub.")
+        str,
+        typer.Option(
+            help="regard-small, regard-king-james, a folder that holds a Hugging Face model, or "
+            "its name on the hub."
+        ),
     ],
     text: Annotated[str, typer.Option(help="The file to read; - is standard input.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The trace file to write.")],
@@ -271,26 +278,17 @@ def record(
             "--keep says what to keep", got=repr(keep), accepted="traces or statistics"
         )
     words = text_of(text)
-    if find_spec("transformers") is None:
-        raise regard.RegardError(
-            "models are loaded with transformers, which is not installed",
-            do="pip install regard[huggingface]",
-        )
     with _bar() as bar:
         task = bar.add_task("loading", total=None)
-        # Imported late: importing transformers takes seconds.
-        from regard.models.loading import load_model
-        from regard.models.recording import record as read
-
-        loaded = load_model(model, dtype=dtype, device=device)
+        reader = load(model, dtype=dtype, device=device)
         bar.update(task, description="reading")
-        seen = read(
-            loaded, words, out, keep=cast(Keep, keep), layers=layers, max_tokens=max_tokens,
+        seen = record_text(
+            reader, words, out, keep=cast(Keep, keep), layers=layers, max_tokens=max_tokens,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
     console = _console()
-    tokens = seen.tokens or []
-    console.print(Text(f"{seen.model} read {len(tokens)} tokens\n\n{seen}\n"))
+    far = f"{len(seen.tokens)} tokens" if seen.tokens else "a text and wrote another"
+    console.print(Text(f"{seen.model} read {far}\n\n{seen}\n"))
     size = shown(out.stat().st_size)
     console.print(Text(f'{out} ({size}) holds the {keep}: regard.load("{out}") opens it'))
 

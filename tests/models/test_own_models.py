@@ -185,6 +185,9 @@ def test_a_translator_reads_one_text_and_writes_another(two: OwnTranslator) -> N
     assert seen["decoder.1.memory"].trace.weights().shape == (1, 4, len(rows), len(source))
     assert seen["encoder.0.attention"].trace.mask is None
     assert seen.tokens is None
+    assert two.writes(target, ended=False) == rows[:-1]
+    cut = two.run(text, target=target, ended=False)["decoder.0.memory"].trace
+    assert cut.lse.shape[2] == len(rows) - 1
     said = two.generate(text)
     again = two.run(text)["decoder.0.memory"].trace
     assert again.lse.shape[2] == min(len(two.tokenizer.encode(said)) + 1, 48)

@@ -18,6 +18,7 @@ transformers = pytest.importorskip("transformers")
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
 from regard.models.loading import load_model  # noqa: E402
+from regard.models.opening import load as open_model  # noqa: E402
 from regard.models.recording import record  # noqa: E402
 
 WORDS = ["[UNK]", "the", "cat", "sat", "on", "mat", "."]
@@ -108,20 +109,33 @@ def test_a_file_is_replaced_only_if_asked(llama: Path, text: Path, tmp_path: Pat
 
 def test_encoders_are_read_without_a_last_layer(tmp_path: Path) -> None:
     folder = write(tmp_path / "bert", "BertForMaskedLM")
-    loaded = load_model(str(folder), device="cpu")
-    seen = record(loaded, TEXT, tmp_path / "run.regard")
+    seen = record(open_model(str(folder), device="cpu"), TEXT, tmp_path / "run.regard")
     assert seen.model == "BertModel"
     assert seen["encoder.layer.0.attention.self"].trace.mask is None
 
 
 def test_progress_goes_from_nothing_to_all(llama: Path, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    loaded = load_model(str(llama), device="cpu")
-    record(loaded, TEXT, tmp_path / "run.regard", progress=lambda *at: told.append(at))
+    reader = open_model(str(llama), device="cpu")
+    record(reader, TEXT, tmp_path / "run.regard", progress=lambda *at: told.append(at))
     done, totals = zip(*told, strict=True)
     assert list(done) == sorted(done)
     assert set(totals) == {done[-1]}
-    assert not any(m._forward_hooks for m in loaded.model.modules())
+    assert not any(m._forward_hooks for m in reader.model.modules())
+
+
+@pytest.mark.parametrize("name", ["regard-small", "regard-king-james"])
+def test_models_of_this_package_are_recorded_too(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "run.regard"
+    written = tmp_path / "text.txt"
+    written.write_text("You shall love your neighbor.")
+    result = invoke("--model", name, "--text", written, "-o", out, "--max-tokens", "5")
+    assert result.exit_code == 0, result.output
+    with regard.load(out) as seen:
+        assert seen.model == name
+        first = next(iter(seen.values())).trace
+    # Five tokens, and the mark at the beginning or the end.
+    assert first.lse.shape[-1] == 6
 
 
 def test_types_and_devices(llama: Path) -> None:

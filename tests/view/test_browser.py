@@ -289,6 +289,39 @@ def test_it_can_be_used_without_a_pointer(open_page: Open, short_page: str) -> N
     tab.wait_for_selector(".word.self")
 
 
+def test_keys_are_heard_before_anything_has_the_focus(open_page: Open, short_page: str) -> None:
+    tab = open_page(short_page)
+    tab.wait_for_selector(MAP)
+    assert tab.evaluate("document.activeElement === document.body")
+    tab.keyboard.press("]")
+    until(tab, "location.hash.includes('head=1')")
+    tab.keyboard.press("+")
+    until(tab, "location.hash.includes('span=')")
+    tab.keyboard.press("0")
+    until(tab, "!location.hash.includes('span=')")
+    tab.locator("[data-view=overview]").click()
+    tab.get_by_role("button", name="layers.1.attn, head 3").click()
+    tab.wait_for_selector(MAP)
+    tab.keyboard.press("[")
+    until(tab, "location.hash.includes('head=2') && location.hash.includes('map=1')")
+
+
+def test_the_tooltip_follows_the_wheel(open_page: Open, short_page: str) -> None:
+    tab = open_page(short_page)
+    tab.wait_for_selector(MAP)
+    box = tab.locator(MAP).bounding_box()
+    assert box
+    at = (box["x"] + box["width"] * 0.55, box["y"] + box["height"] * 0.8)
+    tab.mouse.move(*at, steps=2)
+    tab.wait_for_selector(".tip[data-weight]")
+    for _ in range(6):
+        tab.mouse.wheel(0, -300)
+        tab.wait_for_timeout(60)
+    after = _settled(tab.locator(".tip"))
+    tab.mouse.move(at[0] + 0.5, at[1], steps=2)
+    assert _settled(tab.locator(".tip")) == after
+
+
 def test_an_address_that_makes_no_sense_shows_the_first_map(
     open_page: Open, short_page: str
 ) -> None:

@@ -167,7 +167,7 @@ def test_the_terminal_names_both_texts(
 ) -> None:
     reader = regard.models.load(translator)
     target = " ".join(["mat"] * tokens)
-    monkeypatch.setattr(type(reader), "generate", lambda self, text, most: target)
+    monkeypatch.setattr(type(reader), "translation", lambda self, text, most: (target, True))
     subject = subject_of(["The cat sat on the mat."], translator)
     console = Console(width=120, record=True, file=StringIO())
     show(look(subject, Wanted(layer="decoder.0.memory")), console)
@@ -175,11 +175,50 @@ def test_the_terminal_names_both_texts(
     # Rows are what was written, columns what was read.
     assert len(re.findall(r"^mat ", said, re.MULTILINE)) == tokens
     assert "who looks at '<text>'" in said
+    assert f"wrote: {target}\n" in said
+
+
+def test_a_token_of_two_texts_is_found_where_it_stands(
+    translator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = type(regard.models.load(translator))
+    monkeypatch.setattr(kind, "translation", lambda self, text, most: ("mat cat", True))
+    subject = subject_of(["The cat sat"], translator)
+    for token, place, view in (
+        ("mat", (0, None), "token=0"),
+        ("sat", (None, 2), "token=2&direction=seen"),
+        ("cat", (1, 1), "token=1"),
+        (None, (2, 3), ""),
+    ):
+        wanted = Wanted(layer="decoder.0.memory", head="1", token=token)
+        this = look(subject, wanted)
+        assert this.place == place
+        assert first_view(subject, subject.atlas(), wanted).endswith(view)
+        console = Console(width=120, record=True, file=StringIO())
+        show(this, console)
+        said = console.export_text()
+        query, key = place
+        assert ("looks at, in percent" in said) == (query is not None)
+        assert ("who looks at" in said) == (key is not None)
+    with pytest.raises(RegardError, match=r"not in the text[\s\S]*from 1 to 4"):
+        look(subject, Wanted(layer="decoder.0.memory", token="dog"))
+
+
+def test_writing_that_is_cut_has_no_end() -> None:
+    on = desk()
+    text = "Where did you come from? I do not know where you are from, said the woman."
+    for most, ends in ((3, False), (100, True)):
+        assert read(on, text, "regard-king-james", most)["work"]["state"] == "done"
+        of = next(m for m in on.now.answers.atlas.maps if m.name == "decoder.1.memory")
+        assert of.queries is not None
+        assert len(of.queries) == of.shape[1]
+        assert ("<text>" in of.queries) == ends
+        assert ends or len(of.queries) == 3
 
 
 def test_a_picture_names_both_texts(translator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type(regard.models.load(translator))
-    monkeypatch.setattr(kind, "generate", lambda self, text, most: "mat cat")
+    monkeypatch.setattr(kind, "translation", lambda self, text, most: ("mat cat", True))
     subject = subject_of(["The cat"], translator)
     axes = drawn(look(subject, Wanted(layer="decoder.0.memory"))).axes[0]
     rows = [label.get_text() for label in axes.get_yticklabels()]

@@ -110,6 +110,11 @@ def test_the_page_may_ask_for_nothing(tmp_path: Path) -> None:
     assert "https://" not in program
 
 
+def test_a_page_begins_with_what_was_asked_for(tmp_path: Path) -> None:
+    made = page(seen(6), tmp_path / "a.html", view="map=1&head=2").read_text("utf-8")
+    assert '"view":"map=1&head=2"' in made
+
+
 def test_a_page_replaces_another_whole(tmp_path: Path) -> None:
     path = tmp_path / "p.html"
     path.write_text("before")

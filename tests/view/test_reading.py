@@ -212,6 +212,16 @@ def test_a_page_that_is_behind_opens_the_new_text(open_page: Open, running: Runn
     until(tab, "document.querySelector('.model').textContent === 'spelling'")
     behind.locator(".word").nth(3).click()
     until(behind, "document.querySelectorAll('.word').length === 4")
+    # The bar tells of it too; what is being typed there stays.
+    until(behind, "document.querySelector('#regard-model').value === 'spelling'")
+    field = behind.get_by_label("Text", exact=True).first
+    assert field.input_value() == "to be or not"
+    field.fill("mine")
+    type_text(tab, TEXT, running.causal)
+    until(tab, "!document.querySelector('.known').hidden")
+    behind.locator(".word").nth(2).click()
+    behind.get_by_role("button", name="Induction").wait_for()
+    assert field.input_value() == "mine"
 
 
 def test_hostile_texts_are_text(open_page: Open, running: Running) -> None:
@@ -254,3 +264,7 @@ def test_an_app_that_ended_says_so(open_page: Open, folders: tuple[str, str]) ->
         type_text(tab, "to be", "spelling")
         tab.wait_for_selector("[role=alert]:not([hidden])")
         assert "The app does not answer." in tab.get_by_role("alert").inner_text()
+        tab.locator("[data-view=overview]").click()
+        told = tab.locator(".overview [role=alert]:not([hidden])")
+        told.wait_for()
+        assert "regard view still runs" in told.inner_text()

@@ -13,7 +13,7 @@ from regard import masks
 from regard.view import tiles
 from regard.view.atlas import Atlas
 from regard.view.maps import Map
-from regard.view.tiles import CancelledError, decoded, levels, tile
+from regard.view.tiles import CancelledError, decoded, halves, levels, tile
 from regard.watching.seen import Layer, Seen
 
 
@@ -183,6 +183,14 @@ def test_rows_that_see_nothing_and_numbers_out_of_range_are_drawn() -> None:
     assert not decoded(tile(of, 0, 0, 0, 0)).mean.any()
     assert not decoded(tile(of, 0, 1, 0, 0)).mean.any()
     assert of.largest(0).tolist() == [0.0] * 300
+
+
+def test_in_sixteen_bits_only_zero_is_zero() -> None:
+    values = torch.tensor([0.0, 1e-30, 1e-9, 2.0**-24, 3e-4, 1.0])
+    half = halves(values)
+    assert half.dtype == torch.float16
+    assert half.tolist()[:4] == [0.0, 2.0**-24, 2.0**-24, 2.0**-24]
+    torch.testing.assert_close(half[4:].float(), values[4:], rtol=5e-4, atol=0)
 
 
 def test_codes_keep_five_percent_over_six_decades() -> None:

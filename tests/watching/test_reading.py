@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import regard
 from regard import RegardError
+from regard.models import load
 from regard.watching.reading import Reading, spelled
 from regard.watching.seen import Address
 from tests.watching.test_huggingface import N, build, inputs, padded, tokens
@@ -174,6 +175,13 @@ def test_texts_of_tokens() -> None:
             return ["The", " cat", "sat", "\ufffd", ""][ids[0]]
 
     assert spelled(Bytes(), [0, 1, 2, 3, 4, 1]) == ["The", " cat", " sat", "Ã", "", " cat"]
+
+
+def test_a_character_of_several_tokens_stands_at_the_last() -> None:
+    reader = load("regard-small", device="cpu")
+    assert reader.read("“a” 日!") == ["<text>", *"⋯⋯“", "a", *"⋯⋯”", " ", *"⋯⋯日", "!"]
+    # What is no character at all is shown as the vocabulary has it.
+    assert reader.read("\ufffd")[1:] == ["ï", "¿", "½"]
 
 
 def test_tokenizers_and_models_that_do_not_fit_are_refused() -> None:

@@ -101,15 +101,15 @@ class OwnTranslator(OwnReader):
         refuse_long(ids.shape[1], self.model.config.longest)
         return ids
 
-    def targets(self, text: str) -> Int[Tensor, "1 n"]:
-        """A text to be written, from its mark to its mark."""
-        ids = [MARK, *self.tokenizer.encode(text), MARK]
+    def targets(self, text: str, *, ended: bool = True) -> Int[Tensor, "1 n"]:
+        """A text to be written, from its mark to its mark, or without the latter if it goes on."""
+        ids = [MARK, *self.tokenizer.encode(text), *([MARK] if ended or not text else [])]
         refuse_long(len(ids) - 1, self.model.config.longest)
         return torch.tensor([ids], device=self._device())
 
-    def writes(self, text: str) -> list[str]:
+    def writes(self, text: str, *, ended: bool = True) -> list[str]:
         """The token that each row of the decoder writes."""
-        return self._spelled(self.targets(text)[0, 1:].tolist())
+        return self._spelled(self.targets(text, ended=ended)[0, 1:].tolist())
 
     @torch.no_grad()
     def run(
@@ -119,9 +119,10 @@ class OwnTranslator(OwnReader):
         keep: Keep = "traces",
         layers: Sequence[str] | None = None,
         target: str | None = None,
+        ended: bool = True,
     ) -> Seen:
         """What attention does while the model reads a text and writes `target`; its own
-        translation, if none is given.
+        translation, if none is given. `ended` says whether the target ends there.
 
         The rows of decoder.*.memory are the tokens of `writes(target)`, its keys those of
         `read(text)`. What is seen has no `tokens`, as there are two texts.
@@ -131,7 +132,7 @@ class OwnTranslator(OwnReader):
             ids = [MARK, *self.tokenizer.encode(self.generate(text)), MARK]
             written = torch.tensor([ids[: self.model.config.longest + 1]], device=self._device())
         else:
-            written = self.targets(target)
+            written = self.targets(target, ended=ended)
         with watch(self.model, keep=keep, layers=layers) as seen:
             self.model(self.ids(text), written[:, :-1])
         seen.model = self.name
@@ -145,7 +146,13 @@ class OwnTranslator(OwnReader):
             raise RegardError(
                 "a translation is not drawn by chance", got=f"{temperature=}", accepted="0"
             )
-        return self.tokenizer.decode(self.model.written(self.ids(text), tokens, MARK)[0].tolist())
+        return self.translation(text, tokens)[0]
+
+    def translation(self, text: str, tokens: int = 160) -> tuple[str, bool]:
+        """The likeliest translation, and whether it ends there: else it was cut after so many
+        tokens."""
+        ids = self.model.written(self.ids(text), tokens, MARK)[0].tolist()
+        return self.tokenizer.decode(ids), ids[-1] == MARK
 
 
 class HuggingFaceReader(Reader):

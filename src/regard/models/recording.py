@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from regard.errors import RegardError
-from regard.models.loading import Loaded
+from regard.models.readers import OwnReader, Reader
 from regard.watching import Seen, watch
 from regard.watching.watcher import Keep
 
@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]
 
 
 def record(
-    loaded: Loaded,
+    reader: Reader,
     text: str,
     path: Path,
     *,
@@ -31,34 +31,55 @@ def record(
 
     Traces are written as they come, so that a long text needs no more memory than reading it does.
     """
-    ids = _ids(loaded, text, max_tokens)
+    _check(text, max_tokens)
+    if isinstance(reader, OwnReader):
+        return _record_own(reader, text, path, keep, layers, max_tokens)
+    ids = _ids(reader, text, max_tokens)
     spill = path if keep == "traces" else None
     watching = watch(
-        loaded.model, keep=keep, layers=layers, tokenizer=loaded.tokenizer, spill=spill
+        reader.model, keep=keep, layers=layers, tokenizer=reader.tokenizer, spill=spill
     )
-    with torch.no_grad(), watching as seen, _Counting(loaded, progress):
-        loaded.model(ids.to(next(loaded.model.parameters()).device))
+    with torch.no_grad(), watching as seen, _Counting(reader, progress):
+        reader.model(ids.to(next(reader.model.parameters()).device))
     if spill is None:
         seen.save(path)
     return seen
 
 
-def _ids(loaded: Loaded, text: str, max_tokens: int | None) -> torch.Tensor:
+def _record_own(
+    reader: OwnReader,
+    text: str,
+    path: Path,
+    keep: Keep,
+    layers: Sequence[str] | None,
+    max_tokens: int | None,
+) -> Seen:
+    if max_tokens is not None:
+        text = reader.tokenizer.decode(reader.tokenizer.encode(text)[:max_tokens])
+    seen = reader.run(text, keep=keep, layers=layers)
+    seen.save(path)
+    return seen
+
+
+def _check(text: str, max_tokens: int | None) -> None:
     if max_tokens is not None and max_tokens < 1:
         raise RegardError("max_tokens counts tokens", got=str(max_tokens), accepted="1 or more")
     if not text.strip():
         raise RegardError(
             "there is nothing to read", got=repr(text[:20]), accepted="a text of a word or more"
         )
-    ids: list[int] = loaded.tokenizer(text, verbose=False)["input_ids"][:max_tokens]
+
+
+def _ids(reader: Reader, text: str, max_tokens: int | None) -> torch.Tensor:
+    ids: list[int] = reader.tokenizer(text, verbose=False)["input_ids"][:max_tokens]
     if not ids:
         raise RegardError("the tokenizer made no token of the text", got=repr(text[:20]))
-    if loaded.longest is not None and len(ids) > loaded.longest:
+    if reader.longest is not None and len(ids) > reader.longest:
         raise RegardError(
             "the text is longer than the model can read",
             got=f"{len(ids)} tokens",
-            accepted=f"{loaded.longest}",
-            do=f"read its beginning: --max-tokens {loaded.longest}",
+            accepted=f"{reader.longest}",
+            do=f"read its beginning: --max-tokens {reader.longest}",
         )
     return torch.tensor([ids])
 
@@ -66,8 +87,8 @@ def _ids(loaded: Loaded, text: str, max_tokens: int | None) -> torch.Tensor:
 class _Counting:
     """Tells how many modules that hold no others have run, while a model runs."""
 
-    def __init__(self, loaded: Loaded, progress: Progress | None) -> None:
-        self.model, self.progress = loaded.model, progress
+    def __init__(self, reader: Reader, progress: Progress | None) -> None:
+        self.model, self.progress = reader.model, progress
         self._hooks: list[Any] = []
 
     def __enter__(self) -> None:

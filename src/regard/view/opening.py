@@ -56,7 +56,7 @@ def first_view(subject: Subject, atlas: Atlas, wanted: Wanted) -> str:
     """
     wanted = _settled(subject, atlas, wanted)
     place = _map(subject.what, atlas, wanted.layer or "0")
-    heads, _, K = atlas[place].shape
+    heads, Q, K = atlas[place].shape
     view: dict[str, object] = {"map": place} if place else {}
     if subject.told.model == SPELLING:
         # Few words, and none that takes nearly all: nothing has to be brought out.
@@ -66,8 +66,14 @@ def first_view(subject: Subject, atlas: Atlas, wanted: Wanted) -> str:
     elif wanted.head is not None:
         view["head"] = _head(wanted.head, heads)
     if wanted.token is not None:
-        keys = atlas[place].keys or [str(i + 1) for i in range(K)]
-        view |= {"view": "text", "token": placed(subject, wanted, [clean(key) for key in keys])}
+        of = atlas[place]
+        keys = [clean(key) for key in of.keys or map(str, range(1, K + 1))]
+        rows = keys[K - Q :] if Q <= K else map(str, range(1, Q + 1))
+        queries = [clean(query) for query in of.queries or rows]
+        query, key = placed(subject, wanted, keys, queries)
+        view |= {"view": "text", "token": key if query is None else query}
+        if query is None:
+            view["direction"] = "seen"
     return urlencode(view, safe=",")
 
 

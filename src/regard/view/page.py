@@ -35,7 +35,7 @@ from regard.view.cores import on_cores
 from regard.view.maps import Map
 from regard.view.patches import Patches
 from regard.view.raw import raw
-from regard.view.tiles import SIDE, levels, tile
+from regard.view.tiles import SIDE, halves, levels, tile
 from regard.watching.seen import Seen, Tokens
 from regard.watching.store import replacing
 
@@ -74,13 +74,15 @@ def page(
     queries: Sequence[str] | None = None,
     batch: int = 0,
     limit: int | None = None,
+    view: str = "",
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Write what was seen as one HTML file, which any browser opens from disk.
 
     `tokens` name the keys, `queries=` the queries of another text; what was seen with a tokenizer
     knows its own. `limit` is about how many bytes the tiles may take: more of them make finer
-    cells. `progress` is told how many heads are written, of how many.
+    cells. `view` is what it shows first, written as the end of its address: "map=3&head=1".
+    `progress` is told how many heads are written, of how many.
 
     >>> import regard, tempfile, torch
     >>> x = torch.randn(1, 2, 5, 4)
@@ -91,7 +93,7 @@ def page(
     ('map.html', True)
     """
     atlas = Atlas.of(what, tokens, queries=queries, batch=batch)
-    made = document(atlas, limit, progress)
+    made = document(atlas, limit, progress, view=view)
     with replacing(Path(path)) as unfinished:
         unfinished.write_text(made, "utf-8")
     return Path(path)
@@ -101,12 +103,15 @@ def document(
     atlas: Atlas,
     limit: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    view: str = "",
 ) -> str:
     """The text of the page of an atlas."""
     program = script()
     index = atlas.index()
     # A page holds one tile of each place: that of the weights.
     index["quantities"] = index["quantities"][:1]
+    index["view"] = view
     chosen = chosen_levels(atlas, limit)
     total = sum(m.shape[0] for m in atlas.maps)
     done = 0
@@ -190,10 +195,10 @@ def stored_head(of: Map, level: int, strongest: int, head: int) -> bytes:
     ]
     if strongest:
         return b"".join([*tiles, strongest_keys(of, head, strongest)])
-    return b"".join([*tiles, raw(of.largest(head).to(torch.float16))])
+    return b"".join([*tiles, raw(halves(of.largest(head)))])
 
 
 def strongest_keys(of: Map, head: int, count: int) -> bytes:
     """The weights and the places of each query's strongest keys."""
     weights, places = of.top(head, count)
-    return raw(weights.to(torch.float16)) + raw(places.to(torch.uint16))
+    return raw(halves(weights)) + raw(places.to(torch.uint16))

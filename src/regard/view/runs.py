@@ -102,12 +102,12 @@ def run(reader: Reader, text: str, tokens: int, tell: Tell) -> Run:
 def _translated(reader: OwnTranslator, text: str, tokens: int, tell: Tell) -> Run:
     most = reader.model.config.longest - 1
     with counted(reader.model, tokens, tell, reads_first=False):
-        target = reader.generate(text, min(tokens or most, most))
+        target, ended = reader.translation(text, min(tokens or most, most))
         # Half characters take more tokens when they are read again.
         while len(reader.tokenizer.encode(target)) > most:
             target = target[:-1]
-        seen = reader.run(text, target=target)
-    source, written = reader.read(text), reader.writes(target)
+        seen = reader.run(text, target=target, ended=ended)
+    source, written = reader.read(text), reader.writes(target, ended=ended)
     given = [MARK_TEXT, *written[:-1]]
     names = {
         "encoder.*": (source, source),

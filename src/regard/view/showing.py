@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -58,6 +58,17 @@ class Subject:
         return named(Atlas.of(self.what, self.tokens), self.told.model, self.names)
 
 
+class Place(NamedTuple):
+    """Where a token stands among the queries and among the keys. One of two texts is only among
+    either; one of a single text may be older than all queries."""
+
+    query: int | None
+    key: int | None
+
+
+NOWHERE = Place(None, None)
+
+
 @dataclass(frozen=True, eq=False)
 class Look:
     """All that is needed to show a subject, settled: what takes time is done, and nothing that was
@@ -69,7 +80,7 @@ class Look:
     """Of every head, where they are shown."""
     chosen: Choice | None
     """None where only statistics were kept."""
-    place: int = 0
+    place: Place = NOWHERE
     """The token that is looked at."""
     why: str = ""
     """Why this head, if nobody chose it."""
@@ -91,7 +102,8 @@ def look(
     wanted = chosen_head(subject, wanted, found if whole else None)
     chosen = pick(subject, wanted)
     why = ", the sharpest that looks past the first token" if whole else ""
-    return Look(subject, wanted, found, chosen, placed(subject, wanted, chosen.keys), why)
+    place = placed(subject, wanted, chosen.keys, chosen.queries)
+    return Look(subject, wanted, found, chosen, place, why)
 
 
 def show(this: Look, console: Console) -> None:
@@ -101,6 +113,8 @@ def show(this: Look, console: Console) -> None:
     bold, dim = ("", "") if plain else ("bold", "dim")
     console.print(Text(subject.title, bold))
     console.print(Text(subject.about + "\n", dim))
+    if subject.told.wrote:
+        console.print(Text(f"wrote: {clean(subject.told.wrote)}\n"))
     if this.found is not None:
         console.print(head_grid(this.found, numbers=wanted.numbers, plain=plain))
         console.print()
@@ -111,13 +125,16 @@ def show(this: Look, console: Console) -> None:
         path = layer_of(subject.what, wanted.layer or 0)[1].path
         console.print(Text(f"{chosen.name}{this.why} ({path})\n", bold))
     console.print(HeatMap(chosen, plain))
-    name = f"'{chosen.keys[this.place]}' ({subject.unit} {this.place + 1})"
+    query, key = this.place
     brightest = "" if plain else ", brightest where most"
-    if chosen.shift <= this.place < chosen.shift + len(chosen.queries):
+    if query is not None:
+        name = f"'{chosen.queries[query]}' ({subject.unit} {chosen.shift + query + 1})"
         console.print(Text(f"\nwhat {name} looks at, in percent{brightest}", bold))
-        console.print(shading(chosen, query=this.place - chosen.shift, plain=plain))
-    console.print(Text(f"\nwho looks at {name}, in percent of what each gives", bold))
-    console.print(shading(chosen, key=this.place, plain=plain))
+        console.print(shading(chosen, query=query, plain=plain))
+    if key is not None:
+        name = f"'{chosen.keys[key]}' ({subject.unit} {key + 1})"
+        console.print(Text(f"\nwho looks at {name}, in percent of what each gives", bold))
+        console.print(shading(chosen, key=key, plain=plain))
 
 
 def drawn(this: Look) -> Any:
@@ -137,8 +154,7 @@ def drawn(this: Look) -> Any:
             accepted="--kind heads or entropy",
         )
     at: dict[str, Any] = {"head": "mean", "title": chosen.name, "dark": wanted.dark}
-    ends = chosen.keys[len(chosen.keys) - len(chosen.queries) :]
-    apart = None if chosen.queries == ends else chosen.queries
+    apart = chosen.queries if _two_texts(chosen.keys, chosen.queries) else None
     if wanted.kind == "arcs" and apart is not None:
         raise RegardError(
             "arcs are drawn over one text",
@@ -146,7 +162,7 @@ def drawn(this: Look) -> Any:
             accepted="--kind map",
         )
     if wanted.kind == "arcs":
-        return picture.arcs(chosen.trace, chosen.keys, this.place, **at)
+        return picture.arcs(chosen.trace, chosen.keys, this.place.key, **at)
     return picture.heat_map(chosen.trace, chosen.keys, queries=apart, **at)
 
 
@@ -194,24 +210,42 @@ def pick(subject: Subject, wanted: Wanted) -> Choice:
     )
 
 
-def placed(subject: Subject, wanted: Wanted, keys: Sequence[str]) -> int:
+def placed(subject: Subject, wanted: Wanted, keys: Sequence[str], queries: Sequence[str]) -> Place:
     """The place of the token that is wanted: by its text, else by its number.
 
     Of several with that text it is the last: under a causal mask that is the one that saw most."""
-    if wanted.token is None:
-        return len(keys) - 1 if subject.token is None else subject.token
-    asked = clean(wanted.token).casefold()
-    places = [i for i, key in enumerate(keys) if asked and key.casefold() == asked]
+    if _two_texts(keys, queries):
+        place = Place(*(_found(wanted.token, names, len(names) - 1) for names in (queries, keys)))
+        said = [*queries[:10], *keys[:10]]
+    else:
+        last = len(keys) - 1 if subject.token is None else subject.token
+        key = _found(wanted.token, keys, last)
+        query = -1 if key is None else key - (len(keys) - len(queries))
+        place, said = Place(query if query >= 0 else None, key), list(keys[:20])
+    if place == NOWHERE:
+        most = max(len(keys), len(queries))
+        raise RegardError(
+            "--token is not in the text",
+            got=repr(wanted.token),
+            accepted=f"a {subject.unit} of the text, or a number from 1 to {most}",
+            do=f"{subject.unit}s: " + " ".join(said),
+        )
+    return place
+
+
+def _found(token: str | None, names: Sequence[str], otherwise: int) -> int | None:
+    if token is None:
+        return otherwise
+    asked = clean(token).casefold()
+    places = [i for i, name in enumerate(names) if asked and name.casefold() == asked]
     if places:
         return places[-1]
-    if asked.isdecimal() and 1 <= int(asked) <= len(keys):
-        return int(asked) - 1
-    raise RegardError(
-        "--token is not in the text",
-        got=repr(wanted.token),
-        accepted=f"a {subject.unit} of the text, or a number from 1 to {len(keys)}",
-        do=f"{subject.unit}s: " + " ".join(keys[:20]),
-    )
+    return int(asked) - 1 if asked.isdecimal() and 1 <= int(asked) <= len(names) else None
+
+
+def _two_texts(keys: Sequence[str], queries: Sequence[str]) -> bool:
+    """Whether queries are no keys: else they are the last of them."""
+    return len(queries) > len(keys) or list(queries) != list(keys[len(keys) - len(queries) :])
 
 
 def _head(head: str | None) -> Head:

@@ -12,6 +12,10 @@ from regard.errors import RegardError
 
 MARKS = "Ġ▁"
 """How vocabularies write the space before a word."""
+BROKEN = "\ufffd"
+"""What decoding gives for a part of a character."""
+PART, MOST_PARTS = "⋯", 8
+"""What such a part is shown as, and in how many of them texts are looked for."""
 
 
 class Reading:
@@ -84,19 +88,36 @@ class Reading:
 def spelled(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """The text of each token, with the space before it.
 
-    A token that is no text by itself, as a part of a character, is shown as the vocabulary has it.
+    A character that takes several tokens stands at the last of them, and ⋯ at those before. What is
+    no text even so is shown as the vocabulary has it.
     """
-    pieces = getattr(tokenizer, "convert_ids_to_tokens", lambda ids: [""] * len(ids))(list(ids))
-    found: dict[int, str] = {}
+    ids = list(ids)
+    pieces = getattr(tokenizer, "convert_ids_to_tokens", lambda ids: [""] * len(ids))(ids)
+    known: dict[int, str] = {}
     for i, piece in zip(ids, pieces, strict=True):
-        if i not in found:
-            text = str(tokenizer.decode([i]))
-            if piece and ("\ufffd" in text or not text):
-                text = str(piece)
-            elif piece and piece[0] in MARKS and not text.startswith(" "):
-                text = f" {text}"
-            found[i] = text
-    return [found[i] for i in ids]
+        if i not in known:
+            known[i] = str(tokenizer.decode([i]))
+            if piece and piece[0] in MARKS and known[i] and not known[i].startswith(" "):
+                known[i] = f" {known[i]}"
+    found: list[str] = []
+    while len(found) < len(ids):
+        at = len(found)
+        text = known[ids[at]]
+        if text and BROKEN not in text:
+            found.append(text)
+            continue
+        together = _together(tokenizer, ids[at : at + MOST_PARTS]) if text else []
+        found += together or [str(pieces[at]) if pieces[at] else text]
+    return found
+
+
+def _together(tokenizer: Any, ids: list[int]) -> list[str]:
+    """What the first tokens are that make a text together; nothing, if none do."""
+    for count in range(2, len(ids) + 1):
+        text = str(tokenizer.decode(ids[:count]))
+        if text and BROKEN not in text:
+            return [PART] * (count - 1) + [text]
+    return []
 
 
 def reads_two_texts(model: nn.Module) -> bool:

@@ -319,6 +319,12 @@ export class Atlas implements Hands {
     return null;
   }
 
+  /** Nothing more is asked for: another text has taken the place of this one. */
+  close(): void {
+    clearTimeout(this.idle);
+    this.refining?.abort();
+  }
+
   /** Drafts in view are read in full once nothing has moved for a while, one at a time. */
   private refineSoon(): void {
     clearTimeout(this.idle);

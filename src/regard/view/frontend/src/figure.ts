@@ -210,23 +210,30 @@ function explained(
 ): Shape[] {
   const colours = { x: MARGIN, y, width: STRIP, height: 10, canvas: strip(theme) };
   const under = y + 24;
+  const middle = MARGIN + STRIP / 2 + 12;
+  // Of long numbers the one in the middle has no room.
+  const fits = MARGIN + widthOf(ticks[0]) + 8 <= middle - widthOf(ticks[1]);
   return [
     { kind: "pixels", ...colours },
     text(ticks[0], MARGIN, under, ink),
-    text(ticks[1], MARGIN + STRIP / 2 + 12, under, ink, { end: true }),
+    ...(fits ? [text(ticks[1], middle, under, ink, { end: true })] : []),
     text(ticks[2], MARGIN + STRIP, under, ink, { end: true }),
     ...notes.map((line, at) => text(line, MARGIN + STRIP + 20, y + 6 + 16 * at, faint)),
   ];
 }
 
-/** Words in lines of at most so many pixels. */
-function wrapped(words: string, width: number, font = `11.5px ${SANS}`): string[] {
+function widthOf(words: string, font = `11.5px ${SANS}`): number {
   const context = document.createElement("canvas").getContext("2d")!;
   context.font = font;
+  return context.measureText(words).width;
+}
+
+/** Words in lines of at most so many pixels. */
+function wrapped(words: string, width: number, font?: string): string[] {
   const lines = [""];
   for (const word of words.split(" ")) {
     const longer = `${lines.at(-1)} ${word}`.trim();
-    if (lines.at(-1) && context.measureText(longer).width > width) lines.push(word);
+    if (lines.at(-1) && widthOf(longer, font) > width) lines.push(word);
     else lines[lines.length - 1] = longer;
   }
   return lines;

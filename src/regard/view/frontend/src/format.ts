@@ -40,6 +40,8 @@ export interface Index {
   /** Of each text the picture that it is cut from, if it is. */
   pictures: (Picture | null)[];
   quantities: Quantity[];
+  /** What a page shows first. */
+  view?: string;
 }
 
 export type Statistics = Record<string, number[]>;

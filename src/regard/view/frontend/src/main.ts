@@ -5,6 +5,7 @@ import { el } from "./dom";
 import { deeds } from "./exporting";
 import type { Index, MapInfo } from "./format";
 import { HeadsView } from "./heads";
+import { press } from "./keyboard";
 import { legendNodes, legendOf } from "./legend";
 import { Menu } from "./menu";
 import { Overview } from "./overview";
@@ -81,7 +82,8 @@ class Shell {
     private index: Index,
     private options: Options,
   ) {
-    const start = read(options.address ? location.hash : "");
+    const address = options.address ? location.hash : "";
+    const start = read(address.length > 1 ? address : (index.view ?? ""));
     this.state = this.sound({ ...start, ...options.view });
     try {
       const kept = localStorage.getItem(THEME);
@@ -113,7 +115,9 @@ class Shell {
       el("div", { class: "body" }, this.stage, this.side),
     );
     this.system.addEventListener("change", () => this.render());
-    root.addEventListener("keydown", (event) => this.key(event));
+    // A page of its own hears keys wherever they are pressed; a cell of a notebook only its own.
+    const ears: HTMLElement | Document = options.address ? document : root;
+    ears.addEventListener("keydown", (event) => this.key(event as KeyboardEvent));
     if (options.address)
       window.addEventListener("hashchange", () => {
         if (location.hash.slice(1) === write(this.state)) return;
@@ -126,6 +130,7 @@ class Shell {
   /** Views of an index, which are made anew for another one. */
   private open(index: Index): void {
     const { source } = this;
+    if (this.index !== index) this.atlas.close();
     this.index = index;
     this.model.title = this.model.textContent = index.model;
     const state = () => this.state;
@@ -152,9 +157,14 @@ class Shell {
       (opening ??= this.reopen().finally(() => {
         opening = null;
       }));
-    source.outdated = () => void again();
     const show = (map: number, head: number) => this.change({ map, head, set: [], layers: "one" });
-    return new ReadingBar(source, again, show).root;
+    const bar = new ReadingBar(source, again, show);
+    // Where the app has gone, what is asked next says so.
+    source.outdated = () =>
+      void again()
+        .then(() => bar.renew())
+        .catch(() => {});
+    return bar.root;
   }
 
   private async reopen(): Promise<void> {
@@ -311,6 +321,7 @@ class Shell {
       this.change({ head: step(head, event.key === "]" ? 1 : -1, this.map.heads), set: [] });
     else if (event.key === "{" || event.key === "}")
       this.change({ map: step(map, event.key === "}" ? 1 : -1, this.index.maps.length), set: [] });
+    else if (this.state.view === "map" && target === document.body) return press(event, this.atlas);
     else return;
     event.preventDefault();
   }

@@ -23,6 +23,7 @@ function perRow(heads: number): number {
 
 export class Overview {
   readonly root = el("section", { class: "overview", "aria-label": "Layers and heads" });
+  private failed = el("p", { class: "note", role: "alert", hidden: true });
   private drawn = "";
   private waiting: { canvas: HTMLCanvasElement; map: number; head: number }[] = [];
   private seen: IntersectionObserver;
@@ -94,7 +95,8 @@ export class Overview {
         el("div", { class: "thumbs", style: `--per: ${perRow(info.heads)}` }, ...thumbs),
       );
     });
-    this.root.replaceChildren(this.saving(), ...rows);
+    this.failed.hidden = true;
+    this.root.replaceChildren(this.failed, this.saving(), ...rows);
   }
 
   private async paint(canvas: HTMLCanvasElement, map: number, head: number): Promise<void> {
@@ -106,8 +108,12 @@ export class Overview {
       if (image.width <= SMALL) canvas.style.imageRendering = "pixelated";
       canvas.getContext("2d")!.drawImage(image, 0, 0);
       canvas.dataset["ready"] = "yes";
-    } catch {
+    } catch (error) {
       canvas.dataset["ready"] = "failed";
+      // Stopped, as another text is there to be drawn.
+      if (error instanceof DOMException) return;
+      this.failed.hidden = false;
+      this.failed.textContent = `Some heads could not be drawn: ${String(error)}`;
     }
   }
 

@@ -33,7 +33,10 @@ export function listen(canvas: HTMLCanvasElement, hands: Hands): void {
     event.preventDefault();
     const step = event.deltaMode ? 30 : 1;
     const factor = Math.exp((-event.deltaY * step) / (event.ctrlKey ? 120 : 400));
-    hands.zoom(factor, event.offsetX, event.offsetY);
+    const { offsetX, offsetY } = event;
+    hands.zoom(factor, offsetX, offsetY);
+    // Another cell lies under the pointer, as soon as it is drawn.
+    requestAnimationFrame(() => hands.point(hands.lens.at(offsetX, offsetY)));
   };
   const drag = (before: Spot, now: Spot) => {
     moved += Math.hypot(now.x - before.x, now.y - before.y);

@@ -41,6 +41,8 @@ export class ReadingBar {
   private wrote = el("p", { class: "note wrote", hidden: true });
   private known = el("div", { class: "known", hidden: true });
   private about = new Map<string, string>();
+  /** The text that was read last. */
+  private last = "";
 
   constructor(
     private reader: Reader,
@@ -91,6 +93,17 @@ export class ReadingBar {
     }
   }
 
+  /** Another window had a text read: what is shown of it is told here too. */
+  async renew(): Promise<void> {
+    const desk = await this.reader.desk();
+    if (desk.model && this.about.has(desk.model)) this.model.value = desk.model;
+    // What was typed here meanwhile stays.
+    if (this.text.value === this.last) this.text.value = desk.text;
+    this.say(desk);
+    this.explain();
+    this.grow();
+  }
+
   private fill(desk: Desk): void {
     this.about = new Map(desk.models.map(({ name, about }) => [name, about]));
     const now = desk.model && this.about.has(desk.model) ? desk.model : desk.models[0]?.name;
@@ -116,8 +129,9 @@ export class ReadingBar {
         return el("button", { type: "button", title: about, onclick: go }, name);
       }),
     );
+    this.last = desk.text;
     this.wrote.hidden = !desk.wrote;
-    this.wrote.replaceChildren("Wrote: ", el("bdi", {}, desk.wrote.slice(0, 400)));
+    this.wrote.replaceChildren("Wrote: ", el("bdi", {}, desk.wrote));
   }
 
   private explain(): void {
@@ -140,7 +154,7 @@ export class ReadingBar {
       };
       const desk = await this.reader.read(wish);
       if (desk.refused) this.complain(desk.refused);
-      else await this.follow(desk);
+      if (!desk.refused || desk.work.state === "running") await this.follow(desk);
     } catch (error) {
       this.rest();
       const gone = error instanceof TypeError;
@@ -158,6 +172,7 @@ export class ReadingBar {
       desk = await this.reader.desk();
     }
     this.rest();
+    this.complain("");
     if (desk.work.state === "done") {
       await this.opened();
       this.say(desk);

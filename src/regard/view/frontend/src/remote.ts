@@ -5,6 +5,7 @@ import { readTile, type Index, type Statistics, type Tile } from "./format";
 import type { Cell, Line, Place, Source } from "./sources";
 
 const AT_ONCE = 4;
+const GONE = "the app does not answer; see whether regard view still runs where it was started";
 
 type Asked = Record<string, string | number>;
 
@@ -119,7 +120,10 @@ export class AppSource extends RemoteSource implements Reader {
     const { edition } = this;
     if (edition) words.push(["edition", edition]);
     const query = new URLSearchParams(words);
-    const answer = await fetch(`${this.base}${name}?${query}`, { signal: signal ?? null });
+    const asking = fetch(`${this.base}${name}?${query}`, { signal: signal ?? null });
+    const answer = await asking.catch((error: unknown) => {
+      throw error instanceof TypeError ? new Error(GONE) : error;
+    });
     if (answer.status === 205 && edition === this.edition) this.outdated();
     if (answer.status === 204 || answer.status === 205)
       throw new DOMException("stopped", "AbortError");
