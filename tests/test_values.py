@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jaxtyping
 import pytest
 import torch
 
+import regard
 from regard import RegardError, biases, masks, scores
 from regard.scores.comparison import Dot, Nearness, TanhSum
 from regard.values import Value, decode, encode
@@ -231,3 +234,17 @@ def test_a_tensor_and_a_number_differ():
     assert masks.prefix(torch.tensor([3, 4])) != masks.prefix(3)
     assert masks.prefix(torch.tensor([3])) != masks.prefix(3)
     assert scores.cosine(torch.tensor([1.0, 2.0])) != scores.cosine(1.0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: masks.dilated(2, offset=1.5),  # type: ignore[arg-type]
+        lambda: masks.causal(offset=1.5),  # type: ignore[arg-type]
+    ],
+    ids=["dilated", "causal"],
+)
+def test_places_are_whole_numbers(make: Callable[[], masks.Mask]) -> None:
+    x = torch.zeros(1, 4, 2)
+    with pytest.raises(RegardError, match="must be a whole number"):
+        regard.attention(x, x, x, mask=make())

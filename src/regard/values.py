@@ -36,7 +36,7 @@ class Shape(NamedTuple):
 
 def end_aligned(offset: int | None, shape: Shape) -> int:
     """Where query 0 stands among the keys; by default the last query stands at the last key."""
-    return shape.K - shape.Q if offset is None else offset
+    return shape.K - shape.Q if offset is None else whole("offset", offset)
 
 
 def whole(name: str, value: int) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import regard
 from regard import biases, masks
+from regard.values import Shape
 
 B, H, G = 2, 4, 2
 SIZES = [(5, 5), (3, 6), (6, 3), (1, 7)]
@@ -154,3 +155,13 @@ def test_slopes_of_any_number_of_heads(heads):
     assert bool(((slopes > 0) & (slopes < 1)).all())
     x = torch.zeros(1, heads, 4, 2)
     assert regard.attention(x, x, x, bias=biases.alibi(slopes)).shape == x.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_slopes_in_half_precision_know_far_places(dtype: torch.dtype) -> None:
+    slopes = torch.tensor([0.0, 2.0**-12], dtype=dtype)
+    bias = biases.alibi(slopes).bind(Shape(1, 2, 1, 70_000), torch.device("cpu"))
+    places = torch.arange(70_000)
+    got = bias.at(places[-1:] - 69_999, places)[0, :, 0].double()
+    assert not got[0].any()
+    assert torch.equal(got[1], -(69_999 - places).double() * 2.0**-12)

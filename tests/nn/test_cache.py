@@ -156,3 +156,10 @@ def test_long_decoding_compiles_a_few_graphs_only(window):
         for part in torch.randn(1, 40, 16).split([8] + [1] * 32, dim=1):
             run(part, mask=masks.causal(), cache=cache)
     assert len(graphs) <= 4
+
+
+@pytest.mark.parametrize("steps", [[1] * 6, [3, 3], [6]], ids=str)
+def test_a_sliding_cache_alone_is_a_window(steps):
+    attention, x = nn.MultiHeadAttention(16, 2).double(), torch.randn(1, 6, 16).double()
+    whole = attention(x, mask=masks.window(2))
+    assert_close(decode(attention, x, steps, nn.Cache(window=2), None), whole)

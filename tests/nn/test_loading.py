@@ -163,3 +163,9 @@ def test_refuses_fused_projections_of_other_heads():
         nn.load_weights(
             nn.MultiHeadAttention(16, 4, kv_heads=2), {"in_proj_weight": torch.zeros(48, 16)}
         )
+
+
+def test_weights_in_double_precision_stay_so():
+    theirs = torch_attention(dtype=torch.float64)
+    ours = nn.from_torch(theirs)
+    assert torch.equal(ours.q_proj.weight, theirs.in_proj_weight[:16])

@@ -747,3 +747,66 @@ def test_one_late_nan_reaches_no_earlier_row_of_any_block(n: int, width: int) ->
         assert torch.equal(out[:, 0], clean[:, 0])
         torch.testing.assert_close(out[:, :, :late], clean[:, :, :late])
         assert out[0, 1, late:, width // 2].isnan().all()
+
+
+@every_tracer
+def test_a_soft_cap_lets_no_hidden_poison_into_gradients(backend: str) -> None:
+    q, k, v = qkv(Q=5, K=5)
+    k[:, :, 3:] = math.nan
+    three = learned(q, k, v)
+    regard.attention(*three, mask=masks.prefix(3), softcap=5.0, backend=backend).sum().backward()
+    wanted = learned(q, k[:, :, :3], v[:, :, :3])
+    regard.attention(*wanted, softcap=5.0, backend="reference").sum().backward()
+    torch.testing.assert_close(three[0].grad, wanted[0].grad)
+    for got, want in zip(three[1:], wanted[1:], strict=True):
+        assert got.grad is not None
+        torch.testing.assert_close(got.grad[:, :, :3], want.grad)
+        assert not got.grad[:, :, 3:].any()
+
+
+@every_tracer
+@pytest.mark.parametrize("mask", [None, masks.prefix(0)], ids=["none", "nothing"])
+def test_a_sink_of_minus_infinity_is_none(backend: str, mask: masks.Mask | None) -> None:
+    sink = torch.tensor([-math.inf, 0.5], device=cases.DEVICE, requires_grad=True)
+    three = learned(*qkv())
+    t = regard.trace(*three, mask=mask, sink=sink, backend=backend)
+    without = regard.trace(*three, mask=mask, backend="reference")
+    torch.testing.assert_close(t.entropy[:, 0], without.entropy[:, 0])
+    torch.testing.assert_close(t.out[:, 0], without.out[:, 0])
+    (t.entropy.sum() + t.out.sum()).backward()
+    assert sink.grad is not None
+    assert sink.grad[0] == 0
+    assert all(x.grad is not None and x.grad.isfinite().all() for x in (*three, sink))
+
+
+@every_tracer
+@pytest.mark.parametrize("part", ["q", "k"])
+def test_a_row_that_is_no_number_leaves_what_it_does_not_see_alone(backend: str, part: str) -> None:
+    q, k, v = qkv(Q=6, K=6)
+    (q if part == "q" else k)[:, :, 2] = math.nan
+    t = regard.trace(q, k, v, mask=masks.causal(), backend=backend)
+    seen = torch.ones(6, 6, dtype=torch.bool, device=cases.DEVICE).tril()
+    rows = torch.arange(6, device=cases.DEVICE)[:, None]
+    broken = seen & ((rows == 2) if part == "q" else (rows >= 2))
+    for got in (t.weights(), t.map(6), t.map(6, pool="max")):
+        assert torch.equal(got.isnan(), broken.expand_as(got))
+        assert not got[(~seen).expand_as(got)].any()
+    received = t.received()
+    assert torch.equal(received.isnan(), broken.any(0).expand_as(received))
+
+
+@every_backend
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.window(2)], ids=str)
+def test_scales_that_are_not_above_zero(
+    backend: str, scale: float, mask: masks.Mask | None
+) -> None:
+    q, k, v = qkv(Q=7, K=7)
+    inputs = check(q, k, v, **DEFAULTS | {"mask": mask, "scale": scale})
+    if BACKENDS[backend].refuses(inputs, statistics=False):
+        assert backend == "sdpa"
+        assert regard.plan(q, k, v, mask=mask, scale=scale).backend != "sdpa"
+        return
+    got = regard.attention(q, k, v, mask=mask, scale=scale, backend=backend)
+    want = regard.attention(*(t.double() for t in (q, k, v)), mask=mask, scale=scale)
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)

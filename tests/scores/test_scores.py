@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import scores
+from regard import masks, scores
 
 B, H, G, Q, K = 2, 4, 2, 3, 5
 BACKENDS = ["tiled", "reference"]
@@ -179,3 +179,27 @@ def test_scores_print_as_the_call_that_makes_them():
     assert repr(scores.scaled_dot()) == "scaled_dot()"
     assert repr(scores.cosine(0.1)) == "cosine(0.1)"
     assert repr(scores.general(torch.ones(3, 4))) == "general(<float32 [3, 4]>)"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_cosines_of_vectors_that_are_nothing_or_large(dtype: torch.dtype) -> None:
+    k = torch.tensor([[1.0, 2], [0, 0], [2, -1], [6e4, 6e4], [6e4, -6e4]], dtype=dtype)
+    weights = regard.trace(k[3:4], k, k, score=scores.cosine()).weights()[0]
+    cosines = torch.tensor([3 / 10**0.5, 0.0, 1 / 10**0.5, 1.0, 0.0])
+    torch.testing.assert_close(weights.float(), cosines.softmax(0), rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_hidden_keys_that_are_no_numbers_teach_nothing(backend: str) -> None:
+    q, k, v = (normal(1, 1, n, 4, seed=n) for n in (2, 5, 5))
+    k[:, :, 3:] = math.nan
+    Wq, Wk, w = (normal(*axes, seed=9).requires_grad_() for axes in ((4, 3), (4, 3), (3,)))
+    k.requires_grad_()
+    for score, learned in (
+        (scores.additive(Wq, Wk, w), [Wq, Wk, w, k]),
+        (scores.cosine(0.5), [k]),
+    ):
+        out = regard.attention(q, k, v, mask=masks.prefix(3), score=score, backend=backend)
+        for grad in torch.autograd.grad(out.sum(), learned):
+            assert grad.isfinite().all()
+            assert grad.any()

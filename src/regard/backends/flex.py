@@ -157,7 +157,7 @@ def _lists(wanted: Tensor) -> tuple[Tensor, Tensor]:
 
 def score_mod(x: AttentionInputs) -> Callable[..., Tensor] | None:
     """Soft-cap and bias, as a function of one logit and its place."""
-    cap, bias = x.softcap, None if x.bias is None else _at(x.bias)
+    cap, bias = x.softcap, None if x.bias is None else _at(x.bias, x.compute_dtype)
     if cap is None and bias is None:
         return None
 
@@ -169,17 +169,21 @@ def score_mod(x: AttentionInputs) -> Callable[..., Tensor] | None:
     return change
 
 
-def _at(bias: Bias) -> Callable[[Index, Index, Index, Index], Tensor]:
+def _at(bias: Bias, dtype: torch.dtype) -> Callable[[Index, Index, Index, Index], Tensor]:
+    """A bias in no more than the precision of the logits: on a CPU the kernel takes its numbers for
+    ones of theirs."""
     match bias:
         case Alibi(slopes, int(offset)):
+            slopes = slopes.to(dtype)
             return lambda b, h, q, k: -slopes[h] * (k - q - offset).abs()
         case Relative(table, int(offset)):
             reach, shared = table.shape[1] // 2, table.shape[0] == 1
+            table = table.to(dtype)
             return lambda b, h, q, k: table[
                 torch.zeros_like(h) if shared else h, (k - q - offset).clamp(-reach, reach) + reach
             ]
         case Dense(tensor):
-            sizes = tensor.shape
+            sizes, tensor = tensor.shape, tensor.to(dtype)
             return lambda *place: tensor[
                 tuple(
                     i if n > 1 else torch.zeros_like(i) for i, n in zip(place, sizes, strict=True)

@@ -33,6 +33,9 @@ class Sdpa:
             reasons.append("it keeps no row statistics")
         if not isinstance(x.comparison, Dot):
             reasons.append("it compares by dot products only")
+        elif x.mask is not None and not x.comparison.scale > 0:
+            # Minus infinity times 0 is no number, and times a negative one it is the largest.
+            reasons.append("it hides pairs before it multiplies by the scale")
         if x.softcap is not None:
             reasons.append("it has no soft-cap")
         if x.sink is not None:

@@ -29,7 +29,8 @@ class Alibi(Bias):
         return Alibi(self.slopes, end_aligned(self.offset, shape))
 
     def at(self, q: Tensor, k: Tensor) -> Float[Tensor, "1 h q k"]:
-        return (-self.slopes[:, None, None] * self._distance(q, k))[None]
+        distance = self._distance(q, k)
+        return (-self.slopes[:, None, None].to(distance.dtype) * distance)[None]
 
     def pull_back(self, q: Tensor, k: Tensor, d: Tensor, into: list[Tensor]) -> None:
         into[0] -= (d * self._distance(q, k)).sum((0, 2, 3))
@@ -42,7 +43,9 @@ class Alibi(Bias):
 
     def _distance(self, q: Tensor, k: Tensor) -> Tensor:
         assert self.offset is not None
-        return (k - q[:, None] - self.offset).abs().to(self.slopes.dtype)
+        # Half precision knows no neighbours among far places.
+        dtype = torch.promote_types(self.slopes.dtype, torch.float32)
+        return (k - q[:, None] - self.offset).abs().to(dtype)
 
 
 def alibi(slopes: Float[Tensor, "h"] | Sequence[float], *, offset: int | None = None) -> Bias:

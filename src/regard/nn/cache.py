@@ -85,8 +85,9 @@ class Cache:
                 accepted="masks of distance alone: causal(), window(w), dilated(step)",
                 do=f"use Cache() with & masks.window({self.window}) in the mask",
             )
-        near = masks.window(self.window, None)
-        return near if mask is None else mask & near
+        if mask is None:
+            return masks.window(self.window)
+        return mask & masks.window(self.window, None)
 
     def reorder(self, index: Int[Tensor, "b"]) -> None:
         """Continue with other batch entries, as beam search does.

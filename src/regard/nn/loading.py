@@ -94,9 +94,9 @@ def from_torch(source: nn.MultiheadAttention) -> MultiHeadAttention:
         bias=source.in_proj_bias is not None,
         dropout=source.dropout,
     )
-    load_weights(made, source.state_dict())
     like = source.out_proj.weight
     made.to(device=like.device, dtype=like.dtype)
+    load_weights(made, source.state_dict())
     return made.requires_grad_(like.requires_grad).train(source.training)
 
 

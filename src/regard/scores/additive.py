@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from jaxtyping import Float
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.scores.comparison import TanhSum
-from regard.scores.score import Prepared, Score, per_head
+from regard.scores.score import Prepared, Score, apart, per_head
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,7 +36,12 @@ class Additive(Score):
                 f"for q {q.shape[-1]} wide, k {k.shape[-1]} wide",
                 accepted="Wq [query width, hidden], Wk [key width, hidden], w [hidden]",
             )
-        return q @ Wq, k @ Wk, TanhSum(self.w)
+        return _through(q, Wq), _through(k, Wk), TanhSum(self.w)
+
+
+def _through(x: Tensor, W: Tensor) -> Tensor:
+    broken, x = apart(x)
+    return (x @ W).masked_fill(broken, math.nan)
 
 
 def additive(

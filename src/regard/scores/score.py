@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.errors import RegardError
@@ -43,6 +43,13 @@ def same_width(name: str, q: Tensor, k: Tensor) -> None:
             accepted="the same last axis",
             do="use scores.general(W) or scores.additive(Wq, Wk, w) for different widths",
         )
+
+
+def apart(x: Float[Tensor, "... d"]) -> tuple[Bool[Tensor, "... 1"], Float[Tensor, "... d"]]:
+    """Which vectors are not finite, and all of them with 0 in place of those: in what is learned,
+    0 · NaN would let hidden ones be felt."""
+    broken = ~x.isfinite().all(-1, keepdim=True)
+    return broken, x.masked_fill(broken, 0.0)
 
 
 def finite_scale(scale: float) -> float:

@@ -10,6 +10,8 @@ The expected value of g_out·v under p is g_out·out, which is why no second sum
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -88,6 +90,8 @@ class Backward:
                 x.bias.pull_back(*tile.places(cut), ds.flatten(1, 2), self._bias_grads(slab))
             if slope is not None:
                 ds = ds * slope
+                if not slab.finite:
+                    cut.fill(ds, 0.0)
             k = slab.k_finite[:, :, cut.keys]
             given = x.comparison.pull_back(tile.q_finite, k, ds)
             dq += given.q
@@ -122,4 +126,5 @@ class Backward:
         if self.g_entropy is not None:
             assert self.expected is not None
             ds = ds - self.g_entropy[here] * (sink - self.expected[here])
-        self.sink[slab.heads] += (p * ds).sum((0, 2))
+        # A sink of minus infinity is none.
+        self.sink[slab.heads] += (p * ds).masked_fill(sink == -math.inf, 0.0).sum((0, 2))

@@ -196,5 +196,6 @@ def _finished(x: AttentionInputs, sums: Sums, *, statistics: bool, averaged: boo
         log_share = (log_keys + (largest - shift) - log_total).masked_fill_(unseen, 0.0)
         share = log_share.exp().masked_fill_(unseen, 0.0)
         log_rest = (sink - shift) - log_total
-        entropy = share * (entropy - log_share) - log_rest.exp() * log_rest
+        own = (log_rest.exp() * log_rest).masked_fill_(log_rest == -math.inf, 0.0)
+        entropy = share * (entropy - log_share) - own
     return Passed(Rows(out, lse, largest.masked_fill(unseen, -math.inf), entropy), rest)

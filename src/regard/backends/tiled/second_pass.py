@@ -28,7 +28,10 @@ def weigh(tile: RowTile, s: Float[Tensor, "b g r q k"], lse: Tensor) -> Float[Te
     norm = tile.take(lse)
     # A row that sees nothing has only -inf logits, so any number will do.
     norm = torch.where(norm == -math.inf, 0.0, norm)[..., None]
-    return s.sub_(norm).exp_().flatten(1, 2)
+    # Rows that are not finite leave what they do not see alone.
+    hidden = None if tile.slab.finite else s == -math.inf
+    p = s.sub_(norm).exp_()
+    return (p if hidden is None else p.masked_fill_(hidden, 0.0)).flatten(1, 2)
 
 
 def cuts(x: AttentionInputs) -> Iterator[tuple[RowTile, Cut]]:
@@ -104,8 +107,9 @@ class TiledPass:
             if rows is None or columns is None:
                 continue
             p = weights_of(tile, cut, lse)
-            p = keys_pool.pool(p[..., columns.inside], columns)
-            p = rows_pool.pool(p[..., rows.inside, :].mT, rows).mT
+            finite = tile.slab.finite
+            p = keys_pool.pool(p[..., columns.inside], columns, finite=finite)
+            p = rows_pool.pool(p[..., rows.inside, :].mT, rows, finite=finite).mT
             here = result[tile.slab.batch, tile.slab.heads, rows.cells, columns.cells]
             torch.maximum(here, p, out=here) if pool == "max" else here.add_(p)
         return result
@@ -207,14 +211,22 @@ class Pooling:
         first, last = int(cell[0]), int(cell[-1])
         return Overlap(slice(start - run.start, stop - run.start), slice(first, last + 1), cell)
 
-    def pool(self, p: Float[Tensor, "b h r n"], at: Overlap) -> Float[Tensor, "b h r cells"]:
-        """Pool the last axis into the cells it touches; a mean counts every place of a cell."""
+    def pool(
+        self, p: Float[Tensor, "b h r n"], at: Overlap, *, finite: bool
+    ) -> Float[Tensor, "b h r cells"]:
+        """Pool the last axis into the cells it touches; a mean counts every place of a cell. What
+        is not finite stays in its own."""
         local = at.cell - at.cells.start
         many = at.cells.stop - at.cells.start
         if self.kind == "max":
             whole = p.new_zeros(*p.shape[:-1], many)
             return whole.scatter_reduce_(-1, local.expand(p.shape), p, "amax")
+        sizes = (self.edges[1:] - self.edges[:-1])[at.cells]
+        if not finite:
+            p = p / sizes[local] if self.kind == "mean" else p
+            whole = p.new_zeros(*p.shape[:-1], many)
+            return whole.scatter_add_(-1, local.expand(p.shape), p)
         share = torch.nn.functional.one_hot(local, many).to(p.dtype)
         if self.kind == "mean":
-            share /= (self.edges[1:] - self.edges[:-1])[at.cells]
+            share /= sizes
         return p @ share

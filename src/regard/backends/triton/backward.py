@@ -160,4 +160,5 @@ def _sink_gradient(
     if g_entropy is not None:
         assert expected is not None
         ds = ds - g_entropy * (sink - expected)
-    return (p * ds).sum((0, 2))
+    # A sink of minus infinity is none.
+    return (p * ds).masked_fill(sink == -math.inf, 0.0).sum((0, 2))

@@ -149,9 +149,11 @@ def _pull_keys(
         columns[:, None], n, limit, table, BM, BN, PARTIAL, bias.kind == DENSE,
     )  # fmt: skip
     dv = product(met.to(gs.dtype), gs, dv, PRECISION)
+    slopes = ds * bend
     if CAREFUL:
         qs = finite_only(qs)
-    dk = product((ds * bend).to(qs.dtype), qs, dk, PRECISION)
+        slopes = tl.where(ds == 0, 0.0, slopes)
+    dk = product(slopes.to(qs.dtype), qs, dk, PRECISION)
     return dk, dv
 
 
@@ -268,9 +270,11 @@ def _pull_query(
                 tl.atomic_add(at, ds, mask=inside)
             else:
                 tl.store(at, ds, mask=inside)
+    given = ds * bend
     if CAREFUL:
         ks = finite_only(ks)
-    dq = product((ds * bend).to(ks.dtype), ks, dq, PRECISION)
+        given = tl.where(ds == 0, 0.0, given)
+    dq = product(given.to(ks.dtype), ks, dq, PRECISION)
     return dq, slopes
 
 

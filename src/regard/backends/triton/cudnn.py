@@ -76,6 +76,8 @@ def _fits(x: AttentionInputs) -> bool:
     width = x.q.shape[-1]
     return (
         x.q.device.type == "cuda"
+        and isinstance(x.comparison, Dot)
+        and x.comparison.scale > 0
         and x.q.dtype in (torch.bfloat16, torch.float16)
         and x.bias is None
         and x.softcap is None
