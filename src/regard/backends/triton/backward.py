@@ -13,6 +13,7 @@ With p the weights, D = g_out·out - g_lse and E = lse - entropy,
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
