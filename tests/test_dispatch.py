@@ -314,3 +314,13 @@ def test_public_names_exist() -> None:
     for module in (regard.masks, regard.scores, regard.biases, regard.nn):
         for name in module.__all__:
             assert getattr(module, name) is not None
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.window(2)], ids=str)
+def test_tensors_without_numbers_give_shapes(mask: masks.Mask | None) -> None:
+    q, k = torch.empty(2, 4, 5, 8, device="meta"), torch.empty(2, 2, 7, 8, device="meta")
+    out = regard.attention(q, k, k[..., :3], mask=mask)
+    assert (out.shape, out.device.type) == ((2, 4, 5, 3), "meta")
+    layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
+    regard.nn.replace_attention(layer)
+    assert layer.to("meta")(torch.empty(2, 5, 16, device="meta")).shape == (2, 5, 16)

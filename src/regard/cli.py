@@ -323,9 +323,9 @@ def doctor(
             table.add_row(name, *(Text(_verdict(plan, name)) for plan in plans))
         console.print(Text(f"\n{plans[0].call.removeprefix('attention of ')}"))
         console.print(table)
-        for plan in plans:
-            if plan.inner_loop:
-                console.print(Text(f"inner loop of {plan.backend}: {plan.inner_loop}"))
+        loops = {f"inner loop of {p.backend}: {p.inner_loop}": p for p in plans if p.inner_loop}
+        for line in loops:
+            console.print(Text(line))
     if measure:
         console.print(Text(f"\n{cost_command.measure_here()}"))
 

@@ -64,6 +64,9 @@ def attention(
     )  # fmt: skip
     if WATCHERS:
         return inputs.in_kind(_attend_and_show(inputs, backend, mask))
+    if inputs.q.is_meta:
+        # There are no numbers: only what the answer would look like.
+        return inputs.in_kind(inputs.q.new_empty(*inputs.shape[:3], inputs.v.shape[-1]))
     return inputs.in_kind(choose(inputs, backend, statistics=False).attend(inputs))
 
 

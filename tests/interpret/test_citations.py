@@ -102,6 +102,9 @@ def test_reading_prompt_and_answer_at_once_gives_the_same(llama: Any, ids: Tenso
 def test_layers_can_be_chosen(llama: Any, ids: Tensor) -> None:
     seen = watched(llama, ids)
     one = interpret.citations(seen, PASSAGES, layers="*.1.*")
+    assert torch.equal(interpret.citations(seen, PASSAGES, layers=["*.1.*"]).shares, one.shares)
+    with pytest.raises(RegardError, match=r"pairs \(layer, head\)"):
+        interpret.citations(seen, PASSAGES, heads=[1])  # type: ignore[list-item]
     same = interpret.citations(seen, PASSAGES, heads=[(1, h) for h in range(4)])
     assert torch.equal(one.shares, same.shares)
 

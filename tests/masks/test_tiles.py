@@ -250,3 +250,16 @@ def test_seen_keys_are_the_row_sums_of_dense(name, size):
 def test_nothing_is_seen_where_nothing_is(mask, size):
     shape = Shape(1, 1, *size)
     assert seen_keys(mask.bind(shape, CPU), shape, CPU).tolist() == [[[0] * size[0]]]
+
+
+def test_masks_without_an_outline_are_counted_one_by_one() -> None:
+    source = torch.Generator().manual_seed(0)
+    n = 700
+    for mask in (
+        masks.documents(torch.randint(0, 9, (2, n), generator=source)),
+        masks.keep(torch.rand(n, generator=source) < 0.5) & masks.causal(),
+        masks.keep(torch.rand(2, 3, n, n, generator=source) < 0.5),
+        (masks.dilated(7) | masks.window(9)) & ~masks.prefix(3),
+    ):
+        dense = mask.dense(n)
+        assert mask.count(n) == int(dense.sum())

@@ -238,3 +238,9 @@ def test_an_encoder_compiles_as_one_graph():
     with torch.no_grad():
         ours = run(x, src_key_padding_mask=hidden)
         assert_close(ours, model(x, src_key_padding_mask=hidden), **close)
+
+
+def test_a_layer_that_is_not_training_stays_so():
+    layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
+    nn.replace_attention(layer)
+    assert not any(module.training for module in layer.modules())

@@ -265,3 +265,11 @@ def test_compiled_gradients():
         call(x, mask=masks.causal() & masks.padding(torch.tensor([9, 4]))).square().sum().backward()
         gradients.append([p.grad.clone() for p in attention.parameters()])
     assert_close(gradients[1], gradients[0], atol=1e-4, rtol=1e-4)
+
+
+def test_inputs_of_another_kind_are_explained():
+    attention = nn.MultiHeadAttention(16, 4)
+    with pytest.raises(regard.RegardError, match=r"\[batch, length, width\]"):
+        attention(torch.randn(5, 16))
+    with pytest.raises(regard.RegardError, match=r"nn\.Rotary\(\) or None"):
+        nn.MultiHeadAttention(16, 4, rotary=True)

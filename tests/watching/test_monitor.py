@@ -397,3 +397,19 @@ def test_a_report_is_given_to_whoever_asks() -> None:
     assert found[0] is None
     assert isinstance(found[1], Report)
     assert found[1] == monitor.history[-1]
+
+
+@pytest.mark.parametrize("hidden", [-1e9, -1e4, torch.finfo(torch.float32).min])
+def test_large_negative_numbers_hide_as_minus_infinity_does(hidden: float) -> None:
+    def told(value: float) -> dict[str, Any]:
+        q, k = (
+            torch.randn(2, 4, 14, 8, generator=torch.Generator().manual_seed(i)) for i in (1, 2)
+        )
+        mask = torch.full((14, 14), value).triu(1)
+        of = regard.trace(q, k, k, bias=regard.biases.dense(mask))
+        found = Telemetry.of(of, Statistics.of(of))
+        return {name: getattr(found, name) for name in ("mean_logit", "room", "sink")}
+
+    want, got = told(-math.inf), told(hidden)
+    for name, value in want.items():
+        torch.testing.assert_close(got[name], value)

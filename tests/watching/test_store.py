@@ -389,7 +389,7 @@ def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     seen = seen_of(regard.trace(*qkv()))
     (tmp_path / "file").touch()
     for path in (tmp_path, tmp_path / "no" / "x", tmp_path / "file" / "x"):
-        with pytest.raises(RegardError, match="the trace file cannot be written"):
+        with pytest.raises(RegardError, match="the file cannot be written"):
             seen.save(path)
     assert os.listdir(tmp_path) == ["file"]
 

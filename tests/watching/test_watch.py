@@ -370,6 +370,14 @@ def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
         regard.watch(linear),
     ):
         linear(X)
+    watched = model()
+    with (
+        pytest.raises(
+            RegardError, match=r"no layer that attended has such a path[\s\S]*accepted: '"
+        ),
+        regard.watch(watched, layers=["nowhere"]),
+    ):
+        watched(X)
     with pytest.raises(RegardError, match="none yet: run the model"):
         _ = Seen()["layers.0"]
 

@@ -56,7 +56,7 @@ def citations(
     *,
     tokens: int | None = None,
     prompt: int | None = None,
-    layers: str = "*",
+    layers: str | Sequence[str] = "*",
     heads: Heads | None = None,
     batch: int = 0,
 ) -> Citations:

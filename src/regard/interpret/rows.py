@@ -23,9 +23,12 @@ Heads = Sequence[Sequence[int]]
 those that were watched."""
 
 
-def choose(seen: Mapping[str, Layer], layers: str, heads: Heads | None) -> dict[str, list[int]]:
+def choose(
+    seen: Mapping[str, Layer], layers: str | Sequence[str], heads: Heads | None
+) -> dict[str, list[int]]:
     """The heads asked for, by the path of their layer; every head of every layer for None."""
-    paths = [path for path in seen if fnmatch(path, layers)]
+    patterns = [layers] if isinstance(layers, str) else layers
+    paths = [path for path in seen if any(fnmatch(path, pattern) for pattern in patterns)]
     if not paths:
         raise RegardError(
             "no layer that was seen has such a path",
@@ -42,6 +45,10 @@ def choose(seen: Mapping[str, Layer], layers: str, heads: Heads | None) -> dict[
     if not len(heads):
         raise RegardError("no head was chosen", accepted="a list of (layer, head), or None for all")
     chosen: dict[str, list[int]] = {}
+    if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in heads):
+        raise RegardError(
+            "a head is named with its layer", got=repr(heads), accepted="pairs (layer, head)"
+        )
     for layer, head in heads:
         if not 0 <= layer < len(paths) or not 0 <= head < seen[paths[layer]].heads:
             sizes = ", ".join(f"{i}: {seen[path].heads}" for i, path in enumerate(paths))

@@ -17,6 +17,8 @@ from torch import Tensor
 from regard.masks.algebra import EMPTY, FULL, PARTIAL, Mask, Tiles
 from regard.values import Shape
 
+_AT_ONCE = 4096
+"""Tiles that are quartered together."""
 _SIDE = 128
 """Queries and keys of a tile whose keys are counted."""
 
@@ -68,12 +70,24 @@ def _settled(bound: Mask, tiles: Tiles, state: Tensor) -> Tensor:
     return state
 
 
-def _pairs_inside(bound: Mask, tiles: Tiles) -> Tensor:
-    """Allowed pairs in each tile, for each batch entry and head: [b, h, t]."""
+def _pairs_inside(bound: Mask, tiles: Tiles) -> Int[Tensor, "b h t"]:
+    """Allowed pairs in each tile, for each batch entry and head.
+
+    Partial tiles are quartered, which soon leaves few of them where a mask has an outline. Where
+    most stay partial it has none, and their pairs are counted one by one.
+    """
+    if not len(tiles.q0):
+        return torch.zeros(bound.batch, bound.heads, 0, dtype=torch.int64, device=tiles.q0.device)
+    parts = zip(*(edge.split(_AT_ONCE) for edge in tiles), strict=True)
+    return torch.cat([_pairs_inside_some(bound, Tiles(*part)) for part in parts], -1)
+
+
+def _pairs_inside_some(bound: Mask, tiles: Tiles) -> Int[Tensor, "b h t"]:
     total = torch.zeros(
         bound.batch, bound.heads, len(tiles.q0), dtype=torch.int64, device=tiles.q0.device
     )
     owner = torch.arange(len(tiles.q0), device=tiles.q0.device)
+    first = True
     while len(owner):
         state = bound.judge(tiles).expand(bound.batch, bound.heads, -1)
         open_ = (state == PARTIAL).flatten(0, 1).any(0)
@@ -81,8 +95,33 @@ def _pairs_inside(bound: Mask, tiles: Tiles) -> Tensor:
         area = (tiles.q1 - tiles.q0) * (tiles.k1 - tiles.k0)
         assert not (open_ & (area == 1)).any(), f"{bound!r} leaves a single pair undecided"
         total.index_add_(-1, owner[done], (state[..., done] == FULL) * area[done])
-        tiles, owner = _quartered(Tiles(*(edge[open_] for edge in tiles)), owner[open_])
+        left = Tiles(*(edge[open_] for edge in tiles))
+        if not first and 4 * len(left.q0) > 3 * len(owner):
+            total.index_add_(-1, owner[open_], _pairs_one_by_one(bound, left))
+            return total
+        tiles, owner = _quartered(left, owner[open_])
+        first = False
     return total
+
+
+def _pairs_one_by_one(bound: Mask, tiles: Tiles) -> Int[Tensor, "b h t"]:
+    B, H, device = bound.batch, bound.heads, tiles.q0.device
+    sides = (int((tiles.q1 - tiles.q0).max()), int((tiles.k1 - tiles.k0).max()))
+    b, h = (torch.arange(n, device=device) for n in (B, H))
+    down, across = (torch.arange(side, device=device) for side in sides)
+    found = []
+    step = max(1, (1 << 20) // (B * H * sides[0] * sides[1]))
+    for q0, q1, k0, k1 in zip(*(edge.split(step) for edge in tiles), strict=True):
+        q, k = q0[:, None] + down, k0[:, None] + across
+        allowed = bound.allows(
+            b.view(-1, 1, 1, 1, 1),
+            h.view(-1, 1, 1, 1),
+            torch.minimum(q, q1[:, None] - 1)[..., None],
+            torch.minimum(k, k1[:, None] - 1)[:, None],
+        )
+        inside = (q < q1[:, None])[..., None] & (k < k1[:, None])[:, None]
+        found.append((allowed & inside).expand(B, H, *inside.shape).sum((-2, -1)))
+    return torch.cat(found, -1)
 
 
 def _quartered(tiles: Tiles, owner: Tensor) -> tuple[Tiles, Tensor]:

@@ -111,6 +111,8 @@ class DropIn(nn.Module):
 def replace_attention(model: nn.Module) -> list[str]:
     """Put a `DropIn` in the place of every `nn.MultiheadAttention` of a model; returns their names.
 
+    Weights are copied into new parameters: make the optimiser afterwards.
+
     >>> import torch
     >>> from regard import nn
     >>> layer = torch.nn.TransformerDecoderLayer(16, 2, batch_first=True)
@@ -123,6 +125,7 @@ def replace_attention(model: nn.Module) -> list[str]:
         if path and isinstance(module, nn.MultiheadAttention):
             if module not in made:
                 made[module] = DropIn(from_torch(module), module.batch_first)
+                made[module].training = module.training
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, made[module])
             names.append(path)

@@ -59,6 +59,10 @@ class MultiHeadAttention(nn.Module):
         self.head_width = d_model // heads if head_width is None else head_width
         self.rotary, self.dropout = rotary, dropout
         if rotary is not None:
+            if not isinstance(rotary, Rotary):
+                raise RegardError(
+                    "rotary= takes positions", got=repr(rotary), accepted="nn.Rotary() or None"
+                )
             rotary.check(self.head_width)
         inner, shared = heads * self.head_width, self.kv_heads * self.head_width
         self.q_proj = nn.Linear(d_model, inner, bias=bias)
@@ -130,6 +134,13 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, memory: Tensor | None, values: Tensor | None, cache: Cache | None
     ) -> None:
         source = x if memory is None else memory
+        if x.ndim != 3 or source.ndim != 3 or (values is not None and values.ndim != 3):
+            raise RegardError(
+                "the inputs are sequences of vectors, several at a time",
+                got=" and ".join(str(list(t.shape)) for t in (x, memory, values) if t is not None),
+                accepted="[batch, length, width]",
+                do="x[None] makes a batch of one",
+            )
         wide = self.d_model, self.k_proj.in_features, self.v_proj.in_features
         came = x.shape[-1], source.shape[-1], (source if values is None else values).shape[-1]
         if came != wide:

@@ -54,6 +54,8 @@ def apart(x: Float[Tensor, "... d"]) -> tuple[Bool[Tensor, "... 1"], Float[Tenso
 
 def finite_scale(scale: float) -> float:
     """Refuse a scale that is not a finite number."""
+    if isinstance(scale, str):
+        raise RegardError("scale is a number", got=repr(scale), accepted="a finite number")
     scale = torch.sym_float(scale)
     if not math.isfinite(scale):
         raise RegardError("scale must be finite", got=str(scale), accepted="a finite number")

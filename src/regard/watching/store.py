@@ -361,8 +361,8 @@ def replacing(path: Path) -> Iterator[Path]:
         unfinished.replace(path)
     except OSError as error:
         raise RegardError(
-            "the trace file cannot be written",
-            got=str(error),
+            "the file cannot be written",
+            got=f"{path}: {error.strerror or error}",
             accepted="a path in a folder that exists, can be written to and has room",
             do="choose another path; nothing was written or replaced",
         ) from None

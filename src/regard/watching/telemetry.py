@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,9 @@ from regard.masks.tiles import band_edges, seen_keys
 from regard.scores.comparison import Dot
 from regard.traces import Trace
 from regard.watching.statistics import Statistics
+
+NOTHING = -1e4
+"""What a bias takes away, at least, to hide a pair."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Telemetry:
     @torch.no_grad()
     def of(trace: Trace, statistics: Statistics) -> Telemetry:
         """From one call and its statistics."""
-        x, rows = trace.inputs, trace.rows
+        x, rows = _as_masked(trace.inputs), trace.rows
         with torch.autocast(x.q.device.type, enabled=False):
             seeing = rows.max_logit.isfinite()
             mean = _mean_logit_of_band(x)
@@ -76,6 +79,15 @@ class Telemetry:
     def read(stacked: Float[Tensor, "n h"]) -> Telemetry:
         many = len(fields(Statistics))
         return Telemetry(Statistics(*stacked[:many]), *stacked[many:])
+
+
+def _as_masked(x: AttentionInputs) -> AttentionInputs:
+    """Float masks often hold a large negative number in place of minus infinity, whose weight is 0
+    all the same. It is no logit that anybody means."""
+    if not isinstance(x.bias, Dense):
+        return x
+    tensor = x.bias.tensor
+    return replace(x, bias=Dense(tensor.masked_fill(tensor <= NOTHING, -torch.inf)))
 
 
 def open_places(x: AttentionInputs) -> Tensor:

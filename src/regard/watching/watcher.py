@@ -124,14 +124,21 @@ class Watch:
         """Nothing that ran and attended may be missing from what was seen."""
         huggingface = _huggingface()
         name = type(self.model).__name__
+        others = sorted(path for path in self._attended if not self._wanted(path))
+        if not self.seen and others:
+            raise RegardError(
+                "no layer that attended has such a path",
+                got=f"layers={list(self.layers or [])}",
+                accepted=", ".join(map(repr, others[:6])) + (", …" if len(others) > 6 else ""),
+                do="name paths as they are, or with * for any part: '*.0.*'",
+            )
         if not self.seen:
             known = "" if huggingface is None else f" ({huggingface.family(self.model)})"
             raise RegardError(
                 "the model ran, but no attention was seen",
                 got=f"{name}{known}, run {self._runs} times",
                 accepted="models that call F.scaled_dot_product_attention, flex_attention, "
-                "nn.MultiheadAttention, regard or Hugging Face's attention interface"
-                + ("" if self.layers is None else f", at layers {list(self.layers)}"),
+                "nn.MultiheadAttention, regard or Hugging Face's attention interface",
                 do="see whether the model computes attention by hand, or outside its forward",
             )
         attenders = [] if huggingface is None else huggingface.attenders(self.model)
