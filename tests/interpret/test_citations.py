@@ -158,3 +158,9 @@ def test_what_cannot_be_done_is_refused(llama: Any, ids: Tensor, kind: str) -> N
     change, text = WRONG[kind]
     with pytest.raises(RegardError, match=text):
         interpret.citations(watched(llama, ids), **{"passages": PASSAGES} | change)
+
+
+def test_beams_that_change_places_are_refused(llama: Any, ids: Tensor) -> None:
+    seen = watched(llama, ids[:1], num_beams=4)
+    with pytest.raises(RegardError, match=r"changed places[\s\S]*without beams"):
+        interpret.citations(seen, PASSAGES)

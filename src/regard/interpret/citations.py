@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -67,7 +67,7 @@ def citations(
     answer, `tokens` how many the answer has; by default both are read off the calls, which is right
     after generating. `heads` are pairs (layer, head), the layers counted among those whose path
     matches `layers`; by default all. A token is explained by the row that predicted it, which is
-    that of the token before.
+    that of the token before. `batch` is which sequence is meant, where there are several.
 
     **What this shows, and what it does not.** Attention says from where a layer *read*. It does not
     say that what was read decided the answer: values may be small or cancel, later layers may
@@ -94,6 +94,7 @@ def citations(
     for path, which in choose(seen, layers, heads).items():
         run = Run(seen[path])
         _refuse_lost_keys(run)
+        _refuse_beams(run, batch)
         _check(passages, run)
         start = run.prompt(prompt) - 1
         rows = range(start, run.ends[-1] if tokens is None else start + tokens)
@@ -114,6 +115,21 @@ def _check(passages: Sequence[range], run: Run) -> None:
                 accepted=f"ranges of at least one place within range(0, {run.keys[0]}), which "
                 f"{run.path!r} had before it at first",
                 do="with several kinds of attention, name one in layers=",
+            )
+
+
+def _refuse_beams(run: Run, batch: int) -> None:
+    """The rows of an answer are those of one sequence only while its keys stay its own."""
+    for before, after in pairwise(trace.inputs.k for trace in run.traces):
+        K = before.shape[-2]
+        if after.shape[-2] <= K:
+            continue
+        if not torch.equal(before[batch], after[batch][..., :K, :]):
+            raise RegardError(
+                f"sequences changed places in {run.path!r} while generating, as beams do",
+                got=f"other keys in the {len(run.traces)} calls of sequence {batch}",
+                accepted="an answer that was generated without beams",
+                do="read prompt and answer at once: watch model(ids), and say prompt=",
             )
 
 
