@@ -56,3 +56,7 @@ def test_the_translator_writes_as_the_older_bible() -> None:
     assert isinstance(reader, OwnTranslator)
     said = reader.generate("You shall love your neighbor as yourself.", 20, temperature=0)
     assert said.strip() == "Thou shalt love thy neighbour as thyself."
+    # Quotation marks as phones write them are read as those of what was learned.
+    straight, curly = 'He said, "I don\'t know."', "He said, “I don’t know.”"
+    assert reader.read(curly) == reader.read(straight)
+    assert reader.generate(curly) == reader.generate(straight)

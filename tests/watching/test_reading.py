@@ -179,7 +179,7 @@ def test_texts_of_tokens() -> None:
 
 def test_a_character_of_several_tokens_stands_at_the_last() -> None:
     reader = load("regard-small", device="cpu")
-    assert reader.read("“a” 日!") == ["<text>", *"⋯⋯“", "a", *"⋯⋯”", " ", *"⋯⋯日", "!"]
+    assert reader.read("«a» 日!") == ["<text>", *"⋯«", "a", *"⋯»", " ", *"⋯⋯日", "!"]
     # What is no character at all is shown as the vocabulary has it.
     assert reader.read("\ufffd")[1:] == ["ï", "¿", "½"]
 

@@ -18,6 +18,8 @@ from regard.watching import Seen, watch
 from regard.watching.reading import spelled
 from regard.watching.watcher import Keep
 
+STRAIGHT = str.maketrans("“”‘’", "\"\"''")
+
 
 class Reader:
     """A model, its tokenizer, and what is known of it.
@@ -73,8 +75,12 @@ class OwnReader(Reader):
     model: CausalModel
     tokenizer: Tokenizer
 
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, its quotation marks straight, as in all that these models learned."""
+        return self.tokenizer.encode(text.translate(STRAIGHT))
+
     def ids(self, text: str) -> Int[Tensor, "1 n"]:
-        ids = torch.tensor([[MARK, *self.tokenizer.encode(text)]], device=self._device())
+        ids = torch.tensor([[MARK, *self.encode(text)]], device=self._device())
         refuse_long(ids.shape[1], self.model.config.longest)
         return ids
 
@@ -97,13 +103,13 @@ class OwnTranslator(OwnReader):
     model: TranslatorModel  # type: ignore[assignment]
 
     def ids(self, text: str) -> Int[Tensor, "1 n"]:
-        ids = torch.tensor([[*self.tokenizer.encode(text), MARK]], device=self._device())
+        ids = torch.tensor([[*self.encode(text), MARK]], device=self._device())
         refuse_long(ids.shape[1], self.model.config.longest)
         return ids
 
     def targets(self, text: str, *, ended: bool = True) -> Int[Tensor, "1 n"]:
         """A text to be written, from its mark to its mark, or without the latter if it goes on."""
-        ids = [MARK, *self.tokenizer.encode(text), *([MARK] if ended or not text else [])]
+        ids = [MARK, *self.encode(text), *([MARK] if ended or not text else [])]
         refuse_long(len(ids) - 1, self.model.config.longest)
         return torch.tensor([ids], device=self._device())
 
@@ -129,7 +135,7 @@ class OwnTranslator(OwnReader):
         """
         if target is None:
             # As text and back, so that rows are `writes(generate(text))` whatever was written.
-            ids = [MARK, *self.tokenizer.encode(self.generate(text)), MARK]
+            ids = [MARK, *self.encode(self.generate(text)), MARK]
             written = torch.tensor([ids[: self.model.config.longest + 1]], device=self._device())
         else:
             written = self.targets(target, ended=ended)

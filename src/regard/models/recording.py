@@ -55,7 +55,7 @@ def _record_own(
     max_tokens: int | None,
 ) -> Seen:
     if max_tokens is not None:
-        text = reader.tokenizer.decode(reader.tokenizer.encode(text)[:max_tokens])
+        text = reader.tokenizer.decode(reader.encode(text)[:max_tokens])
     seen = reader.run(text, keep=keep, layers=layers)
     seen.save(path)
     return seen
