@@ -99,10 +99,11 @@ def test_reading_prompt_and_answer_at_once_gives_the_same(llama: Any, ids: Tenso
     torch.testing.assert_close(got, want, atol=2e-6, rtol=2e-5)
 
 
-def test_layers_can_be_chosen(llama: Any, ids: Tensor) -> None:
+def test_layers_can_be_chosen(llama: Any, ids: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watched(llama, ids)
     one = interpret.citations(seen, PASSAGES, layers="*.1.*")
     assert torch.equal(interpret.citations(seen, PASSAGES, layers=["*.1.*"]).shares, one.shares)
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     with pytest.raises(RegardError, match=r"pairs \(layer, head\)"):
         interpret.citations(seen, PASSAGES, heads=[1])  # type: ignore[list-item]
     same = interpret.citations(seen, PASSAGES, heads=[(1, h) for h in range(4)])

@@ -267,7 +267,8 @@ def test_compiled_gradients():
     assert_close(gradients[1], gradients[0], atol=1e-4, rtol=1e-4)
 
 
-def test_inputs_of_another_kind_are_explained():
+def test_inputs_of_another_kind_are_explained(monkeypatch):
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     attention = nn.MultiHeadAttention(16, 4)
     with pytest.raises(regard.RegardError, match=r"\[batch, length, width\]"):
         attention(torch.randn(5, 16))
