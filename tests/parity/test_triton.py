@@ -280,6 +280,7 @@ def test_limits_lie_where_the_tensors_do() -> None:
 
 def test_more_heads_than_programs_are_refused() -> None:
     from regard.backends.triton import why_not
+    from regard.backends.triton.forward import forward
 
     x = torch.zeros(1, 1, 2, 8, device=cases.DEVICE)
     for heads, refused in ((65_535, 0), (65_536, 1)):
@@ -287,6 +288,9 @@ def test_more_heads_than_programs_are_refused() -> None:
         inputs = replace(Case().build()[0], q=q, k=q, v=q)
         reasons = [reason for reason in why_not(inputs) if "65,535 heads" in reason]
         assert len(reasons) == refused
+    # As a compiled call, which is not bound to a size, would find out.
+    with pytest.raises(RegardError, match="65536 heads"):
+        forward(inputs, statistics=False)
 
 
 def test_kernels_run_where_their_tensors_are(monkeypatch: pytest.MonkeyPatch) -> None:

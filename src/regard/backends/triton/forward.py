@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.contract import Rows
-from regard.backends.triton import cudnn
+from regard.backends.triton import MOST, cudnn
 from regard.backends.triton.arguments import (
     added,
     describable,
@@ -33,11 +33,19 @@ from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import MANY
 from regard.backends.triton.rules import ALL
 from regard.backends.triton.tuning import Forward, forward_settings
+from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 
 
 def forward(x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]:
     """Output and row statistics, and what the backward pass needs beside them."""
+    if x.shape.B * x.shape.H > MOST:
+        raise RegardError(
+            "triton has no programs for so many heads of all sequences",
+            got=f"{x.shape.B} sequences of {x.shape.H} heads",
+            accepted=f"{MOST:,} at most, in a compiled call",
+            do="split the batch",
+        )
     return run(x, forward_settings(x, statistics=statistics), statistics=statistics)
 
 
