@@ -99,14 +99,14 @@ def test_packed_and_split(
     assert_conforms(case, got, ReferencePass())
 
 
-@pytest.mark.parametrize("mask", ["none", "causal", "causal_padding"])
+@pytest.mark.parametrize("mask", ["none", "causal_padding"])
 def test_heads_of_a_group_fill_several_tiles(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.backends.triton import Triton, forward
     from regard.backends.triton.tuning import Forward
 
     settings = Forward(16, 16, packed=True, splits=2, warps=4, stages=1)
     monkeypatch.setattr(forward, "forward_settings", lambda x, **_: settings)
-    case = Case(mask, dtype=torch.float32, sizes=Sizes(H=14, G=2, Q=5, K=61))
+    case = Case(mask, dtype=torch.float32, sizes=Sizes(B=2, H=5, G=1, Q=5, K=37))
     inputs, learned = case.build()
     got = observed(Triton(), inputs, learned, ReferencePass())
     assert_conforms(case, got, ReferencePass())
