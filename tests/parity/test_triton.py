@@ -24,7 +24,10 @@ pytestmark = pytest.mark.interpreted
 
 SMALL = Sizes(B=2, H=2, G=1, Q=19, K=37, D=8, E=6)
 LOW = (torch.float32, torch.bfloat16, torch.float16)
-ALIKE = ("causal_from_start", "future_only", "window", "prefix", "longformer", "dilated", "nothing")
+ALIKE = (
+    "causal_from_start", "future_only", "window", "prefix", "first_keys", "longformer", "dilated",
+    "nothing",
+)  # fmt: skip
 DOTS = ("scaled_dot", "dot", "general", "cosine")
 
 
