@@ -26,13 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from regard.backends.triton.arguments import sizes
-from regard.backends.triton.assembly import (
-    LOGIT_BELOW,
-    SHRINK_32,
-    SHRINK_32_FORM,
-    SHRINK_64,
-    SHRINK_64_FORM,
-)
+from regard.backends.triton.assembly import LOGIT_BELOW
 from regard.backends.triton.hopper.barriers import (
     KEYS_FREE,
     MOST_STAGES,
@@ -50,15 +44,15 @@ from regard.backends.triton.hopper.pairs import (
     only_allowed,
     span_of_row,
 )
+from regard.backends.triton.hopper.softmax import own_sum, shrunk, softmax, whole_sum
 from regard.backends.triton.launching import launched
 from regard.backends.triton.layout import FAR
-from regard.backends.triton.pairs import FAINT, LEAST, LN2, LOG2E, row_max
+from regard.backends.triton.pairs import LEAST, LN2, LOG2E
 from regard.backends.triton.rules import ALL, BAND, Rule, span_of_keys
 from regard.backends.triton.tuning import Forward, processors
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 
-_row_max = gluon.jit(row_max.fn)
 _span_of_keys = gluon.jit(span_of_keys.fn)
 
 
@@ -134,68 +128,6 @@ def _copy(
 
 
 @gluon.jit
-def _own_sum(t):
-    """What each of the four threads of a row holds of it, added up: [rows, 4]. They need not know
-    of each other before the last tile. A thread waits for each addition of a chain, but not for
-    those of three others."""
-    rows: gl.constexpr = t.shape[0]
-    eighth: gl.constexpr = t.shape[1] // 8
-    by_thread = t.reshape((rows, eighth, 4, 2)).permute((0, 2, 1, 3))
-    chains = by_thread.reshape((rows, 4, 4, eighth // 2))
-    return gl.sum(gl.sum(chains, 3), 2)
-
-
-@gluon.jit
-def _beside(rows, own):
-    """A number of each row, beside what its threads hold."""
-    layout: gl.constexpr = gl.SliceLayout(1, own.type.layout)
-    return gl.expand_dims(gl.convert_layout(rows, layout, assert_trivial=True), 1)
-
-
-@gluon.jit
-def _whole_sum(own, LAYOUT: gl.constexpr):
-    return gl.convert_layout(gl.sum(own, 1), gl.SliceLayout(1, LAYOUT), assert_trivial=True)
-
-
-@gluon.jit
-def _shrunk(mixed, shrink):
-    """Sums of values, brought to the new largest logits. Warps without one go past it."""
-    layout: gl.constexpr = gl.SliceLayout(1, mixed.type.layout)
-    factor, _ = gl.broadcast(gl.expand_dims(gl.convert_layout(shrink, layout), 1), mixed)
-    if mixed.shape[1] == 64:
-        return gl.inline_asm_elementwise(
-            SHRINK_32, SHRINK_32_FORM, [mixed, factor], gl.float32, True, 32
-        )
-    else:
-        return gl.inline_asm_elementwise(
-            SHRINK_64, SHRINK_64_FORM, [mixed, factor], gl.float32, True, 64
-        )
-
-
-@gluon.jit
-def _softmax(
-    s, scale, largest, total, energy,
-    STATISTICS: gl.constexpr, PARTIAL: gl.constexpr, LAYOUT: gl.constexpr,
-):  # fmt: skip
-    """Weights of a tile of products. The scale is above 0, so the largest product makes the largest
-    logit, and scale and shift are one instruction."""
-    here = gl.convert_layout(_row_max(s), gl.SliceLayout(1, LAYOUT), assert_trivial=True)
-    highest = gl.maximum(largest, here * scale)
-    x = s * scale - gl.expand_dims(highest, 1)
-    p = gl.exp2(x)
-    moved = largest - highest
-    shrink = gl.exp2(moved)
-    if STATISTICS:
-        if PARTIAL:
-            # Hidden pairs are 0, not 0 · ∞.
-            x = gl.maximum(x, FAINT)
-        energy = _beside(shrink, energy) * (energy + total * _beside(moved, energy))
-        energy += _own_sum(p * x)
-    total = total * _beside(shrink, total) + _own_sum(p)
-    return p, shrink, highest, total, energy
-
-
-@gluon.jit
 def _step(
     half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, first, many, scale, p,
     shrink, mixed, largest, total, energy,
@@ -218,7 +150,7 @@ def _step(
     s = gl.zeros((HALF, BN), gl.float32, LOGITS)
     keys = k_ring.index(slot).reshape((BN, D)).permute((1, 0))
     s = warpgroup_mma(q_tile, keys, s, use_acc=False, is_async=True)
-    mixed = _shrunk(mixed, shrink)
+    mixed = shrunk(mixed, shrink)
     weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
     values = v_ring.index(before).reshape((BN, D))
     mixed = warpgroup_mma(weights, values, mixed, is_async=True)
@@ -227,7 +159,7 @@ def _step(
     free(KEYS_FREE + slot)
     if PARTIAL:
         s = only_allowed(LOGIT_BELOW, s, last - i * BN, first, many, BN, LOGITS)
-    p, shrink, largest, total, energy = _softmax(
+    p, shrink, largest, total, energy = softmax(
         s, scale, largest, total, energy, STATISTICS, PARTIAL, LOGITS
     )
     mbarrier.wait(v_full.index(slot), lap)
@@ -246,7 +178,7 @@ def _write(
     HALF: gl.constexpr = BM // 2
     tiles = (n.queries + BM - 1) // BM
     row = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LOGITS))
-    total = _whole_sum(total, LOGITS)
+    total = whole_sum(total, LOGITS)
     unseen = total == 0
     whole = gl.where(unseen, 1.0, total)
     lse = gl.where(unseen, float("-inf"), (largest + gl.log2(whole)) * LN2)
@@ -260,7 +192,7 @@ def _write(
         seen = gl.where(unseen, float("-inf"), largest * LN2)
         seen = gl.where(total == total, seen, total)
         gl.store(to.largest + at, seen, mask=inside)
-        energy = _whole_sum(energy, LOGITS)
+        energy = whole_sum(energy, LOGITS)
         entropy = gl.where(unseen, 0.0, gl.log2(whole) - energy / whole) * LN2
         gl.store(to.entropy + at, entropy, mask=inside)
     inverse = gl.convert_layout(1.0 / whole, gl.SliceLayout(1, OUTPUT))
@@ -308,7 +240,7 @@ def _multiply(
         row = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LOGITS))
 
         largest = gl.full((HALF,), LEAST, gl.float32, gl.SliceLayout(1, LOGITS))
-        total = _own_sum(gl.zeros((HALF, BN), gl.float32, LOGITS))
+        total = own_sum(gl.zeros((HALF, BN), gl.float32, LOGITS))
         energy = total
         mixed = gl.zeros((HALF, D), gl.float32, OUTPUT)
 
@@ -320,7 +252,7 @@ def _multiply(
         free(KEYS_FREE + slot)
         first, many = span_of_row(rule, row, limit)
         s = only_allowed(LOGIT_BELOW, s, last, first, many, BN, LOGITS)
-        p, shrink, largest, total, energy = _softmax(
+        p, shrink, largest, total, energy = softmax(
             s, scale, largest, total, energy, STATISTICS, True, LOGITS
         )
         mbarrier.wait(v_full.index(slot), lap)
@@ -345,7 +277,7 @@ def _multiply(
             )  # fmt: skip
 
         free(QUERIES_FREE)
-        mixed = _shrunk(mixed, shrink)
+        mixed = shrunk(mixed, shrink)
         weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
         values = v_ring.index(slot).reshape((BN, D))
         mixed = warpgroup_mma(weights, values, mixed, is_async=True)
