@@ -8,11 +8,15 @@ cannot be had, PyTorch's operations run instead, and plans say so.
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from regard.backends.tiled.library import UnavailableError
 
 _pointer, _long = ctypes.c_void_p, ctypes.c_long
 
@@ -39,13 +43,15 @@ class Loop:
     """The functions of tile.c, for contiguous float32 tensors on the CPU."""
 
     def __init__(self, functions: ctypes.CDLL) -> None:
+        runtime = Runtime.of_torch()
+        functions.regard_use(*map(_pointer, (runtime.parallel, runtime.number, runtime.count)))
         self.absorb_rows, self.fill_rows = functions.regard_absorb, functions.regard_fill
         self.attend_wave = functions.regard_attend
         self.absorb_rows.argtypes = [_pointer] * 5 + [_long] * 3 + [ctypes.c_int]
         self.fill_rows.argtypes = [_pointer] * 2 + [_long] * 10 + [ctypes.c_float, ctypes.c_int]
         self.attend_wave.argtypes = [ctypes.POINTER(Wave), ctypes.c_int]
         self.absorb_rows.restype = self.fill_rows.restype = self.attend_wave.restype = None
-        self.multiply = _multiply()
+        self.multiply = runtime.multiply
 
     def attend(self, wave: Wave, threads: int) -> bool:
         """Attend to all row tiles of a wave; its pointers must stay good until then. Whether no
@@ -87,10 +93,32 @@ class Loop:
         )  # fmt: skip
 
 
-def _multiply() -> int | None:
-    """The address of the matrix product inside PyTorch, where it can be reached."""
-    try:
-        torch_cpu = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return ctypes.cast(torch_cpu.sgemm_, _pointer).value
-    except (OSError, AttributeError):
-        return None
+class Runtime(NamedTuple):
+    """Addresses of functions inside PyTorch: OpenMP's, and the matrix product."""
+
+    parallel: int
+    number: int
+    count: int
+    multiply: int | None
+
+    @classmethod
+    def of_torch(cls) -> Runtime:
+        """What libtorch_cpu itself calls. A symbol is looked for in that library and in those it was
+        linked with, wherever they lie and whatever they are called, and nothing is loaded."""
+        path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+        try:
+            torch_cpu = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        except OSError:
+            raise UnavailableError("PyTorch's own library is not where it should be") from None
+
+        def address(name: str) -> int | None:
+            try:
+                return ctypes.cast(getattr(torch_cpu, name), _pointer).value
+            except AttributeError:
+                return None
+
+        names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+        parallel, number, count = map(address, names)
+        if parallel is None or number is None or count is None:
+            raise UnavailableError("PyTorch runs on no OpenMP that the compiled one knows")
+        return cls(parallel, number, count, address("sgemm_"))

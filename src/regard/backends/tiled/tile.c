@@ -13,11 +13,18 @@ with -ffast-math: minus infinity, NaN and the order of rounding are meant. */
 typedef float floats __attribute__((vector_size(4 * WIDE), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(4 * WIDE)));
 
-/* The OpenMP runtime that PyTorch runs on, found when this is loaded: a second one would fight the
-first for the cores. */
-extern void GOMP_parallel(void (*work)(void *), void *what, unsigned threads, unsigned flags);
-extern int omp_get_thread_num(void);
-extern int omp_get_num_threads(void);
+/* The OpenMP runtime that PyTorch runs on, handed over after this is loaded: a second one would
+fight the first for the cores, and nothing says that the linker would find the same one. */
+static void (*in_parallel)(void (*work)(void *), void *what, unsigned threads, unsigned flags);
+static int (*thread_number)(void);
+static int (*thread_count)(void);
+
+void regard_use(void *parallel, void *number, void *count)
+{
+    in_parallel = parallel;
+    thread_number = number;
+    thread_count = count;
+}
 
 static inline floats either(ints which, floats yes, floats no)
 {
@@ -139,7 +146,7 @@ static inline void absorb_row(const tile *t, long row, int energies)
 
 static void share(long n, long *first, long *last)
 {
-    long threads = omp_get_num_threads(), me = omp_get_thread_num();
+    long threads = thread_count(), me = thread_number();
     *first = n * me / threads;
     *last = n * (me + 1) / threads;
 }
@@ -167,7 +174,7 @@ void regard_absorb(float *logits, float *largest, float *total, float *energy, f
                    long rows, long keys, long width, int threads)
 {
     tile t = {logits, largest, total, energy, mixed, rows, keys, width};
-    GOMP_parallel(absorb_share, &t, worth(rows * keys, threads), 0);
+    in_parallel(absorb_share, &t, worth(rows * keys, threads), 0);
 }
 
 /* A value where pairs are hidden, in a row of numbers. */
@@ -202,7 +209,7 @@ void regard_fill(float *numbers, const uint8_t *hidden, long B, long G, long R, 
                  long g, long r, long q, long keys, long part, float value, int threads)
 {
     cover c = {numbers, hidden, {B, G, R, Q}, {b, g, r, q}, keys, part, value};
-    GOMP_parallel(fill_share, &c, worth(B * G * R * Q * part, threads), 0);
+    in_parallel(fill_share, &c, worth(B * G * R * Q * part, threads), 0);
 }
 
 /* PyTorch's own matrix product (sgemm), which reads matrices column by column. Whether it counts in
@@ -320,7 +327,7 @@ static void attend(wave *w, long b, long h, const row_tile *rows, float *s)
 static void attend_share(void *what)
 {
     wave *w = what;
-    float *scratch = w->scratch + omp_get_thread_num() * w->scratch_step;
+    float *scratch = w->scratch + thread_number() * w->scratch_step;
     const long heads = w->G * w->R, n = w->B * heads * w->n_tiles;
     long i;
     while ((i = __atomic_fetch_add(&w->next, 1, __ATOMIC_RELAXED)) < n) {
@@ -334,5 +341,5 @@ void regard_attend(wave *w, int threads)
 {
     long pieces = w->B * w->G * w->R * w->n_tiles;
     w->next = w->harmed = 0;
-    GOMP_parallel(attend_share, w, pieces < threads ? pieces : threads, 0);
+    in_parallel(attend_share, w, pieces < threads ? pieces : threads, 0);
 }
