@@ -7,9 +7,21 @@ with -ffast-math: minus infinity, NaN and the order of rounding are meant. */
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef __aarch64__
+#include <arm_neon.h>
+#endif
 
 #define LEAST (-FLT_MAX / 4) /* a finite maximum for rows that have seen nothing */
+
+/* As wide as a register: the compiler takes wider vectors apart, and on NEON it does so badly. */
+#if defined(__AVX512F__)
 #define WIDE 16
+#elif defined(__AVX__)
+#define WIDE 8
+#else
+#define WIDE 4
+#endif
+#define MANY 4 /* vectors in flight, so that none waits for the one before */
 typedef float floats __attribute__((vector_size(4 * WIDE), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(4 * WIDE)));
 
@@ -66,7 +78,11 @@ static inline float added(floats x)
 /* The larger one, or NaN where either is NaN. */
 static inline floats larger(floats s, floats most)
 {
+#ifdef __aarch64__
+    return vmaxq_f32(s, most);
+#else
     return either((s > most) | (s != s), s, most);
+#endif
 }
 
 static inline floats tail(const float *s, long n)
@@ -83,50 +99,57 @@ typedef struct {
     long rows, keys, width;
 } tile;
 
+static inline float largest_of(const float *s, long keys, float before)
+{
+    floats most[MANY];
+    for (int i = 0; i < MANY; i++)
+        most[i] = (floats){0} + before;
+    long k = 0;
+    for (; k + MANY * WIDE <= keys; k += MANY * WIDE)
+        for (int i = 0; i < MANY; i++)
+            most[i] = larger(*(floats *)(s + k + i * WIDE), most[i]);
+    for (; k + WIDE <= keys; k += WIDE)
+        most[0] = larger(*(floats *)(s + k), most[0]);
+    if (k < keys)
+        most[1] = larger(tail(s + k, keys - k), most[1]);
+    for (int i = 1; i < MANY; i++)
+        most[0] = larger(most[i], most[0]);
+    float one = before;
+    for (int i = 0; i < WIDE; i++)
+        if (most[0][i] > one || most[0][i] != most[0][i])
+            one = most[0][i];
+    return one;
+}
+
 static inline void absorb_row(const tile *t, long row, int energies)
 {
     float *s = t->logits + row * t->keys;
-    long whole = t->keys / WIDE * WIDE, rest = t->keys - whole;
-    float before = t->mixed ? t->largest[row] : LEAST, most = before;
-    floats a = (floats){0} + before, b = a;
+    float before = t->mixed ? t->largest[row] : LEAST;
+    const float most = largest_of(s, t->keys, before);
+    floats total[MANY] = {{0}}, energy[MANY] = {{0}};
     long k = 0;
-    for (; k + 2 * WIDE <= whole; k += 2 * WIDE) {
-        a = larger(*(floats *)(s + k), a);
-        b = larger(*(floats *)(s + k + WIDE), b);
-    }
-    for (; k < whole; k += WIDE)
-        a = larger(*(floats *)(s + k), a);
-    if (rest)
-        b = larger(tail(s + k, rest), b);
-    a = larger(b, a);
-    for (int i = 0; i < WIDE; i++)
-        if (a[i] > most || a[i] != a[i])
-            most = a[i];
-
-    floats total = {0}, energy = {0}, total2 = {0}, energy2 = {0};
-    for (k = 0; k + 2 * WIDE <= whole; k += 2 * WIDE) {
-        floats x = *(floats *)(s + k) - most;
-        floats x2 = *(floats *)(s + k + WIDE) - most;
-        floats p = exponential(x), p2 = exponential(x2);
-        *(floats *)(s + k) = p;
-        *(floats *)(s + k + WIDE) = p2;
-        total += p;
-        total2 += p2;
-        /* A weight of 0 adds 0, also where its logit is minus infinity. */
-        if (energies) {
-            energy += p * either(x < -87.0f, p, x);
-            energy2 += p2 * either(x2 < -87.0f, p2, x2);
+    for (; k + MANY * WIDE <= t->keys; k += MANY * WIDE)
+        for (int i = 0; i < MANY; i++) {
+            floats x = *(floats *)(s + k + i * WIDE) - most, p = exponential(x);
+            *(floats *)(s + k + i * WIDE) = p;
+            total[i] += p;
+            /* A weight of 0 adds 0, also where its logit is minus infinity. */
+            if (energies)
+                energy[i] += p * either(x < -87.0f, p, x);
         }
-    }
     for (; k < t->keys; k += WIDE) {
         long n = t->keys - k < WIDE ? t->keys - k : WIDE;
         floats x = tail(s + k, n) - most, p = exponential(x);
         memcpy(s + k, &p, n * sizeof *s);
-        total += p;
+        total[0] += p;
         if (energies)
-            energy += p * either(x < -87.0f, p, x);
+            energy[0] += p * either(x < -87.0f, p, x);
     }
-    float sum = added(total + total2), heat = energies ? added(energy + energy2) : 0;
+    for (int i = 1; i < MANY; i++) {
+        total[0] += total[i];
+        energy[0] += energy[i];
+    }
+    float sum = added(total[0]), heat = energies ? added(energy[0]) : 0;
     if (t->mixed) {
         float moved = before - most, shrink = exponential1(moved);
         if (energies)
