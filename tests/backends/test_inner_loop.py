@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import Tensor
 
 import regard
 from regard import biases, masks, scores
-from regard.backends.tiled import inner_loop, library
+from regard.backends.tiled import fused, inner_loop, library
 from regard.backends.tiled.compiled import Loop
 from regard.backends.tiled.fused import fusing
 from regard.inputs import check
@@ -46,6 +48,18 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return name
 
 
+def changed(
+    name: str, right: str, wrong: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sources with one place of a file changed."""
+    shutil.copytree(library.SOURCES, folder / "loop")
+    path = folder / "loop" / name
+    source = path.read_text()
+    assert right in source
+    path.write_text(source.replace(right, wrong, 1))
+    monkeypatch.setattr(library, "SOURCES", folder / "loop")
+
+
 def kept(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir())
 
@@ -63,17 +77,15 @@ def test_it_is_built_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept(cache) == [name]
 
 
-@pytest.mark.parametrize("change", ["source", "options"])
+@pytest.mark.parametrize("change", ["tile.c", "call.h", "options"])
 def test_it_is_built_anew_when_anything_changes(
     change: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert look()[0] is not None
-    if change == "source":
-        source = tmp_path / "tile.c"
-        source.write_text(library.SOURCE.read_text() + "/* changed */\n")
-        monkeypatch.setattr(library, "SOURCE", source)
-    else:
+    if change == "options":
         monkeypatch.setenv("CC", "cc -g")
+    else:
+        changed(change, "#include", "/* changed */\n#include", tmp_path, monkeypatch)
     assert look()[0] is not None
     assert len(kept(cache)) == 2
 
@@ -134,25 +146,33 @@ def test_a_compiler_that_thinks_nan_impossible(monkeypatch: pytest.MonkeyPatch) 
     assert look() == (None, "the compiled one gives wrong results here")
 
 
+LARGER = "vmaxq_f32" if platform.machine() == "aarch64" else "(s > most) | (s != s)"
+
+
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize(
-    ("right", "wrong"),
+    ("name", "right", "wrong"),
     [
-        ("1.6666665459e-1f", "1.68e-1f"),
-        ("(s > most) | (s != s)", "(s > most)"),
-        ("? value : s[k]", "? s[k] : value"),
-        ("* moved) * shrink", "* moved)"),
-        ("* w->scale", ""),
-        ("t.largest[j] = LEAST", "t.largest[j] = 0"),
+        ("tile.h", "1.6666665459e-1f", "1.68e-1f"),
+        ("tile.h", LARGER, {"vmaxq_f32": "vmaxnmq_f32"}.get(LARGER, "(s > most)")),
+        ("tile.h", "? value : s[k]", "? s[k] : value"),
+        ("tile.h", "* moved) * shrink", "* moved)"),
+        ("call.h", "row[d] * factor", "row[d]"),
+        ("call.h", "r->start + j % r->span, first", "r->start + j, first"),
+        ("call.h", "query + c->low", "query + c->low + 1"),
+        ("call.h", "query + c->high + 1", "query + c->high"),
+        ("forward.c", " - own;", ";"),
+        ("forward.c", "(shift - lse) + log_total", "log_total"),
+        ("backward.c", "pull + f->shift", "pull"),
+        ("backward.c", "f->heat * either", "either"),
+        ("backward.c", "&c->scale, k", "&one, k"),
+        ("backward.c", "memset(dq", "memset(s"),
     ],
 )
 def test_wrong_results_are_found_out(
-    right: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, right: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = library.SOURCE.read_text()
-    assert source.count(right) == 1
-    (tmp_path / "tile.c").write_text(source.replace(right, wrong))
-    monkeypatch.setattr(library, "SOURCE", tmp_path / "tile.c")
+    changed(name, right, wrong, tmp_path, monkeypatch)
     assert look() == (None, "the compiled one gives wrong results here")
 
 
@@ -259,6 +279,8 @@ CALLS: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
     "one-key-for-all": ([Q, K[:, :, :1].expand(-1, -1, 700, -1), V], {}),
     "one-head-for-all": ([Q, K[:, :1].expand(-1, 2, -1, -1), V], {}),
     "half": ([t.half() for t in (Q, K, V)], {"mask": masks.causal()}),
+    "few-queries": ([Q[:, :, :20], K, V], {"mask": masks.window(90, 3)}),
+    "few-queries-keep": ([Q[:, :, :20], K, V], {"mask": masks.keep(KEEP[:, :, :20])}),
     "narrow": ([Q[..., :1], K[..., :1], V[..., :1]], {"mask": masks.causal()}),
 }  # fmt: skip
 
@@ -278,20 +300,88 @@ def test_both_loops_agree(call: str, request: pytest.FixtureRequest) -> None:
         torch.testing.assert_close(compiled[name], expected, equal_nan=True, **loose)
 
 
-@pytest.mark.parametrize("call", ["causal", "keep", "sink"])
-def test_many_small_waves_and_many_threads(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+SHARED = ["plain", "causal", "keep", "sink", "few-queries"]
+
+
+@pytest.mark.parametrize("call", SHARED)
+def test_many_small_lots_and_many_threads(
+    call: str, threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """How the work is shared out changes nothing, not even rounding."""
     tensors, options = CALLS[call]
     expected = rows(tensors, **options)
-    monkeypatch.setattr("regard.backends.tiled.fused.HELD", 0)
-    threads = torch.get_num_threads()
+    monkeypatch.setattr(fused, "HELD", 0)
+    monkeypatch.setattr(fused, "LOT", 1)
     for n in (1, 2, 5):
-        torch.set_num_threads(n)
-        try:
-            got = rows(tensors, **options)
-        finally:
-            torch.set_num_threads(threads)
+        threads(n)
+        got = rows(tensors, **options)
         assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+def gradients(tensors: list[Tensor], **options: Any) -> list[Tensor]:
+    """Of everything a loss can reach: out, lse and entropy."""
+    sink = options.get("sink")
+    learned = [t.detach().requires_grad_() for t in (*tensors, *([] if sink is None else [sink]))]
+    if sink is not None:
+        options = options | {"sink": learned[3]}
+    t = regard.trace(*learned[:3], backend="tiled", **options)
+    parts = [part.masked_fill(part.isinf(), 0.0) for part in (t.out, t.lse, t.entropy)]
+    loss = sum((part.float() * numbers(*part.shape, seed=9)).sum() for part in parts)
+    assert isinstance(loss, Tensor)
+    return list(torch.autograd.grad(loss, learned))
+
+
+@pytest.mark.parametrize("call", [c for c in CALLS if "nan" not in c and "inf" not in c])
+def test_both_loops_give_the_same_gradients(call: str, request: pytest.FixtureRequest) -> None:
+    tensors, options = CALLS[call]
+    compiled = gradients(tensors, **options)
+    request.getfixturevalue("uncompiled")
+    for got, expected in zip(compiled, gradients(tensors, **options), strict=True):
+        # Where logits reach 10^6, weights are those of logits rounded to 0.06.
+        loose = {"rtol": 0.0, "atol": 2e-2 * expected.abs().max().item()}
+        if got.dtype == torch.float16 or call == "large":
+            torch.testing.assert_close(got, expected, **loose)
+        else:
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("call", SHARED)
+def test_gradients_by_many_threads(
+    call: str, threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors, options = CALLS[call]
+    monkeypatch.setattr(fused, "LOT", 1)
+    threads(1)
+    expected = gradients(tensors, **options)
+    for n in (2, 5):
+        threads(n)
+        for got, want in zip(gradients(tensors, **options), expected, strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_a_long_call_is_cut_into_lots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signals are heard between them."""
+    loop = fused.loop_for(X.device, X.dtype)
+    assert loop is not None
+    lots = []
+    attend = loop.attend_tiles
+
+    def counted(call: fused.Attend, threads: int) -> None:
+        lots.append((call.first_tile, call.last_tile))
+        attend(call, threads)
+
+    monkeypatch.setattr(loop, "attend_tiles", counted)
+    monkeypatch.setattr(fused, "LOT", 1)
+    x = numbers(1, 1, 400, 8)
+    regard.trace(x, x, x, backend="tiled")
+    assert lots == [(0, 1), (1, 2), (2, 3), (3, 4)]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.backends.contract import Rows, Work
-from regard.backends.tiled.fused import fused_size, fusing, outruns_pytorch, scratch_numbers
+from regard.backends.tiled.fused import (
+    fused_pairs,
+    fused_size,
+    fusing,
+    outruns_pytorch,
+    scratch_numbers,
+)
 from regard.backends.tiled.inner_loop import described
 from regard.backends.tiled.operators import run
 from regard.backends.tiled.second_pass import TiledPass
@@ -33,13 +39,16 @@ class Tiled:
     def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         fused = fusing(inputs) is not None
         size = fused_size(inputs) if fused else tile_size(inputs)
+        pairs = fused_pairs(inputs, size) if fused else None
+        if pairs is None:
+            pairs = visited_pairs(inputs, size.rows, KEY_TILE)
         if fused:
             numbers = scratch_numbers(inputs, size)
         else:
             tile = size.heads * inputs.group * size.rows * min(size.keys, inputs.shape.K)
             numbers = 2 * tile * inputs.comparison.scratch
         return Work(
-            visited_pairs(inputs, size.rows, KEY_TILE),
+            pairs,
             numbers * inputs.compute_dtype.itemsize,
             described(inputs, fused=fused),
         )

@@ -15,7 +15,8 @@ import math
 import torch
 from torch import Tensor
 
-from regard.backends.tiled.forward import Passed
+from regard.backends.poison import all_finite
+from regard.backends.tiled.fused import Passed, fusing, pull
 from regard.backends.tiled.walk import Cut, RowTile, Slab, slabs
 from regard.inputs import AttentionInputs
 
@@ -43,9 +44,9 @@ class Backward:
         if self.g_out is not None:
             self.shift -= (self.g_out * rows.out.to(dtype)).sum(-1)
         self.expected = rows.lse - rows.entropy if g_entropy is not None else None
-        self.q = torch.empty_like(x.q)
-        self.k = torch.zeros_like(x.k, dtype=dtype)
-        self.v = torch.zeros_like(x.v, dtype=dtype)
+        self.q: Tensor
+        self.k: Tensor
+        self.v: Tensor
         self.sink = None if x.sink is None else torch.zeros_like(x.sink, dtype=dtype)
         self.comparison = [torch.zeros_like(t, dtype=dtype) for t in x.comparison.tensors()]
         biased = x.bias.tensors() if bias and x.bias is not None else []
@@ -53,12 +54,31 @@ class Backward:
 
     def run(self) -> Backward:
         """Walk over the tiles; the gradients are then in q, k, v, sink, comparison and bias."""
-        for slab in slabs(self.x):
+        x = self.x
+        is_finite = x.mask is None or all_finite(x.q, x.k, x.v)
+        loop = fusing(x) if is_finite else None
+        if loop is None:
+            self._walk(is_finite)
+        else:
+            g_out = (
+                torch.zeros_like(self.rows.out, dtype=torch.float32)
+                if self.g_out is None
+                else self.g_out
+            )
+            passed = Passed(self.rows, self.lse_rest)
+            self.q, self.k, self.v = pull(x, loop, passed, g_out, self.shift, self.g_entropy)
+        if self.sink is not None:
+            self._add_sink()
+        return self
+
+    def _walk(self, is_finite: bool) -> None:
+        dtype = self.x.compute_dtype
+        self.q = torch.empty_like(self.x.q)
+        self.k = torch.zeros_like(self.x.k, dtype=dtype)
+        self.v = torch.zeros_like(self.x.v, dtype=dtype)
+        for slab in slabs(self.x, is_finite=is_finite):
             for tile in slab.row_tiles():
                 self._add_tile(slab, tile)
-            if self.sink is not None:
-                self._add_sink(slab)
-        return self
 
     def _add_tile(self, slab: Slab, tile: RowTile) -> None:
         x = slab.x
@@ -116,15 +136,14 @@ class Backward:
         places = self.x.bias.pick(slab.batch, slab.heads)
         return [whole[place] for whole, place in zip(self.bias, places, strict=True)]
 
-    def _add_sink(self, slab: Slab) -> None:
+    def _add_sink(self) -> None:
         assert self.sink is not None
         assert self.x.sink is not None
-        here = (slab.batch, slab.heads)
-        sink = self.x.sink[slab.heads].to(self.sink.dtype)[:, None]
-        p = torch.exp(sink - self.rows.lse[here] - self.lse_rest[here])
-        ds = self.shift[here]
+        sink = self.x.sink.to(self.sink.dtype)[:, None]
+        p = torch.exp(sink - self.rows.lse - self.lse_rest)
+        ds = self.shift
         if self.g_entropy is not None:
             assert self.expected is not None
-            ds = ds - self.g_entropy[here] * (sink - self.expected[here])
+            ds = ds - self.g_entropy * (sink - self.expected)
         # A sink of minus infinity is none.
-        self.sink[slab.heads] += (p * ds).masked_fill(sink == -math.inf, 0.0).sum((0, 2))
+        self.sink += (p * ds).masked_fill(sink == -math.inf, 0.0).sum((0, 2))

@@ -1,8 +1,8 @@
 """The compiled inner loop.
 
-Separate PyTorch operations read and write a tile of logits half a dozen times; the functions of
-tile.c do it twice. They are checked against the formulas before they are trusted. Where they
-cannot be had, PyTorch's operations run instead, and plans say so.
+Separate PyTorch operations read and write a tile of logits half a dozen times; the C functions do
+it twice. They are checked against the formulas before they are trusted. Where they cannot be had,
+PyTorch's operations run instead, and plans say so.
 """
 
 from __future__ import annotations
@@ -21,43 +21,71 @@ from regard.backends.tiled.library import UnavailableError
 _pointer, _long = ctypes.c_void_p, ctypes.c_long
 
 
-class Wave(ctypes.Structure):
-    """What `wave` is in tile.c: heads and row tiles to attend to in one go."""
+class Call(ctypes.Structure):
+    """What `call` is in call.h: heads and row tiles to work through in one go."""
 
     _fields_ = (
         *((name, _pointer) for name in ("multiply", "q", "k", "v")),
         *((name, _long * 3) for name in ("q_steps", "k_steps", "v_steps")),
-        *((name, _pointer) for name in ("largest", "total", "energy", "means")),
-        *((name, _long) for name in ("sums_step", "B", "G", "R", "Q", "D", "E")),
-        *((name, _pointer) for name in ("tiles", "cuts", "parts")),
-        ("n_tiles", _long),
-        ("scratch", _pointer),
+        *((name, _long) for name in ("rows_step", "B", "G", "R", "Q", "K", "D", "E")),
+        *((name, _long) for name in ("stacked", "low", "high", "rows", "keys")),
+        *((name, _long) for name in ("first_tile", "last_tile")),
+        *((name, _pointer) for name in ("tiles", "cuts", "parts", "scratch")),
         ("scratch_step", _long),
         ("scale", ctypes.c_float),
-        ("next", _long),
-        ("harmed", _long),
+        *((name, _long) for name in ("next", "harmed")),
+    )
+
+
+class Attend(ctypes.Structure):
+    """What `forward` is in forward.c."""
+
+    _anonymous_ = ("of",)
+    _fields_ = (
+        ("of", Call),
+        *((name, _pointer) for name in ("out", "lse", "rest", "largest", "entropy", "sink")),
+    )
+
+
+class Pull(ctypes.Structure):
+    """What `backward` is in backward.c."""
+
+    _anonymous_ = ("of",)
+    _fields_ = (
+        ("of", Call),
+        ("g", _pointer),
+        ("g_steps", _long * 3),
+        *((name, _pointer) for name in ("lse", "rest", "shift", "heat", "expected")),
+        *((name, _pointer) for name in ("dq", "dk", "dv")),
+        *((name, _long) for name in ("dk_step", "dv_step", "key_heads", "hands")),
     )
 
 
 class Loop:
-    """The functions of tile.c, for contiguous float32 tensors on the CPU."""
+    """The C functions, for float32 tensors on the CPU."""
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         runtime = Runtime.of_torch()
-        functions.regard_use(*map(_pointer, (runtime.parallel, runtime.number, runtime.count)))
+        functions.regard_use(*map(_pointer, (runtime.parallel, runtime.number, runtime.size)))
         self.absorb_rows, self.fill_rows = functions.regard_absorb, functions.regard_fill
-        self.attend_wave = functions.regard_attend
+        self.attend_tiles, self.pull_tiles = functions.regard_attend, functions.regard_pull
         self.absorb_rows.argtypes = [_pointer] * 5 + [_long] * 3 + [ctypes.c_int]
         self.fill_rows.argtypes = [_pointer] * 2 + [_long] * 10 + [ctypes.c_float, ctypes.c_int]
-        self.attend_wave.argtypes = [ctypes.POINTER(Wave), ctypes.c_int]
-        self.absorb_rows.restype = self.fill_rows.restype = self.attend_wave.restype = None
+        self.attend_tiles.argtypes = [ctypes.POINTER(Attend), ctypes.c_int]
+        self.pull_tiles.argtypes = [ctypes.POINTER(Pull), ctypes.c_int]
+        for function in (self.absorb_rows, self.fill_rows, self.attend_tiles, self.pull_tiles):
+            function.restype = None
         self.multiply = runtime.multiply
 
-    def attend(self, wave: Wave, threads: int) -> bool:
-        """Attend to all row tiles of a wave; its pointers must stay good until then. Whether no
-        hidden value can have done harm: everything is finite where something is hidden."""
-        self.attend_wave(wave, threads)
-        return not wave.harmed
+    def attend(self, call: Attend, threads: int) -> bool:
+        """The forward pass of some row tiles; the call's pointers must stay good until then.
+        Whether no hidden value can have done harm: all is finite where something is hidden."""
+        self.attend_tiles(call, threads)
+        return not call.harmed
+
+    def pull(self, call: Pull, threads: int) -> None:
+        """The backward pass of some row tiles, added to gradients of keys and values."""
+        self.pull_tiles(call, threads)
 
     def absorb(
         self,
@@ -98,13 +126,13 @@ class Runtime(NamedTuple):
 
     parallel: int
     number: int
-    count: int
+    size: int
     multiply: int | None
 
     @classmethod
     def of_torch(cls) -> Runtime:
-        """What libtorch_cpu itself calls. A symbol is looked for in that library and in those it was
-        linked with, wherever they lie and whatever they are called, and nothing is loaded."""
+        """What libtorch_cpu itself calls. A symbol is looked for in that library and in those it
+        was linked with, wherever they lie and whatever their names, and nothing is loaded."""
         path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
         try:
             torch_cpu = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
@@ -118,7 +146,7 @@ class Runtime(NamedTuple):
                 return None
 
         names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
-        parallel, number, count = map(address, names)
-        if parallel is None or number is None or count is None:
+        parallel, number, size = map(address, names)
+        if parallel is None or number is None or size is None:
             raise UnavailableError("PyTorch runs on no OpenMP that the compiled one knows")
-        return cls(parallel, number, count, address("sgemm_"))
+        return cls(parallel, number, size, address("sgemm_"))

@@ -24,30 +24,33 @@ from torch import Tensor
 from regard.backends.contract import Rows
 from regard.backends.poison import all_finite, poison
 from regard.backends.tiled.compiled import Loop
-from regard.backends.tiled.fused import Sums, fuse, fusing
+from regard.backends.tiled.fused import Passed, attend, fusing
 from regard.backends.tiled.inner_loop import loop_for
 from regard.backends.tiled.walk import Cut, RowTile, slabs, tile_size
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
 
 
-class Passed(NamedTuple):
-    """What the forward pass leaves behind: rows, and what rounding took from lse."""
+class Sums(NamedTuple):
+    """The running sums of every row: o, m, l and e."""
 
-    rows: Rows
-    lse_rest: Float[Tensor, "b h q"]
+    mixed: Float[Tensor, "b h q e"]
+    largest: Float[Tensor, "b h q"]
+    total: Float[Tensor, "b h q"]
+    energy: Float[Tensor, "b h q"]
 
 
 def forward(x: AttentionInputs, *, statistics: bool) -> Passed:
     """Output and lse; the largest logit and the entropy only if asked for (else empty tensors)."""
+    loop = fusing(x)
+    passed = None if loop is None else attend(x, loop, statistics=statistics)
+    if passed is not None:
+        return passed
     B, H, Q, _ = x.shape
     mixed = x.v.new_empty(B, H, Q, x.v.shape[-1], dtype=x.compute_dtype)
     sums = Sums(mixed, *(mixed.new_empty(B, H, Q) for _ in range(3)))
-    loop = fusing(x)
-    if loop is not None and fuse(x, loop, sums, statistics=statistics):
-        return _finished(x, sums, statistics=statistics, averaged=True)
     _walk(x, sums, statistics=statistics)
-    return _finished(x, sums, statistics=statistics, averaged=False)
+    return _finished(x, sums, statistics=statistics)
 
 
 def _walk(x: AttentionInputs, sums: Sums, *, statistics: bool) -> None:
@@ -166,8 +169,8 @@ class _Tally:
             put(sums.energy, self.energy[..., 0])
 
 
-def _finished(x: AttentionInputs, sums: Sums, *, statistics: bool, averaged: bool) -> Passed:
-    """Output, lse and statistics from the sums, for all rows at once; o may be divided by l."""
+def _finished(x: AttentionInputs, sums: Sums, *, statistics: bool) -> Passed:
+    """Output, lse and statistics from the sums, for all rows at once."""
     largest, keys = sums.largest, sums.total
     shift, total = largest, keys
     if x.sink is not None:
@@ -180,11 +183,8 @@ def _finished(x: AttentionInputs, sums: Sums, *, statistics: bool, averaged: boo
     log_total = total.log()
     lse = (shift + log_total).masked_fill_(nothing, -math.inf)
     rest = ((shift - lse) + log_total).masked_fill_(nothing, 0.0)
-    out = sums.mixed
-    if x.sink is not None or not averaged:
-        factor = (largest - shift).exp_().div_(total)
-        out = out.mul_((factor * keys if averaged else factor)[..., None])
-    out = out.to(x.v.dtype)
+    factor = (largest - shift).exp_().div_(total)
+    out = sums.mixed.mul_(factor[..., None]).to(x.v.dtype)
     if not statistics:
         none = lse.new_empty(0)
         return Passed(Rows(out, lse, none, none.clone()), rest)

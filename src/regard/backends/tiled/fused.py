@@ -1,24 +1,30 @@
-"""The forward pass of plain calls, compiled as a whole.
+"""Plain calls, compiled as a whole, forward and backward.
 
-What `forward` does with a product, a loop and a product for every cut, tile.c does within one core:
-each thread takes a row tile of one head after the other, and its tile of logits never leaves the
-core's cache. Python only says which keys each row tile looks at, some row tiles (a wave) at a time.
+What `forward` and `backward` do with products and loops for every cut, the C functions do within
+one core: each thread takes a row tile of one head after the other, and its tile of logits never
+leaves the core's cache. Under a band (causal, windows) or no mask they find the keys of a row tile
+themselves; for other masks Python writes tables of them, some row tiles at a time.
+
+Both passes cut a call into the same tiles, so that large logits round alike in both.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import platform
 from array import array
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.backends.tiled.compiled import Loop, Wave
+from regard.backends.contract import Rows
+from regard.backends.tiled.compiled import Attend, Loop, Pull
 from regard.backends.tiled.inner_loop import loop_for
-from regard.backends.tiled.walk import Cut, Slab, TileSize, slabs
+from regard.backends.tiled.walk import Cut, Slab, TileSize, slabs, spans
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 
@@ -27,16 +33,28 @@ SMALL = 1 << 10
 SLAB = 1 << 22
 """Numbers of q, or of k, in a slab, unless that leaves too few heads for all threads."""
 HELD = 1 << 22
-"""Bytes of masks after which a wave ends, if it keeps all threads busy."""
+"""Bytes of masks after which a lot of row tiles ends, if it keeps all threads busy."""
+LOT = 1 << 33
+"""Multiplications per thread after which a lot ends, so that Ctrl-C is heard within a second."""
+ALONE = 1 << 18
+"""Multiplications that are not worth waking a second thread for."""
+HANDS = 8
+"""Copies of the gradients of keys and values at most, one for each thread that adds to them."""
 
 
-class Sums(NamedTuple):
-    """The running sums of every row: o, m, l and e."""
+class Passed(NamedTuple):
+    """What the forward pass leaves behind: rows, and what rounding took from lse."""
 
-    mixed: Float[Tensor, "b h q e"]
-    largest: Float[Tensor, "b h q"]
-    total: Float[Tensor, "b h q"]
-    energy: Float[Tensor, "b h q"]
+    rows: Rows
+    lse_rest: Float[Tensor, "b h q"]
+
+
+class Gradients(NamedTuple):
+    """Gradients of q, k and v, in the precision that scores are computed in."""
+
+    q: Float[Tensor, "b h q d"]
+    k: Float[Tensor, "b g k d"]
+    v: Float[Tensor, "b g k e"]
 
 
 def fusing(x: AttentionInputs) -> Loop | None:
@@ -45,26 +63,36 @@ def fusing(x: AttentionInputs) -> Loop | None:
     if not plain or x.dropout:
         return None
     # Small products PyTorch makes by other means, which round differently; then large logits would
-    # not be the same when a trace is looked into or differentiated.
+    # not be the same when a trace is looked into.
     Q, K, D = x.shape.Q, x.shape.K, x.q.shape[-1]
     if min(Q, K) < 2 or Q * K * D < SMALL or not x.v.shape[-1]:
-        return None
-    # Few queries of heads that share keys make one product together, which the walk knows.
-    if x.group > 1 and Q < 32:
         return None
     loop = loop_for(x.q.device, x.compute_dtype)
     return loop if loop is not None and loop.multiply else None
 
 
 def outruns_pytorch(x: AttentionInputs) -> bool:
-    """Whether this is known to be quicker than PyTorch's own kernel: for long float32 calls under a
-    causal mask, of which its kernel computes more hidden pairs. Not with gradients, nor under the
-    compiler, which must not look for a C compiler."""
-    if torch.compiler.is_compiling() or x.mask is None or x.mask.band() is None:
+    """Whether this is known to be quicker than PyTorch's own kernel: in half precision on a CPU
+    that has no instructions for it (4 to 150 times on a Neoverse-N1), and for long float32 calls
+    under a causal mask without gradients, of which its kernel computes more hidden pairs. Not under
+    the compiler, which must not look for a C compiler."""
+    if torch.compiler.is_compiling() or x.q.device.type != "cpu":
         return False
-    if min(x.shape.Q, x.shape.K) < 1024 or x.q.dtype != torch.float32 or x.needs_grad:
+    if x.q.dtype in (torch.bfloat16, torch.float16):
+        return not _multiplies(x.q.dtype) and fusing(x) is not None
+    if x.mask is None or x.mask.band() is None or x.q.dtype != torch.float32:
         return False
-    return fusing(x) is not None
+    return min(x.shape.Q, x.shape.K) >= 1024 and not x.needs_grad and fusing(x) is not None
+
+
+@functools.cache
+def _multiplies(dtype: torch.dtype) -> bool:
+    """Whether PyTorch has quick products of such matrices on this CPU. It says so itself, but for
+    float16 on ARM, where that speaks of other layers than attention."""
+    if dtype == torch.float16:
+        arm = platform.machine() == "aarch64"
+        return not arm and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def fused_size(x: AttentionInputs) -> TileSize:
@@ -75,83 +103,239 @@ def fused_size(x: AttentionInputs) -> TileSize:
     return TileSize(max(4 * torch.get_num_threads(), heads), rows, 512)
 
 
+def fused_pairs(x: AttentionInputs, size: TileSize) -> int | None:
+    """Pairs computed under a band or no mask; None where the mask is another."""
+    band = _band(x)
+    if band is None:
+        return None
+    B, H, Q, K = x.shape
+    pairs = 0
+    for start in range(0, Q, size.rows):
+        stop = min(start + size.rows, Q)
+        keys = max(0, min(K, stop + band[1]) - max(0, start + band[0]))
+        pairs += (stop - start) * keys
+    return B * H * pairs
+
+
 def scratch_numbers(x: AttentionInputs, size: TileSize) -> int:
-    """A tile of logits and one of queries for each thread."""
-    tile = size.rows * (min(size.keys, x.shape.K) + x.q.shape[-1])
-    return torch.get_num_threads() * tile
+    """A tile of logits, one of queries, and three sums of each row, for each thread."""
+    return _threads(x) * size.rows * (min(size.keys, x.shape.K) + x.q.shape[-1] + 3)
 
 
-def fuse(x: AttentionInputs, loop: Loop, sums: Sums, *, statistics: bool) -> bool:
-    """Fill the sums of all rows, with o divided by l. False: a hidden value that is not finite may
-    have done harm, and none of it counts."""
-    assert isinstance(x.comparison, Dot)
-    size, threads = fused_size(x), torch.get_num_threads()
-    scratch = sums.mixed.new_empty(scratch_numbers(x, size))
-    for slab in slabs(x, size, is_finite=True):
-        q, k, v = (_in_rows(t) for t in (slab.q.flatten(1, 2), slab.k, slab.v))
-        mixed, largest, total, energy = (t[slab.batch, slab.heads] for t in sums)
-        wave = Wave(
-            multiply=loop.multiply,
-            q=q.data_ptr(),
-            k=k.data_ptr(),
-            v=v.data_ptr(),
-            q_steps=_steps(q),
-            k_steps=_steps(k),
-            v_steps=_steps(v),
-            largest=largest.data_ptr(),
-            total=total.data_ptr(),
-            energy=energy.data_ptr() if statistics else None,
-            means=mixed.data_ptr(),
-            sums_step=x.shape.H * x.shape.Q,
-            B=k.shape[0],
-            G=k.shape[1],
-            R=x.group,
-            Q=x.shape.Q,
-            D=k.shape[3],
-            E=v.shape[3],
-            scratch=scratch.data_ptr(),
-            scratch_step=len(scratch) // threads,
-            scale=x.comparison.scale,
+def attend(x: AttentionInputs, loop: Loop, *, statistics: bool) -> Passed | None:
+    """The forward pass. None: a hidden value that is not finite may have done harm."""
+    B, H, Q, _ = x.shape
+    out = x.v.new_empty(B, H, Q, x.v.shape[-1], dtype=torch.float32)
+    lse, rest = out.new_empty(B, H, Q), out.new_empty(B, H, Q)
+    many = (B, H, Q) if statistics else (0,)
+    largest, entropy = out.new_empty(many), out.new_empty(many)
+    sink = None if x.sink is None else x.sink.to(out.dtype).contiguous()
+    size, threads = fused_size(x), _threads(x)
+    scratch = out.new_empty(scratch_numbers(x, size))
+    for piece in _pieces(x, size):
+        call = Attend(
+            out=piece.address(out),
+            lse=piece.address(lse),
+            rest=piece.address(rest),
+            largest=piece.address(largest) if statistics else None,
+            entropy=piece.address(entropy) if statistics else None,
+            sink=None if sink is None else sink[piece.heads].data_ptr(),
+            **_described(x, loop, piece, size, scratch, threads),
         )
-        for rows in _waves(slab, threads):
-            if not _ride(loop, wave, slab, rows, threads):
-                return False
-    return True
+        for lot in _lots(x, piece, size, threads):
+            lot.put(call)
+            if not loop.attend(call, threads):
+                return None
+    return Passed(Rows(out.to(x.v.dtype), lse, largest, entropy), rest)
 
 
-Rows = list[tuple[slice, list[Cut]]]
+def pull(
+    x: AttentionInputs,
+    loop: Loop,
+    passed: Passed,
+    g_out: Float[Tensor, "b h q e"],
+    shift: Float[Tensor, "b h q"],
+    g_entropy: Float[Tensor, "b h q"] | None,
+) -> Gradients:
+    """The backward pass. `shift` is what every weight of a row is shifted by."""
+    B, H, Q, K = x.shape
+    G, D, E = x.k.shape[1], x.q.shape[-1], x.v.shape[-1]
+    size, threads = fused_size(x), _threads(x)
+    hands = 1 if 4 * threads <= B * G else min(threads, HANDS, -(-Q // size.rows))
+    dq = x.q.new_empty(B, H, Q, D, dtype=torch.float32)
+    dk, dv = dq.new_zeros(hands, B, G, K, D), dq.new_zeros(hands, B, G, K, E)
+    lse, heat = passed.rows.lse.contiguous(), g_entropy
+    expected = None
+    if heat is not None:
+        heat, expected = heat.contiguous(), (lse - passed.rows.entropy).contiguous()
+    rest, shift = passed.lse_rest.contiguous(), shift.contiguous()
+    scratch = dq.new_empty(threads * size.rows * (2 * min(size.keys, K) + D + E))
+    for piece in _pieces(x, size):
+        g = _in_rows(g_out[piece.batch, piece.heads])
+        keys = (0, piece.batch, piece.key_heads)
+        call = Pull(
+            g=g.data_ptr(),
+            g_steps=_steps(g),
+            lse=piece.address(lse),
+            rest=piece.address(rest),
+            shift=piece.address(shift),
+            heat=None if heat is None else piece.address(heat),
+            expected=None if expected is None else piece.address(expected),
+            dq=piece.address(dq),
+            dk=dk[keys].data_ptr(),
+            dv=dv[keys].data_ptr(),
+            dk_step=B * G * K * D,
+            dv_step=B * G * K * E,
+            key_heads=G,
+            hands=hands,
+            **_described(x, loop, piece, size, scratch, threads),
+        )
+        for lot in _lots(x, piece, size, threads):
+            lot.put(call)
+            loop.pull(call, threads)
+    return Gradients(dq, *(t[0] if hands == 1 else t.sum(0) for t in (dk, dv)))
 
 
-def _waves(slab: Slab, threads: int) -> Iterator[Rows]:
-    """Row tiles in lots: many, so that threads rarely wait, unless their masks are large."""
-    heads = slab.x.shape.B * slab.x.shape.H
-    lot: Rows = []
-    held = 0
-    for rows, cuts in slab.rows():
+class _Piece(NamedTuple):
+    """Some batch entries and heads in float32; with the slab that knows their mask, if it is no
+    band."""
+
+    q: Float[Tensor, "b h q d"]
+    k: Float[Tensor, "b g k d"]
+    v: Float[Tensor, "b g k e"]
+    batch: slice
+    heads: slice
+    key_heads: slice
+    slab: Slab | None
+
+    def address(self, t: Float[Tensor, "b h q *rest"]) -> int:
+        """Where this piece begins in a contiguous tensor of rows."""
+        batch, head = self.batch.start or 0, self.heads.start or 0
+        return t.data_ptr() + (batch * t.stride(0) + head * t.stride(1)) * t.element_size()
+
+
+def _pieces(x: AttentionInputs, size: TileSize) -> Iterator[_Piece]:
+    if _band(x) is None:
+        for slab in slabs(x, size, is_finite=True):
+            q, k, v = (_in_rows(t) for t in (slab.q.flatten(1, 2), slab.k, slab.v))
+            yield _Piece(q, k, v, slab.batch, slab.heads, slab.key_heads, slab)
+        return
+    if x.q.dtype == torch.float32:
+        q, k, v = (_in_rows(t) for t in (x.q, x.k, x.v))
+        everything = slice(None)
+        yield _Piece(q, k, v, everything, everything, everything, None)
+        return
+    for batch, key_heads in spans(x, size):
+        heads = slice(key_heads.start * x.group, key_heads.stop * x.group)
+        parts = (x.q[batch, heads], x.k[batch, key_heads], x.v[batch, key_heads])
+        q, k, v = (_in_rows(t.to(torch.float32)) for t in parts)
+        yield _Piece(q, k, v, batch, heads, key_heads, None)
+
+
+def _described(
+    x: AttentionInputs, loop: Loop, piece: _Piece, size: TileSize, scratch: Tensor, threads: int
+) -> dict[str, Any]:
+    """The fields of a call that both passes share, but for its lot of row tiles."""
+    assert isinstance(x.comparison, Dot)
+    q, k, v = piece.q, piece.k, piece.v
+    low, high = _band(x) or (0, 0)
+    return {
+        "multiply": loop.multiply,
+        "q": q.data_ptr(),
+        "k": k.data_ptr(),
+        "v": v.data_ptr(),
+        "q_steps": _steps(q),
+        "k_steps": _steps(k),
+        "v_steps": _steps(v),
+        "rows_step": x.shape.H * x.shape.Q,
+        "B": k.shape[0],
+        "G": k.shape[1],
+        "R": x.group,
+        "Q": x.shape.Q,
+        "K": x.shape.K,
+        "D": k.shape[3],
+        "E": v.shape[3],
+        # Few queries of heads that share keys make one product together.
+        "stacked": x.group > 1 and x.group * x.shape.Q <= size.rows,
+        "low": low,
+        "high": high,
+        "rows": size.rows,
+        "keys": min(size.keys, x.shape.K),
+        "scratch": scratch.data_ptr(),
+        "scratch_step": len(scratch) // threads,
+        "scale": x.comparison.scale,
+    }
+
+
+class _Lot(NamedTuple):
+    """Row tiles to work through in one go; for masks that are no band with tables of their cuts."""
+
+    first: int
+    last: int
+    tables: tuple[array[int], array[int], array[int]] | None = None
+    held: tuple[object, ...] = ()
+    """What the tables point to."""
+
+    def put(self, call: Attend | Pull) -> None:
+        call.first_tile, call.last_tile = self.first, self.last
+        if self.tables is not None:
+            call.tiles, call.cuts, call.parts = (t.buffer_info()[0] for t in self.tables)
+
+
+def _lots(x: AttentionInputs, piece: _Piece, size: TileSize, threads: int) -> Iterator[_Lot]:
+    heads = piece.q.shape[0] * piece.q.shape[1]
+    width = x.q.shape[-1] + x.v.shape[-1]
+    if piece.slab is None:
+        tiles = -(-x.shape.Q // size.rows)
+        work = heads * min(size.rows, x.shape.Q) * x.shape.K * width
+        step = max(1, LOT * threads // work)
+        for first in range(0, tiles, step):
+            yield _Lot(first, min(first + step, tiles))
+        return
+    lot: list[tuple[slice, list[Cut]]] = []
+    first = held = work = 0
+    for rows, cuts in piece.slab.rows():
         lot.append((rows, cuts))
         held += sum(hidden.numel() for cut in cuts for _, hidden in cut.partial)
-        if held > HELD and len(lot) * heads >= 4 * threads:
-            yield lot
-            lot, held = [], 0
+        work += heads * size.rows * width * sum(cut.keys.stop - cut.keys.start for cut in cuts)
+        busy = len(lot) * heads >= 4 * threads
+        if (held > HELD and busy) or work > LOT * threads:
+            yield _tabled(first, lot, piece.slab)
+            first, lot, held, work = first + len(lot), [], 0, 0
     if lot:
-        yield lot
+        yield _tabled(first, lot, piece.slab)
 
 
-def _ride(loop: Loop, wave: Wave, slab: Slab, lot: Rows, threads: int) -> bool:
+def _tabled(first: int, lot: list[tuple[slice, list[Cut]]], slab: Slab) -> _Lot:
     tiles, cuts, parts = array("l"), array("l"), array("l")
     axes = slab.q.shape[:3]
     for rows, looked_at in lot:
-        first = len(cuts) // 4
+        before = len(cuts) // 4
         for cut in looked_at:
-            before = len(parts) // 7
+            part = len(parts) // 7
             for keys, hidden in cut.partial:
                 *strides, _ = hidden.expand(*axes, -1, -1).stride()
                 parts.extend((keys.start, keys.stop, hidden.data_ptr(), *strides))
-            cuts.extend((cut.keys.start, cut.keys.stop, before, len(parts) // 7))
-        tiles.extend((rows.start, rows.stop, first, len(cuts) // 4))
-    wave.n_tiles = len(lot)
-    wave.tiles, wave.cuts, wave.parts = (table.buffer_info()[0] for table in (tiles, cuts, parts))
-    return loop.attend(wave, threads)
+            cuts.extend((cut.keys.start, cut.keys.stop, part, len(parts) // 7))
+        tiles.extend((rows.start, rows.stop, before, len(cuts) // 4))
+    return _Lot(first, first + len(lot), (tiles, cuts, parts), (lot,))
+
+
+def _band(x: AttentionInputs) -> tuple[int, int] | None:
+    """The least and the largest key - query that may be seen, if that says everything."""
+    Q, K = x.shape.Q, x.shape.K
+    if x.mask is None:
+        return -Q, K
+    band = x.mask.band()
+    if band is None:
+        return None
+    low, high = band
+    return int(min(max(low, -Q), K)), int(max(min(high, K), -Q - 1))
+
+
+def _threads(x: AttentionInputs) -> int:
+    B, H, Q, K = x.shape
+    return 1 if B * H * Q * K * x.q.shape[-1] < ALONE else torch.get_num_threads()
 
 
 def _in_rows(t: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:

@@ -1,6 +1,6 @@
-"""tile.c as a library: built once with this machine's C compiler, and kept.
+"""The C functions as a library: built once with this machine's C compiler, and kept.
 
-It lies in the user's cache folder under a name that changes with the source, the compiler, its
+It lies in the user's cache folder under a name that changes with the sources, the compiler, its
 options and the CPU, so what is found there fits, and is built anew when anything changes.
 """
 
@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("tile.c")
+SOURCES = Path(__file__).with_name("loop")
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared")
 
 
@@ -67,7 +67,8 @@ def _folder() -> Path:
 
 def _key(command: list[str]) -> str:
     program = Path(command[0]).resolve().stat()
-    what = [*command, program.st_size, program.st_mtime_ns, *_cpu(), SOURCE.read_text()]
+    what = [*command, program.st_size, program.st_mtime_ns, *_cpu()]
+    what += [path.read_text() for path in sorted(SOURCES.iterdir()) if path.suffix in (".c", ".h")]
     return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
 
 
@@ -92,8 +93,9 @@ def _built(command: list[str], folder: Path, key: str) -> Path:
     os.close(handle)
     path = Path(name)
     try:
+        sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
         done = subprocess.run(
-            [*command, "-o", name, str(SOURCE)], capture_output=True, text=True, timeout=120
+            [*command, "-o", name, *sources, "-lm"], capture_output=True, text=True, timeout=120
         )
         if done.returncode:
             said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]

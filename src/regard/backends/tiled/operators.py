@@ -8,7 +8,8 @@ from torch import Tensor
 from regard.backends.contract import Rows
 from regard.backends.operators import Given, Pull, register
 from regard.backends.tiled.backward import Backward
-from regard.backends.tiled.forward import Passed, forward
+from regard.backends.tiled.forward import forward
+from regard.backends.tiled.fused import Passed
 from regard.inputs import AttentionInputs
 
 

@@ -10,8 +10,9 @@ import ctypes
 import math
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
-from regard.backends.tiled.compiled import Loop, Wave
+from regard.backends.tiled.compiled import Attend, Loop, Pull
 
 LEAST = -(2 - 2**-23) * 2.0**125
 """A quarter of the least float32: the maximum of rows that have seen nothing."""
@@ -51,41 +52,99 @@ def _absorbs(loop: Loop) -> bool:
 
 
 def _attends(loop: Loop) -> bool:
-    """Two heads that share keys, two row tiles (the second sees nothing), two cuts, the second
-    with hidden pairs."""
-    R, Q, K, D, E, split = 2, 7, 21, 3, 2, 16
-    q, k, v = (
+    """Whole calls, forward and backward, against their formulas: two heads that share keys, two
+    row tiles (the second sees nothing), two cuts, the second with hidden pairs; and the same heads
+    stacked under a band, with a sink."""
+    return _whole(loop, band=False) and _whole(loop, band=True)
+
+
+def _whole(loop: Loop, *, band: bool) -> bool:
+    R, Q, K, D, E, split, hands = 2, 7, 21, 3, 2, 16, 2
+    q, k, v, g = (
         _floats([round(90 * math.sin(3 + 5 * i * n)) / 64 for i in range(n)])
-        for n in (R * Q * D, K * D, K * E)
+        for n in (R * Q * D, K * D, K * E, R * Q * E)
     )
-    hidden = [[(i + j) % 3 == 0 for j in range(K - split)] for i in range(Q - 1)]
-    table = (ctypes.c_bool * (len(hidden) * (K - split)))(*(h for row in hidden for h in row))
+    low, high = (-2, K - Q - 4) if band else (0, 0)
+    hidden = [
+        [not low <= j - i <= high if band else j >= split and (i + j) % 3 == 0 for j in range(K)]
+        for i in range(Q)
+    ]
+    if not band:
+        hidden[-1] = [True] * K
+    table = (ctypes.c_bool * ((Q - 1) * (K - split)))(
+        *(h for row in hidden[:-1] for h in row[split:])
+    )
     tiles = array("l", (0, Q - 1, 0, 2, Q - 1, Q, 2, 2))
     cuts = array("l", (0, split, 0, 0, split, K, 0, 1))
     parts = array("l", (0, K - split, ctypes.addressof(table), 0, 0, 0, K - split))
-    largest, total, energy = ((ctypes.c_float * (R * Q))() for _ in range(3))
-    means = _floats([9.0] * (R * Q * E))
-    scratch = _floats([0.0] * (Q * (split + D)))
-    wave = Wave(
-        multiply=loop.multiply, B=1, G=1, R=R, Q=Q, D=D, E=E, scale=0.5, n_tiles=2,
-        q_steps=(R * Q * D, Q * D, D), k_steps=(K * D, K * D, D), v_steps=(K * E, K * E, E),
-        sums_step=R * Q, scratch_step=len(scratch),
-    )  # fmt: skip
-    arrays = {"q": q, "k": k, "v": v, "largest": largest, "total": total, "energy": energy}
-    for name, numbers in (arrays | {"means": means, "scratch": scratch}).items():
-        setattr(wave, name, ctypes.addressof(numbers))
-    wave.tiles, wave.cuts, wave.parts = (t.buffer_info()[0] for t in (tiles, cuts, parts))
-    good = loop.attend(wave, 1)
+    sink = _floats([0.5, -1.0])
+    lse, rest, largest, entropy = (_floats([9.0] * (R * Q)) for _ in range(4))
+    out, dq = _floats([9.0] * (R * Q * E)), _floats([9.0] * (R * Q * D))
+    dk, dv = _floats([0.0] * (hands * K * D)), _floats([0.0] * (hands * K * E))
+    shift, heat = (_floats([math.cos(n * i) for i in range(R * Q)]) for n in (3, 4))
+    expected = _floats([0.0] * (R * Q))
+    rows = R * Q if band else Q
+    scratch = _floats([0.0] * (rows * (2 * split + D + E + 3)))
+    shared: dict[str, Any] = {
+        "multiply": loop.multiply, "B": 1, "G": 1, "R": R, "Q": Q, "K": K, "D": D, "E": E,
+        "scale": 0.5, "stacked": band, "low": low, "high": high, "rows": rows, "keys": split,
+        "q_steps": (R * Q * D, Q * D, D), "k_steps": (K * D, K * D, D),
+        "v_steps": (K * E, K * E, E), "rows_step": R * Q, "scratch_step": len(scratch),
+        "first_tile": 0, "last_tile": 1 if band else 2,
+    }  # fmt: skip
+    if not band:
+        names = zip(("tiles", "cuts", "parts"), (tiles, cuts, parts), strict=True)
+        shared |= {name: t.buffer_info()[0] for name, t in names}
+    arrays: dict[str, Any] = {
+        "q": q, "k": k, "v": v, "scratch": scratch, "lse": lse, "rest": rest, "out": out,
+        "largest": largest, "entropy": entropy, "g": g, "shift": shift, "heat": heat,
+        "expected": expected, "dq": dq, "dk": dk, "dv": dv,
+    }  # fmt: skip
+    if band:
+        arrays["sink"] = sink
+
+    def filled(kind: type[Attend] | type[Pull], **more: Any) -> Any:
+        call = kind(**shared, **more)
+        for name, numbers in arrays.items():
+            if hasattr(kind, name):
+                setattr(call, name, ctypes.addressof(numbers))
+        return call
+
+    good = loop.attend(filled(Attend), 1)
     for row in range(R * Q):
-        covered = [*[False] * split, *hidden[row % Q]] if row % Q < Q - 1 else [True] * K
+        expected[row] = lse[row] - entropy[row] if lse[row] > -math.inf else 0.0
+    more = {"g_steps": (R * Q * E, Q * E, E), "dk_step": K * D, "dv_step": K * E}
+    loop.pull(filled(Pull, **more, key_heads=1, hands=hands), 1)
+    want_dk, want_dv = [0.0] * (K * D), [0.0] * (K * E)
+    for row in range(R * Q):
+        head, query = divmod(row, Q)
         s = [0.5 * sum(q[row * D + d] * k[j * D + d] for d in range(D)) for j in range(K)]
-        s = [-math.inf if h else x for x, h in zip(s, covered, strict=True)]
-        m, l, e = _sums(s)
-        p = [math.exp(x - m) / (l or 1.0) for x in s]
-        mean = [sum(weight * v[j * E + i] for j, weight in enumerate(p)) for i in range(E)]
-        given = [largest[row], total[row], energy[row], *means[row * E :][:E]]
-        good = good and _alike(given, [m, l, e, *mean])
-    return good
+        s = [-math.inf if h else x for x, h in zip(s, hidden[query], strict=True)]
+        terms = [*s, sink[head]] if band else s
+        m, l, e = _sums(terms)
+        p = [math.exp(x - m) / (l or 1.0) for x in terms]
+        mean = [sum(p[j] * v[j * E + i] for j in range(K)) for i in range(E)]
+        seen = max(s)
+        given = [lse[row] + rest[row], largest[row], entropy[row], *out[row * E :][:E]]
+        wanted = [m + math.log(l), seen, math.log(l) - e / l, *mean] if l else [
+            -math.inf, -math.inf, 0.0, *mean,
+        ]  # fmt: skip
+        good = good and _alike(given, wanted)
+        want_dq = [0.0] * D
+        for j in range(K):
+            if hidden[query][j]:
+                continue
+            pull = sum(g[row * E + i] * v[j * E + i] for i in range(E)) + shift[row]
+            ds = p[j] * (pull - heat[row] * (s[j] - expected[row]))
+            for d in range(D):
+                want_dq[d] += 0.5 * ds * k[j * D + d]
+                want_dk[j * D + d] += 0.5 * ds * q[row * D + d]
+            for i in range(E):
+                want_dv[j * E + i] += p[j] * g[row * E + i]
+        good = good and _alike(dq[row * D :][:D], want_dq)
+    total_dk = [a + b for a, b in zip(dk[: K * D], dk[K * D :], strict=True)]
+    total_dv = [a + b for a, b in zip(dv[: K * E], dv[K * E :], strict=True)]
+    return good and _alike(total_dk, want_dk) and _alike(total_dv, want_dv)
 
 
 def _hard_rows(which: int) -> list[list[float]]:

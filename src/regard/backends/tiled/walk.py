@@ -262,25 +262,29 @@ def _runs(flags: list[bool]) -> list[tuple[int, int]]:
     return found
 
 
+def spans(x: AttentionInputs, size: TileSize) -> Iterator[tuple[slice, slice]]:
+    """Batch entries and key heads that are walked together. Where the mask differs between batch
+    entries, each is walked alone."""
+    B, groups = x.k.shape[:2]
+    heads = max(1, min(groups, size.heads))
+    together = max(1, size.heads // max(groups, 1)) if x.mask is None or x.mask.batch == 1 else 1
+    for b in range(0, B, together):
+        for g in range(0, groups, heads):
+            yield slice(b, min(b + together, B)), slice(g, min(g + heads, groups))
+
+
 def slabs(
     x: AttentionInputs, size: TileSize | None = None, is_finite: bool | None = None
 ) -> Iterator[Slab]:
-    """The slabs of a call. Where the mask differs between batch entries, each is walked alone."""
-    B, groups = x.k.shape[:2]
+    """The slabs of a call."""
     size = size or tile_size(x)
     if is_finite is None:
         is_finite = x.mask is None or all_finite(x.q, x.k, x.v)
-    heads = max(1, min(groups, size.heads))
-    together = max(1, size.heads // max(groups, 1)) if x.mask is None or x.mask.batch == 1 else 1
     schedule: Schedule | None = None
-    for b in range(0, B, together):
-        for g in range(0, groups, heads):
-            batch, key_heads = slice(b, min(b + together, B)), slice(g, min(g + heads, groups))
-            mask = x.mask
-            if mask is not None:
-                mask = mask.select(
-                    batch, slice(key_heads.start * x.group, key_heads.stop * x.group)
-                )
-            if schedule is None or mask is not schedule.mask:
-                schedule = Schedule(mask, x.shape, x.group, size, x.q.device)
-            yield Slab(x, batch, key_heads, schedule, is_finite)
+    for batch, key_heads in spans(x, size):
+        mask = x.mask
+        if mask is not None:
+            mask = mask.select(batch, slice(key_heads.start * x.group, key_heads.stop * x.group))
+        if schedule is None or mask is not schedule.mask:
+            schedule = Schedule(mask, x.shape, x.group, size, x.q.device)
+        yield Slab(x, batch, key_heads, schedule, is_finite)
