@@ -12,7 +12,7 @@ from regard.nn.additive import AdditiveAttention
 from regard.nn.blocks import DecoderBlock, DecoderTraces, EncoderBlock
 from regard.nn.cache import Cache
 from regard.nn.dot import DotAttention
-from regard.nn.dropin import DropIn, replace_attention
+from regard.nn.dropin import DropIn, DropInError, replace_attention
 from regard.nn.linear import LinearAttention, elu_plus_one, linear_attention
 from regard.nn.loading import from_torch, load_weights
 from regard.nn.multihead import MultiHeadAttention
@@ -26,6 +26,7 @@ __all__ = [
     "DecoderTraces",
     "DotAttention",
     "DropIn",
+    "DropInError",
     "EncoderBlock",
     "LinearAttention",
     "MultiHeadAttention",
