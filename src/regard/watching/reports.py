@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -10,15 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.strict_json import finite_or_null
 from regard.watching.telemetry import Telemetry
 
 
 @dataclass(frozen=True)
 class Heads:
-    """One layer's heads, a number for each; NaN where there was nothing to say it of."""
+    """One layer's heads, a number for each. NaN where there was nothing to say it of: no rows that
+    see something, or none without NaN or infinity, which `non_finite` counts."""
 
     max_logit: tuple[float, ...]
+    """Infinite where a logit was, NaN where one was NaN; the other numbers are those of the rows
+    that hold neither."""
     mean_logit: tuple[float, ...]
     entropy: tuple[float, ...]
     """As a share of the most it could be, the log of the keys that may be seen: 1 for a head that
@@ -38,8 +41,10 @@ class Heads:
     def of(found: Telemetry, clipped: Tensor) -> Heads:
         sums = found.statistics
         sound = sums.rows - sums.empty - sums.broken
+        largest = sums.max_logit.masked_fill(sound == 0, math.nan)
+        largest = largest.masked_fill(found.infinite > 0, math.inf)
         numbers = (
-            sums.max_logit.masked_fill(sound == 0, math.nan),
+            largest.masked_fill(sums.broken > found.infinite, math.nan),
             found.mean_logit / sound,
             sums.entropy / found.room,
             found.sink / sound,
@@ -95,15 +100,14 @@ class Report:
     findings: tuple[Finding, ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """All of it, as JSON can hold it: what is not finite is null."""
-        whole = {
+        """All of it, as JSON can hold it. What was not finite is "NaN", "Infinity" or "-Infinity",
+        which every language reads as a number again; null is what there was nothing to say of."""
+        return {
             "step": self.step,
             "looks": self.looks,
-            "layers": {path: asdict(heads) for path, heads in self.layers.items()},
-            "findings": [asdict(finding) for finding in self.findings],
+            "layers": {path: _written(heads) for path, heads in self.layers.items()},
+            "findings": [_worded(asdict(finding)) for finding in self.findings],
         }
-        plain: dict[str, Any] = finite_or_null(whole)
-        return plain
 
     def scalars(self, *, heads: bool = False) -> dict[str, float]:
         """A few numbers per layer by name, or every number of every head: for what draws curves."""
@@ -119,26 +123,72 @@ class Report:
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
     def __repr__(self) -> str:
-        rows = [("layer", "max logit", "mean logit", "entropy", "sink", "empty", "non-finite")]
-        rows += [
-            (
-                path or "(model)",
-                _short(_most(heads.max_logit)),
-                _short(_mean(heads.mean_logit)),
-                f"{_mean(heads.entropy):.2f} ({_least(heads.entropy):.2f}"
-                f"–{_most(heads.entropy):.2f})",
-                f"{_mean(heads.sink):.0%}",
-                f"{_mean(heads.empty):.0%}",
-                f"{sum(heads.non_finite):.0f}",
-            )
-            for path, heads in self.layers.items()
-        ]
+        rows = self._table()
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [
             "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
             for row in rows
         ]
-        return "\n".join([f"step {self.step}, {self.looks} looked at", *lines])
+        return "\n".join([self._title(), *lines])
+
+    def _repr_html_(self) -> str:
+        """A table, as the last line of a notebook's cell, and what broke a rule below it."""
+        head, *body = self._table()
+        cells = [_row("th", head), *(_row("td", row) for row in body)]
+        told = "".join(f"<pre>{html.escape(str(finding))}</pre>" for finding in self.findings)
+        return (
+            f"<table><caption>{html.escape(self._title())}</caption>"
+            f"<thead>{cells[0]}</thead><tbody>{''.join(cells[1:])}</tbody></table>{told}"
+        )
+
+    def _title(self) -> str:
+        return f"step {self.step}, {self.looks} looked at"
+
+    def _table(self) -> list[tuple[str, ...]]:
+        return [
+            ("layer", "max logit", "mean logit", "entropy", "sink", "empty", "non-finite"),
+            *(
+                (
+                    path or "(model)",
+                    _short(_most(heads.max_logit)),
+                    _short(_mean(heads.mean_logit)),
+                    f"{_mean(heads.entropy):.2f} ({_least(heads.entropy):.2f}"
+                    f"–{_most(heads.entropy):.2f})",
+                    f"{_mean(heads.sink):.0%}",
+                    f"{_mean(heads.empty):.0%}",
+                    f"{sum(heads.non_finite):.0f}",
+                )
+                for path, heads in self.layers.items()
+            ),
+        ]
+
+
+def _row(tag: str, cells: tuple[str, ...]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+
+def _written(heads: Heads) -> dict[str, list[Any]]:
+    broken = [count > 0 for count in heads.non_finite]
+    return {
+        name: [
+            None if math.isnan(value) and not ill else _worded(value)
+            for value, ill in zip(each, broken, strict=True)
+        ]
+        for name, each in asdict(heads).items()
+    }
+
+
+def _worded(value: Any) -> Any:
+    """A value for JSON, which knows no NaN and no infinity: words stand for them.
+
+    >>> _worded({"trend": (1.5, math.inf)})
+    {'trend': [1.5, 'Infinity']}
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {name: _worded(part) for name, part in value.items()}
+    return [_worded(part) for part in value] if isinstance(value, (tuple, list)) else value
 
 
 def _mean(values: Any) -> float:
@@ -146,11 +196,12 @@ def _mean(values: Any) -> float:
 
 
 def _least(values: Any) -> float:
-    return min(values, default=math.nan)
+    return -_most([-value for value in values])
 
 
 def _most(values: Any) -> float:
-    return max(values, default=math.nan)
+    """The largest; NaN if one is, wherever it stands: Python's own depends on the order."""
+    return math.nan if any(map(math.isnan, values)) else max(values, default=math.nan)
 
 
 _TELLING: dict[str, dict[str, Callable[[Any], float]]] = {

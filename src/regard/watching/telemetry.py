@@ -36,6 +36,8 @@ class Telemetry:
     """The mean square of each output row."""
     non_finite: Float[Tensor, "h"]
     """Rows with NaN or infinity among their logits or in their output."""
+    infinite: Float[Tensor, "h"]
+    """Rows whose largest logit is infinite."""
 
     @staticmethod
     @torch.no_grad()
@@ -65,6 +67,7 @@ class Telemetry:
                 sink,
                 summed(size.square() / max(rows.out.shape[-1], 1), seeing & whole),
                 broken.to(rows.lse.dtype).sum((0, 2)),
+                (rows.max_logit == torch.inf).to(rows.lse.dtype).sum((0, 2)),
             )
 
     def __add__(self, other: Telemetry) -> Telemetry:
