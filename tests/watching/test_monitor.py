@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+import re
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import regard
 from regard import RegardError, masks
 from regard.backends.tiled.second_pass import chosen_logits
-from regard.watching import Report, Statistics
-from regard.watching.rules import NonFinite
+from regard.errors import RegardWarning
+from regard.watching import QKClip, Report, Statistics, Watch, torch_functions
+from regard.watching.qk_clip import Kind
+from regard.watching.rules import LogitExplosion, NonFinite
 from regard.watching.telemetry import Telemetry
 from tests.watching.test_watch import Model, Plain, X, hooks, model, x
 
@@ -326,24 +330,297 @@ def test_some_layers() -> None:
     assert list(report.layers) == ["layers.1"]
 
 
-def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "look beyond": ({"every": 5, "look": 7}, "look=7, every=5"),
+    "every 0": ({"every": 0}, "every=0"),
+    "every text": ({"every": "50"}, "every= counts steps\n  got:      every='50'"),
+    "every half": ({"every": 2.5}, "every=2.5"),
+    "every bool": ({"every": True}, "every=True"),
+    "look text": ({"look": "2"}, "look='2'"),
+    "look 0": ({"look": 0}, "look=0"),
+    "quiet": ({"quiet": None}, "quiet= counts windows"),
+    "to number": ({"to": 3}, "to= says where reports go"),
+    "to bytes": ({"to": b"run.jsonl"}, "to= says where reports go\n  got:      b'run.jsonl'"),
+    "to a list": ({"to": [print, 5.0]}, "got:      5.0"),
+    "rules text": ({"rules": "LogitExplosion"}, "rules= are thresholds"),
+    "rules of text": ({"rules": ["LogitExplosion"]}, r"\[LogitExplosion\(above=50\)\]"),
+    "rules classes": ({"rules": [NonFinite]}, "rules= are thresholds"),
+    "rules one": ({"rules": NonFinite()}, "rules= are thresholds"),
+    "rules none": ({"rules": None}, r"or \(\) for none"),
+    "clip 0": ({"qk_clip": 0.0}, "a number above 0"),
+    "clip text": ({"qk_clip": "100"}, "qk_clip= is the largest logit"),
+    "clip bool": ({"qk_clip": True}, "qk_clip= is the largest logit"),
+    "layers numbers": ({"layers": [1]}, "layers= names modules by their paths"),
+    "layers number": ({"layers": 1}, "layers= names modules by their paths"),
+    "group": ({"group": "all"}, "group= are the processes"),
+    "on_error": ({"on_error": "ignore"}, '\'ignore\'\n  accepted: "warn" or "raise"'),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_arguments_of_other_kinds_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    how, words = WRONG[name]
+    m = model()
+    with pytest.raises(RegardError, match=words):
+        regard.Monitor(m, **how)
+    assert hooks(m) == 0
+
+
+def test_what_is_no_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     with pytest.raises(RegardError, match=r"a torch\.nn\.Module"):
         regard.Monitor("gpt2")  # type: ignore[arg-type]
-    with pytest.raises(RegardError, match="look=7, every=5"):
-        regard.Monitor(model(), every=5, look=7)
-    with pytest.raises(RegardError, match="every=0"):
-        regard.Monitor(model(), every=0)
-    with pytest.raises(RegardError, match="a number above 0"):
-        regard.Monitor(model(), qk_clip=0.0)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ({"threshold": "5"}, "QK-clip has a threshold for logits"),
+        ({"threshold": math.nan}, "QK-clip has a threshold for logits"),
+        ({"layers": [2]}, "layers= names modules by their paths"),
+        ({"projections": 2}, "projections= finds the projections of a module"),
+    ],
+)
+def test_a_clip_of_other_kinds_is_refused(
+    how: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    with pytest.raises(RegardError, match=words):
+        QKClip(**how)
+
+
+def told_of(run: Callable[[], Any], *words: str) -> None:
+    """Each of these words is in one warning, in this order, and there are no others."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        run()
+    assert [w.category for w in told] == [RegardWarning] * len(words)
+    for warning, word in zip(told, words, strict=True):
+        assert re.search(word, str(warning.message)), warning.message
+
+
+def test_a_model_whose_attention_is_not_seen_is_trained_on() -> None:
     linear = nn.Linear(16, 16)
-    monitor = regard.Monitor(linear)
-    linear(X)
-    with pytest.raises(RegardError, match="the model ran, but no attention was seen"):
-        monitor.step()
+    with regard.Monitor(linear, every=1) as monitor:
+        linear(X)
+        told_of(monitor.step, r"(?s)looking at the model; training goes on.*no attention was seen")
+        linear(X)
+        told_of(monitor.step)
+    with regard.Monitor(linear, every=1, on_error="raise") as monitor:
+        linear(X)
+        with pytest.raises(RegardError, match="the model ran, but no attention was seen"):
+            monitor.step()
+
+
+@pytest.mark.skipif(
+    hasattr(regard.Monitor.step, "__wrapped__"), reason="checked calls have more frames"
+)
+def test_warnings_point_at_the_training_loop() -> None:
+    linear = nn.Linear(16, 16)
+    with regard.Monitor(linear, every=1, to=broken) as monitor:
+        linear(X)
+        with pytest.warns(RegardWarning) as told:
+            monitor.step()
+    assert len(told) == 2
+    assert {warning.filename for warning in told} == {__file__}
+
+
+def test_a_closed_monitor_says_so_once() -> None:
+    monitor, strict = regard.Monitor(model()), regard.Monitor(model(), on_error="raise")
     monitor.close()
+    strict.close()
+    told_of(monitor.step, "this monitor is closed")
+    told_of(monitor.step)
     with pytest.raises(RegardError, match="this monitor is closed"):
-        monitor.step()
+        strict.step()
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise OSError("no space left")
+
+
+PLACES: dict[str, tuple[Any, str]] = {
+    "statistics": (Telemetry, "of"),
+    "kinds": (Kind, "of"),
+    "tracing": (torch_functions, "_traced"),
+    "entering": (Watch, "enter"),
+    "leaving": (Watch, "leave"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_error_of_looking_changes_nothing_but_what_is_reported(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name = PLACES[place]
+    plain = dropping()
+    list(train(plain, _Nobody(), 4))
+    watched = dropping()
+    monitor = regard.Monitor(watched, every=2, look=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, staticmethod(broken) if isinstance(owner, type) else broken)
+        run = train(watched, monitor, 4)
+        told_of(
+            lambda: next(run),
+            r"failed while looking at the model; training goes on \(on_error=\"raise\" would end "
+            r"it\)\n  OSError: no space left\n  at:       .*test_monitor.py:\d+, in broken",
+        )
+        rest = list(run)
+    assert rest[0] is not None
+    for a, b in zip(plain.parameters(), watched.parameters(), strict=True):
+        assert torch.equal(a, b)
+    # Once it can look again, it does.
+    watched(X)
+    monitor.step()
+    watched(X)
+    report = monitor.step()
+    assert report is not None
+    assert list(report.layers) == ["layers.0"]
+    monitor.close()
+    assert hooks(watched) == 0
+
+
+def dropping() -> Model:
+    """A model whose attention draws random numbers, the same ones each time it is made."""
+    torch.manual_seed(5)
+    return Model(Plain(dropout_p=0.5)).train()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_error_of_looking_ends_the_run_if_asked_to(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, name = PLACES[place]
+    m = dropping()
+    monitor = regard.Monitor(m, every=2, look=1, on_error="raise")
+    monkeypatch.setattr(owner, name, staticmethod(broken) if isinstance(owner, type) else broken)
+    with pytest.raises(OSError, match="no space left"):
+        list(train(m, monitor, 1))
+    monkeypatch.undo()
+    monitor.close()
+
+
+def test_weights_that_a_module_gives_are_looked_at_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    m = nn.MultiheadAttention(16, 2, batch_first=True)
+    right = m(X, X, X)
+    monitor = regard.Monitor(m, every=1)
+    monkeypatch.setattr(torch_functions, "_traced", broken)
+    got = m(X, X, X)
+    torch.testing.assert_close(got, right)
+    told_of(monitor.step, "no space left")
+
+
+class Failing:
+    def __init__(self) -> None:
+        self.closed = False
+
+    def write(self, report: Report) -> None:
+        raise OSError("no space left")
+
+    def close(self) -> None:
+        self.closed = True
+        raise OSError("cannot close")
+
+
+def test_an_error_of_writing_keeps_nobody_else_from_writing(tmp_path: Path) -> None:
+    m, failing, path = model(), Failing(), tmp_path / "run.jsonl"
+    monitor = regard.Monitor(m, every=1, to=[failing, path])
+    m(X)
+    told_of(monitor.step, r"writing a report \(Failing\)")
+    m(X)
+    told_of(monitor.step)
+    told_of(monitor.close, "cannot close")
+    assert failing.closed
+    assert len(path.read_text().splitlines()) == 2
+    assert hooks(m) == 0
+    strict = regard.Monitor(m, every=1, to=Failing(), on_error="raise")
+    m(X)
+    with pytest.raises(OSError, match="no space left"):
+        strict.step()
+    with pytest.raises(OSError, match="cannot close"):
+        strict.close()
+
+
+class Odd(NonFinite):
+    def values(self, heads: Any) -> Any:
+        raise KeyError("no such number")
+
+
+def test_an_error_of_a_rule_costs_its_findings_only() -> None:
+    m = model()
+    with regard.Monitor(m, every=1, rules=[Odd()]) as monitor:
+        m(X)
+        told_of(monitor.step, r"(?s)judging a report.*KeyError: 'no such number'")
+    assert monitor.history[0].findings == ()
+    assert list(monitor.history[0].layers) == ["layers.0", "layers.1"]
+
+
+def test_a_step_that_is_no_number_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    m, reports = model(), []
+    with regard.Monitor(m, every=1, to=reports.append) as monitor:
+        m(X)
+        monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+        told_of(lambda: monitor.step("three"), "step= is the number of the step")  # type: ignore[arg-type]
+        m(X)
+        monitor.step(torch.tensor(7))  # type: ignore[arg-type]
+    assert [report.step for report in reports] == [1, 7]
+
+
+def test_a_run_that_explodes_is_reported_as_such(tmp_path: Path) -> None:
+    q, k = x(1, 4, 6, 8), x(1, 4, 6, 8, seed=1)
+    q[0, 0, 3], k[0, 0, 3] = 1e30, 1e30
+    q[0, 1, 2] = math.nan
+    q[0, 2] = math.nan
+    m = Given(q, k, x(1, 4, 6, 8), mask=masks.causal() & masks.padding([6]))
+    with regard.Monitor(m, every=1, to=tmp_path / "run.jsonl") as monitor:
+        m()
+        told_of(monitor.step, "non-finite attention", r"(?s)logit explosion.*a logit of inf")
+    heads = monitor.history[0].layers[""]
+    assert heads.max_logit[0] == math.inf
+    assert math.isnan(heads.max_logit[1])
+    assert heads.non_finite[1:] == (1, 6, 0)
+    layer = json.loads((tmp_path / "run.jsonl").read_text())["layers"][""]
+    assert layer["max_logit"][:3] == ["Infinity", "NaN", "NaN"]
+    # The second head has sound rows, of which the rest is said; the third has none.
+    assert 0 <= layer["sink"][1] <= 1
+    assert layer["sink"][2] == layer["entropy"][2] == layer["output"][2] == "NaN"
+    assert layer["max_logit"][3] == heads.max_logit[3]
+    assert [float(word) for word in layer["max_logit"][:1]] == [math.inf]
+    line = repr(monitor.history[0]).splitlines()[-1]
+    assert line.split()[1] == "nan"
+
+
+def test_a_monitor_shows_its_last_report() -> None:
+    m = model()
+    monitor = regard.Monitor(m, every=2, look=1, qk_clip=50)
+    start = "Monitor(Model, step {}, looks every 1, reports every 2, qk_clip=50{})"
+    assert repr(monitor) == start.format(0, "")
+    assert monitor._repr_html_() == f"<p>{start.format(0, '')}</p>"
+    report = list(train(m, monitor, 2))[-1]
+    assert repr(monitor) == f"{start.format(2, '')}\n{report!r}"
+    table = monitor._repr_html_()
+    assert table.startswith(f"<p>{start.format(2, '')}</p><table>")
+    assert table.count("<tr>") == 3
+    for cell in ("max logit", "layers.0", "layers.1", "step 2, 2 looked at"):
+        assert cell in table
+    monitor.close()
+    assert repr(monitor).startswith(start.format(2, ", closed"))
+
+
+def test_what_is_shown_is_escaped_and_tells_what_broke_a_rule() -> None:
+    m = nn.ModuleDict({"<b>": model()})
+    m.forward = lambda t: m["<b>"](t)  # type: ignore[method-assign]
+    rule = LogitExplosion(above=-100)
+    with regard.Monitor(m, every=1, rules=[rule]) as monitor:
+        m(X)
+        told_of(monitor.step, "logit explosion")
+    shown = monitor._repr_html_()
+    assert "<b>" not in shown
+    assert "&lt;b&gt;.layers.0" in shown
+    assert "<pre>logit explosion at step 1" in shown
 
 
 def test_a_step_that_ran_nothing_is_no_error() -> None:
@@ -388,6 +665,17 @@ def test_compiled_models_run_their_graph_between_looks() -> None:
     assert graphs[-1] == graphs[2], "looking and not looking each compile once"
     assert [report.looks for report in monitor.history] == [2, 2, 2]
     assert list(monitor.history[0].layers) == ["_orig_mod.layers.0", "_orig_mod.layers.1"]
+
+
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("ignore::regard.errors.RegardWarning")
+def test_a_compiled_encoder_is_trained_on_whether_or_not_it_is_seen() -> None:
+    m = nn.TransformerEncoderLayer(16, 2, 16, dropout=0.0, batch_first=True)
+    compiled = torch.compile(m, backend="eager")
+    with regard.Monitor(compiled, every=1) as monitor:
+        for _ in range(3):
+            compiled(X).square().mean().backward()
+            assert monitor.step() is not None
 
 
 def test_a_report_is_given_to_whoever_asks() -> None:

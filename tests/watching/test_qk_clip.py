@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import regard
 from regard import RegardError
+from regard.errors import RegardWarning
 from regard.watching import Projections, QKClip
 from tests.watching.test_watch import x
 
@@ -212,7 +213,7 @@ def test_broken_or_empty_heads_are_left_alone() -> None:
     assert torch.equal(m.qkv.weight, kept)
 
 
-def test_projections_that_are_told() -> None:
+def test_projections_that_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     class Odd(Written):
         def qk(self, t: Tensor) -> tuple[Tensor, Tensor]:
             k, q = self.get_submodule("both")(t).chunk(2, -1)
@@ -233,6 +234,11 @@ def test_projections_that_are_told() -> None:
     wrong = QKClip(1.0, projections=lambda *_: Projections([m.both.weight], [m.both.weight]))
     with pytest.raises(RegardError, match=r"q with \[64\] rows"):
         wrong.clip("", m, _kind(m), before)
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    for nothing in (Projections([], []), ([], []), 3):
+        empty: Any = QKClip(1.0, projections=lambda *_, nothing=nothing: nothing)
+        with pytest.raises(RegardError, match=r"did not find the projections of a module"):
+            empty.clip("", m, _kind(m), before)
 
 
 class Biased(regard.nn.MultiHeadAttention):
@@ -247,10 +253,6 @@ class Capped(Written):
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "norms": (
-        lambda: regard.nn.MultiHeadAttention(WIDE, 4, qk_norm=True),
-        "queries and keys are normalised after their projections",
-    ),
     "unknown names": (
         lambda: Written(ask=linear(32), answer=linear(32)),
         "does not know where this module projects its queries and keys",
@@ -264,11 +266,47 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def test_what_cannot_be_clipped_is_refused_by_name(name: str) -> None:
     make, words = REFUSED[name]
     m = make()
-    with regard.Monitor(m, every=1, qk_clip=100.0, rules=()) as monitor:
+    how: dict[str, Any] = {"every": 1, "qk_clip": 100.0, "rules": ()}
+    with regard.Monitor(m, **how, on_error="raise") as monitor:
         m(x(1, 5, WIDE))
-        with pytest.raises(RegardError, match=words) as told:
+        with pytest.raises(RegardError, match=words) as refused:
             monitor.step()
-    assert type(m).__name__ in str(told.value)
+    assert type(m).__name__ in str(refused.value)
+    with regard.Monitor(m, **how) as monitor:
+        m(x(1, 5, WIDE))
+        with pytest.warns(RegardWarning, match=words) as told:
+            report = monitor.step()
+        m(x(1, 5, WIDE))
+        monitor.step()
+    assert len(told) == 1
+    assert report is not None
+    assert report.looks == 1
+
+
+def test_norms_are_refused_before_anything_runs() -> None:
+    m = regard.nn.MultiHeadAttention(WIDE, 4, qk_norm=True)
+    with pytest.raises(RegardError, match="normalised after their projections") as told:
+        regard.Monitor(m, qk_clip=100.0)
+    assert "MultiHeadAttention at '' with q_norm, k_norm" in str(told.value)
+
+
+def test_one_layer_that_is_refused_does_not_keep_others_from_being_clipped() -> None:
+    m = nn.Sequential(Written(ask=linear(32), answer=linear(32)), nn.Flatten(2), Join())
+    m.append(regard.nn.MultiHeadAttention(WIDE, 4))
+    with regard.Monitor(m, every=1, qk_clip=1e-6, rules=()) as monitor:
+        m(3 * x(2, 9, WIDE))
+        with pytest.warns(RegardWarning, match="Written at '0'"):
+            report = monitor.step()
+    assert report is not None
+    assert report.layers["0"].clipped == (0, 0, 0, 0)
+    assert report.layers["3"].clipped == (1, 1, 1, 1)
+
+
+class Join(nn.Module):
+    """Heads beside each other again, after Flatten has put width to tokens."""
+
+    def forward(self, t: Tensor) -> Tensor:
+        return t.unflatten(-1, (9, 8)).transpose(1, 2).flatten(2)
 
 
 def test_layers_that_are_left_out_may_be_of_any_kind() -> None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import html
+import operator
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
-import torch
 from torch import Tensor, distributed, nn
 
 from regard.errors import RegardError, RegardWarning
-from regard.traces import Trace
-from regard.watching.qk_clip import Kind, QKClip
-from regard.watching.reports import Heads, Report
+from regard.watching.qk_clip import Kind, QKClip, patterns
+from regard.watching.reports import Finding, Report
 from regard.watching.rules import RULES, Judge, Rule
-from regard.watching.statistics import Statistics
 from regard.watching.telemetry import Telemetry
-from regard.watching.watcher import Watch
+from regard.watching.training_watch import LOOKING, TrainingWatch
+from regard.watching.troubles import Troubles
+from regard.watching.window import Ranks, Window
 from regard.watching.writers import writers
 
 
@@ -40,6 +41,9 @@ class Monitor:
     - `layers`: paths of modules (`*` matches anything).
     - `group`: the processes that hold the same model, all of them by default, if
       torch.distributed runs. Each needs its monitor. Numbers are those of all; rank 0 writes.
+    - `on_error`: what an error of looking, clipping or writing does. "warn" tells of each kind
+      once, and training goes on as without a monitor; "raise" ends the run. A rule with
+      `action="raise"` ends it either way, and so does what can be refused before anything runs.
 
     >>> import torch, regard
     >>> _ = torch.manual_seed(0)
@@ -69,22 +73,27 @@ class Monitor:
         rules: Sequence[Rule] = RULES,
         quiet: int = 20,
         qk_clip: float | QKClip | None = None,
-        layers: Sequence[str] | None = None,
+        layers: str | Sequence[str] | None = None,
         group: distributed.ProcessGroup | None = None,
+        on_error: Literal["warn", "raise"] = "warn",
     ) -> None:
+        _check_model(model)
+        self.model, self.every = model, _steps("every", every)
+        self.qk_clip = _clip(qk_clip)
         if look is None:
-            look = min(10, every) if qk_clip is None else 1
-        _check(model, every, look, quiet)
-        self.model, self.every, self.look = model, every, look
-        self.qk_clip = QKClip(qk_clip) if isinstance(qk_clip, int | float) else qk_clip
+            look = min(10, self.every) if self.qk_clip is None else 1
+        self.look = _steps("look", look)
+        _check(self.every, self.look, group, on_error)
         self.steps = self._label = 0
-        self._judge = Judge(rules, quiet)
+        self._judge = Judge(_rules(rules), _steps("quiet", quiet))
         self.history: deque[Report] = deque(maxlen=max(self._judge.memory, 100))
         """The last reports, newest last."""
-        self._ranks = _Ranks(group)
+        self._troubles = Troubles(raises=on_error == "raise")
+        self._ranks = Ranks(group)
+        self._window = Window()
+        self._watch = TrainingWatch(model, patterns(layers), self._troubles)
+        self._refuse_clipping()
         self._writers = writers(to) if self._ranks.first else []
-        self._window = _Window()
-        self._watch = _Look(model, layers)
         self._checked = self._closed = False
         self._watch.attach()
 
@@ -93,17 +102,30 @@ class Monitor:
 
         Say which `step` it was if they are counted elsewhere, as in a run that is continued."""
         if self._closed:
-            raise RegardError("this monitor is closed", do="make a new one")
+            with self._troubles.during("counting steps"):
+                raise RegardError("this monitor is closed", do="make a new one")
+            self._troubles.tell(2)
+            return None
         self.steps += 1
-        self._label = self.steps if step is None else step
+        self._label = self.steps
+        with self._troubles.during("counting steps"):
+            self._label = _label(self.steps, step)
         if self._watch.attached:
-            self._take()
-        report = self._end_window() if self.steps % self.every == 0 else None
+            with self._troubles.during(LOOKING):
+                self._take()
+        report = None
+        if self.steps % self.every == 0:
+            with self._troubles.during("making a report"):
+                report = self._end_window()
         wanted = self.steps % self.look == 0
-        if wanted and not self._watch.attached:
-            self._watch.attach()
-        if not wanted and self._watch.attached:
-            self._watch.detach()
+        with self._troubles.during(LOOKING):
+            if wanted and not self._watch.attached:
+                self._watch.attach()
+            if not wanted and self._watch.attached:
+                self._watch.detach()
+        if report is not None:
+            self._write(report)
+        self._troubles.tell(2)
         if report is not None:
             self._tell(report)
         return report
@@ -114,12 +136,20 @@ class Monitor:
             return
         self._closed = True
         self._watch.detach()
+        report = None
         try:
             if self._window.looks:
-                self._tell(self._end_window())
+                with self._troubles.during("making a report"):
+                    report = self._end_window()
+            if report is not None:
+                self._write(report)
         finally:
             for writer in self._writers:
-                writer.close()
+                with self._troubles.during("closing what reports are written to"):
+                    writer.close()
+        self._troubles.tell(2)
+        if report is not None:
+            self._tell(report)
 
     def for_huggingface(self) -> Any:
         """A callback for the Trainer of transformers: `Trainer(..., callbacks=[...])`."""
@@ -144,16 +174,38 @@ class Monitor:
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        return f"{self._state()}\n{self.history[-1]!r}" if self.history else self._state()
+
+    def _repr_html_(self) -> str:
+        """The last report, where a notebook asks for the monitor."""
+        state = f"<p>{html.escape(self._state())}</p>"
+        return state + (self.history[-1]._repr_html_() if self.history else "")
+
+    def _state(self) -> str:
+        clip = "" if self.qk_clip is None else f", qk_clip={self.qk_clip.threshold:g}"
+        closed = ", closed" if self._closed else ""
+        return (
+            f"Monitor({type(self.model).__name__}, step {self.steps}, looks every {self.look}, "
+            f"reports every {self.every}{clip}{closed})"
+        )
+
+    def _refuse_clipping(self) -> None:
+        if self.qk_clip is not None:
+            for path, module in self.model.named_modules():
+                if self._watch.wants(path):
+                    self.qk_clip.refuse(path, module)
+
     def _take(self) -> None:
         """Add what the step showed to the window, and clip."""
         found, kinds = self._watch.taken()
-        if not self._checked and self._watch.ran:
+        if found:
+            clipped = {} if self.qk_clip is None else self._clip(self.qk_clip, found, kinds)
+            self._window.add(found, clipped)
+        # What is missing because looking failed is no gap, and was noted.
+        if not self._checked and self._watch.ran and not self._troubles.fresh:
             self._checked = True
             self._watch.refuse_gaps()
-        if not found:
-            return
-        clipped = {} if self.qk_clip is None else self._clip(self.qk_clip, found, kinds)
-        self._window.add(found, clipped)
 
     def _clip(
         self, clip: QKClip, found: Mapping[str, Telemetry], kinds: Mapping[str, Kind]
@@ -161,26 +213,42 @@ class Monitor:
         wanted = {path: t.statistics.max_logit for path, t in found.items() if clip.wants(path)}
         largest = self._ranks.largest(wanted)
         modules = dict(self.model.named_modules())
-        return {
-            path: clip.clip(path, modules[path], kinds[path], logit)
-            for path, logit in largest.items()
-        }
+        clipped: dict[str, Tensor] = {}
+        frozen: list[str] = []
+        for path, logit in largest.items():
+            with self._troubles.during("clipping"):
+                times = clip.clip(path, modules[path], kinds[path], logit)
+                if times is None:
+                    frozen.append(path or "(model)")
+                else:
+                    clipped[path] = times
+        if frozen:
+            some = ", ".join(frozen[:3]) + (f" and {len(frozen) - 3} more" * (len(frozen) > 3))
+            self._troubles.remark(
+                "frozen", f"QK-clip leaves alone what is frozen: the projections of {some}"
+            )
+        return clipped
 
     def _end_window(self) -> Report:
-        window, self._window = self._window, _Window()
+        window, self._window = self._window, Window()
         report = Report(self._label, window.looks, window.heads(self._ranks))
         if not window.looks:
             return report
         self.history.append(report)
-        self._found = self._judge.findings(list(self.history))
+        self._found: list[tuple[Rule, Finding]] = []
+        with self._troubles.during("judging a report"):
+            self._found = self._judge.findings(list(self.history))
         report = replace(report, findings=tuple(finding for _, finding in self._found))
         self.history[-1] = report
         return report
 
-    def _tell(self, report: Report) -> None:
-        """Written first, so that what ends a run is in its records."""
+    def _write(self, report: Report) -> None:
         for writer in self._writers:
-            writer.write(report)
+            with self._troubles.during(f"writing a report ({type(writer).__name__})"):
+                writer.write(report)
+
+    def _tell(self, report: Report) -> None:
+        """After it is written, so that what ends a run is in its records."""
         if not report.findings:
             return
         for rule, finding in self._found:
@@ -191,136 +259,80 @@ class Monitor:
                 warnings.warn(RegardWarning(str(finding)), stacklevel=3)
 
 
-class _Look(Watch):
-    """Watches steps of training, and takes more of each call than plain watching pays for."""
-
-    def __init__(self, model: nn.Module, layers: Sequence[str] | None) -> None:
-        super().__init__(model, layers, None, "statistics", 1)
-        self._found: dict[str, Telemetry] = {}
-        self._kinds: dict[str, Kind] = {}
-
-    def taken(self) -> tuple[dict[str, Telemetry], dict[str, Kind]]:
-        """What was found since it was asked last, and the kinds of calls."""
-        found, self._found = self._found, {}
-        return found, self._kinds
-
-    @property
-    def attached(self) -> bool:
-        return bool(self._hooks)
-
-    @property
-    def ran(self) -> bool:
-        return bool(self._ran)
-
-    def refuse_gaps(self) -> None:
-        self._refuse_gaps()
-
-    def _due(self) -> bool:
-        return torch.is_grad_enabled()
-
-    def _take(self, path: str, trace: Trace) -> None:
-        self.seen.layer(path)
-        found = Telemetry.of(trace, Statistics.of(trace))
-        self._found[path] = self._found[path] + found if path in self._found else found
-        if path not in self._kinds:
-            self._kinds[path] = Kind.of(trace)
-
-
-class _Window:
-    """Sums since the last report, where the model is."""
-
-    def __init__(self) -> None:
-        self.looks = 0
-        self._found: dict[str, Telemetry] = {}
-        self._clipped: dict[str, Tensor] = {}
-
-    def add(self, found: Mapping[str, Telemetry], clipped: Mapping[str, Tensor]) -> None:
-        self.looks += 1
-        for path, new in found.items():
-            self._found[path] = self._found[path] + new if path in self._found else new
-            times = clipped.get(path, torch.zeros_like(new.room))
-            self._clipped[path] = self._clipped[path] + times if path in self._clipped else times
-
-    def heads(self, ranks: _Ranks) -> dict[str, Heads]:
-        """Of each layer; the only time that the device is waited for."""
-        found = ranks.summed(self._found)
-        rows = {
-            path: torch.cat([t.stacked(), self._clipped[path][None]]) for path, t in found.items()
-        }
-        return {
-            path: Heads.of(Telemetry.read(here[:-1]), here[-1])
-            for path, here in _on_host(rows).items()
-        }
-
-
-@dataclass(frozen=True)
-class _Ranks:
-    """The processes that train copies of the model."""
-
-    group: distributed.ProcessGroup | None
-
-    @property
-    def many(self) -> bool:
-        running = distributed.is_available() and distributed.is_initialized()
-        return running and distributed.get_world_size(self.group) > 1
-
-    @property
-    def first(self) -> bool:
-        return not self.many or distributed.get_rank(self.group) == 0
-
-    def largest(self, logits: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The largest of all ranks, so that all clip alike and stay equal."""
-        return self._reduced(logits, distributed.ReduceOp.MAX) if self.many else dict(logits)
-
-    def summed(self, found: Mapping[str, Telemetry]) -> dict[str, Telemetry]:
-        if not self.many:
-            return dict(found)
-        largest = self.largest({path: t.statistics.max_logit for path, t in found.items()})
-        stacked = {path: t.stacked().flatten() for path, t in found.items()}
-        sums = self._reduced(stacked, distributed.ReduceOp.SUM)
-        whole = {
-            path: Telemetry.read(t.view(-1, len(found[path].room))) for path, t in sums.items()
-        }
-        return {
-            path: replace(t, statistics=replace(t.statistics, max_logit=largest[path]))
-            for path, t in whole.items()
-        }
-
-    def _reduced(self, parts: Mapping[str, Tensor], how: Any) -> dict[str, Tensor]:
-        names = sorted(parts)
-        whole = torch.cat([parts[name] for name in names])
-        distributed.all_reduce(whole, how, self.group)
-        each = whole.split([len(parts[name]) for name in names])
-        return dict(zip(names, each, strict=True))
-
-
-def _on_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU, made with one wait for each device."""
-    there: dict[torch.device, list[str]] = {}
-    for name, t in parts.items():
-        there.setdefault(t.device, []).append(name)
-    found: dict[str, Tensor] = {}
-    for names in there.values():
-        flat = torch.cat([parts[name].double().flatten() for name in names]).cpu()
-        each = flat.split([parts[name].numel() for name in names])
-        found |= {n: t.view_as(parts[n]) for n, t in zip(names, each, strict=True)}
-    return {name: found[name] for name in parts}
-
-
-def _check(model: nn.Module, every: int, look: int, quiet: int) -> None:
+def _check_model(model: Any) -> None:
     if not isinstance(model, nn.Module):
         raise RegardError(
             "Monitor looks at a model", got=type(model).__name__, accepted="a torch.nn.Module"
         )
-    if every < 1 or quiet < 1:
+
+
+def _steps(name: str, given: Any) -> int:
+    counts = {"every": "steps", "look": "steps", "quiet": "windows"}[name]
+    try:
+        number = None if isinstance(given, bool) else operator.index(given)
+    except TypeError:
+        number = None
+    if number is None or number < 1:
         raise RegardError(
-            "every= counts steps and quiet= windows",
-            got=f"every={every}, quiet={quiet}",
-            accepted="1 or more",
+            f"{name}= counts {counts}",
+            got=f"{name}={given!r}",
+            accepted="a whole number, 1 or more",
         )
-    if not 1 <= look <= every:
+    return number
+
+
+def _label(steps: int, step: Any) -> int:
+    try:
+        return steps if step is None else operator.index(step)
+    except TypeError:
+        raise RegardError(
+            "step= is the number of the step", got=repr(step), accepted="a whole number"
+        ) from None
+
+
+def _clip(given: Any) -> QKClip | None:
+    if given is None or isinstance(given, QKClip):
+        return given
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return QKClip(given)
+    raise RegardError(
+        "qk_clip= is the largest logit that heads may have",
+        got=repr(given),
+        accepted="a number above 0, often 100; a QKClip; or None",
+    )
+
+
+def _rules(given: Any) -> list[Rule]:
+    listed = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
+    wrong = [rule for rule in listed if not isinstance(rule, Rule)]
+    if isinstance(given, Rule) or wrong:
+        raise RegardError(
+            "rules= are thresholds that heads are held against",
+            got=repr(given),
+            accepted="a list of rules from regard.watching.rules, made with their thresholds: "
+            "[LogitExplosion(above=50)]; or () for none",
+        )
+    return listed
+
+
+def _check(every: int, look: int, group: Any, on_error: Any) -> None:
+    if look > every:
         raise RegardError(
             "look= says at which steps of a window to look: every so many",
             got=f"look={look}, every={every}",
             accepted=f"1 to {every}",
+        )
+    if group is not None and not (
+        distributed.is_available() and isinstance(group, distributed.ProcessGroup)
+    ):
+        raise RegardError(
+            "group= are the processes that hold the same model",
+            got=repr(group),
+            accepted="a group of torch.distributed (new_group), or None for all",
+        )
+    if on_error not in ("warn", "raise"):
+        raise RegardError(
+            "on_error= says what an error of the monitor does",
+            got=repr(on_error),
+            accepted='"warn" or "raise"',
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import median
 from typing import ClassVar, Literal
 
@@ -30,12 +30,21 @@ class Rule:
     do: ClassVar[str]
 
     def __post_init__(self) -> None:
-        if self.lasting < 1 or self.action not in ("warn", "raise"):
+        lasts = isinstance(self.lasting, int) and self.lasting >= 1
+        if not lasts or self.action not in ("warn", "raise"):
             raise RegardError(
                 f"{self.name}: how long it lasts, and what is done then",
-                got=f"lasting={self.lasting}, action={self.action!r}",
+                got=f"lasting={self.lasting!r}, action={self.action!r}",
                 accepted='1 window or more, "warn" or "raise"',
             )
+        for field in fields(self):
+            limit = getattr(self, field.name)
+            if field.name in ("above", "below") and not isinstance(limit, int | float):
+                raise RegardError(
+                    f"{self.name}: {field.name}= is its threshold",
+                    got=f"{field.name}={limit!r}",
+                    accepted="a number",
+                )
 
     def values(self, heads: Heads) -> Sequence[float]:
         """The number that is judged, of each head."""

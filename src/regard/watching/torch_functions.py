@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ class AttentionMode(TorchFunctionMode):
     def __init__(self, where: Callable[[], str], wanted: Callable[[str], bool]) -> None:
         super().__init__()
         self._flex = FlexCalls(where, wanted)
+        self.spared: Callable[[], AbstractContextManager[None]] = nullcontext
+        """What looking is done in: an observer keeps its errors from the model there."""
 
     def __enter__(self) -> AttentionMode:
         self._flex.__enter__()
@@ -67,11 +69,13 @@ class AttentionMode(TorchFunctionMode):
             return _pytorch(query, key, value, attn_mask, dropout_p, is_causal, **how)
         if dropout_p or (torch.is_grad_enabled() and _learns(query, key, value, attn_mask)):
             out = _pytorch(query, key, value, attn_mask, dropout_p, is_causal, **how)
-            with torch.no_grad():
+            with torch.no_grad(), self.spared():
                 _traced(query, key, value, attn_mask, is_causal, scale)
             return out
-        out = _traced(query, key, value, attn_mask, is_causal, scale).rows.out
-        return out.reshape(*query.shape[:-1], out.shape[-1])
+        with self.spared():
+            out = _traced(query, key, value, attn_mask, is_causal, scale).rows.out
+            return out.reshape(*query.shape[:-1], out.shape[-1])
+        return _pytorch(query, key, value, attn_mask, dropout_p, is_causal, **how)
 
     def _multi_head(self, *args: Any, **kwargs: Any) -> Any:
         """nn.MultiheadAttention looks its function up where it is defined: it finds this one."""
@@ -81,7 +85,7 @@ class AttentionMode(TorchFunctionMode):
                 return _multi_head_forward(**named)
             # With weights asked for it builds n×n and calls nothing that could be seen: it is
             # asked once more without.
-            with torch.no_grad():
+            with torch.no_grad(), self.spared():
                 _multi_head_forward(**named | {"need_weights": False, "dropout_p": 0.0})
         return _multi_head_forward(**named)
 

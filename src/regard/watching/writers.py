@@ -121,7 +121,7 @@ def writers(to: Any) -> list[Writer]:
     """Writers from whatever `to=` is given."""
     if to is None:
         return []
-    if isinstance(to, Sequence) and not isinstance(to, str):
+    if isinstance(to, Sequence) and not isinstance(to, str | bytes):
         return [writer for one in to for writer in writers(one)]
     return [_writer(to)]
 

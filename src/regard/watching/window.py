@@ -1,0 +1,94 @@
+"""The sums of a window of training steps, over the processes that train together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from regard.watching.reports import Heads
+from regard.watching.telemetry import Telemetry
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that train copies of the model."""
+
+    group: distributed.ProcessGroup | None
+
+    @property
+    def many(self) -> bool:
+        running = distributed.is_available() and distributed.is_initialized()
+        return running and distributed.get_world_size(self.group) > 1
+
+    @property
+    def first(self) -> bool:
+        return not self.many or distributed.get_rank(self.group) == 0
+
+    def largest(self, logits: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The largest of all ranks, so that all clip alike and stay equal."""
+        return self._reduced(logits, distributed.ReduceOp.MAX) if self.many else dict(logits)
+
+    def summed(self, found: Mapping[str, Telemetry]) -> dict[str, Telemetry]:
+        if not self.many:
+            return dict(found)
+        largest = self.largest({path: t.statistics.max_logit for path, t in found.items()})
+        stacked = {path: t.stacked().flatten() for path, t in found.items()}
+        sums = self._reduced(stacked, distributed.ReduceOp.SUM)
+        whole = {
+            path: Telemetry.read(t.view(-1, len(found[path].room))) for path, t in sums.items()
+        }
+        return {
+            path: replace(t, statistics=replace(t.statistics, max_logit=largest[path]))
+            for path, t in whole.items()
+        }
+
+    def _reduced(self, parts: Mapping[str, Tensor], how: Any) -> dict[str, Tensor]:
+        names = sorted(parts)
+        whole = torch.cat([parts[name] for name in names])
+        distributed.all_reduce(whole, how, self.group)
+        each = whole.split([len(parts[name]) for name in names])
+        return dict(zip(names, each, strict=True))
+
+
+class Window:
+    """Sums since the last report, where the model is."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self._found: dict[str, Telemetry] = {}
+        self._clipped: dict[str, Tensor] = {}
+
+    def add(self, found: Mapping[str, Telemetry], clipped: Mapping[str, Tensor]) -> None:
+        self.looks += 1
+        for path, new in found.items():
+            self._found[path] = self._found[path] + new if path in self._found else new
+            times = clipped.get(path, torch.zeros_like(new.room))
+            self._clipped[path] = self._clipped[path] + times if path in self._clipped else times
+
+    def heads(self, ranks: Ranks) -> dict[str, Heads]:
+        """Of each layer; the only time that the device is waited for."""
+        found = ranks.summed(self._found)
+        rows = {
+            path: torch.cat([t.stacked(), self._clipped[path][None]]) for path, t in found.items()
+        }
+        return {
+            path: Heads.of(Telemetry.read(here[:-1]), here[-1])
+            for path, here in _on_host(rows).items()
+        }
+
+
+def _on_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU, made with one wait for each device."""
+    there: dict[torch.device, list[str]] = {}
+    for name, t in parts.items():
+        there.setdefault(t.device, []).append(name)
+    found: dict[str, Tensor] = {}
+    for names in there.values():
+        flat = torch.cat([parts[name].double().flatten() for name in names]).cpu()
+        each = flat.split([parts[name].numel() for name in names])
+        found |= {n: t.view_as(parts[n]) for n, t in zip(names, each, strict=True)}
+    return {name: found[name] for name in parts}
