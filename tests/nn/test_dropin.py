@@ -374,6 +374,15 @@ def test_what_may_compute_something_else_is_refused_and_nothing_is_replaced():
         nn.DropIn.of(parametrized)
 
 
+def test_a_module_that_is_called_in_a_way_of_its_own_is_refused():
+    wrapped, compiled = torch.nn.MultiheadAttention(16, 4), torch.nn.MultiheadAttention(16, 4)
+    wrapped.forward = wrapped.forward
+    compiled.compile(backend="eager")
+    for module, name in ((wrapped, "forward"), (compiled, "_compiled_call_impl")):
+        with pytest.raises(regard.RegardError, match=f"its {name} was replaced"):
+            nn.DropIn.of(module)
+
+
 REFUSED = {
     "no batch in keys": ({"key": torch.randn(6, 16)}, "all with a batch or all without"),
     "widths": ({"query": torch.randn(2, 6, 12)}, "queries 16, keys 16, values 16 wide"),

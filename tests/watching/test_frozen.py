@@ -348,6 +348,27 @@ def test_layers_of_the_monitor_that_are_left_out_are_not_asked() -> None:
         regard.Monitor(m, qk_clip=5.0)
 
 
+class Mixer(nn.Module):
+    """A layer that is no attention, and shares a name with some that are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_proj = adapted(32, frozen=True)
+
+    def forward(self, t: Tensor) -> Tensor:
+        out: Tensor = self.in_proj(t)
+        return out
+
+
+def test_layers_that_do_not_attend_are_not_refused() -> None:
+    m = nn.Sequential(Mixer(), regard.nn.MultiHeadAttention(WIDE, 4))
+    with regard.Monitor(m, every=1, qk_clip=1e-6, rules=()) as monitor:
+        m(GIVEN)
+        report = monitor.step()
+    assert report is not None
+    assert report.layers["1"].clipped == (1, 1, 1, 1)
+
+
 KINDS: dict[str, dict[str, Any]] = {
     "LoRA": {},
     "rsLoRA": {"use_rslora": True},

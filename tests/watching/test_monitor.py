@@ -513,6 +513,21 @@ def test_weights_that_a_module_gives_are_looked_at_beside_it(
     told_of(monitor.step, "no space left")
 
 
+def test_a_monitor_that_cannot_be_made_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    m, failing = model(), Failing()
+    failing.close = lambda: setattr(failing, "closed", True)  # type: ignore[method-assign]
+    calls = iter((nn.Module.register_forward_pre_hook,))
+    monkeypatch.setattr(
+        nn.Module, "register_forward_pre_hook", lambda *a, **o: next(calls, broken)(*a, **o)
+    )
+    with pytest.raises(OSError, match="no space left"):
+        regard.Monitor(m, to=failing)
+    assert failing.closed
+    assert hooks(m) == 0
+
+
 class Failing:
     def __init__(self) -> None:
         self.closed = False

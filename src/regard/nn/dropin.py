@@ -84,6 +84,14 @@ class DropIn(nn.MultiheadAttention):
                 "parametrized weights, may compute something else",
                 do="remove parametrizations first; replace modules of your own by hand",
             )
+        own_call = {"forward", "_compiled_call_impl"} & vars(theirs).keys()
+        if own_call:
+            raise RegardError(
+                "this module is called in a way of its own, which a drop-in would take over",
+                got=f"its {', '.join(sorted(own_call))} was replaced, as by module.compile() or a "
+                "package that wraps modules",
+                do="put the drop-in in place first, and wrap or compile it then",
+            )
         made = cls.__new__(cls)
         own = ("_parameters", "_buffers", "_modules")
         made.__dict__ |= {

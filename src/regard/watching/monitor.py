@@ -95,7 +95,12 @@ class Monitor:
         self._refuse_clipping()
         self._writers = writers(to) if self._ranks.first else []
         self._checked = self._closed = False
-        self._watch.attach()
+        try:
+            self._watch.attach()
+        except Exception:
+            for writer in self._writers:
+                writer.close()
+            raise
 
     def step(self, step: int | None = None) -> Report | None:
         """A step of training is done. Gives the report if it ended a window.

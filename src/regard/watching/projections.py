@@ -91,6 +91,12 @@ def whole(module: nn.Module) -> Projections | None:
     return Projections(both, both)
 
 
+def attends_by_name(module: nn.Module) -> bool:
+    """Whether the names of its projections may say that a module attends before it has run:
+    state-space models have an `in_proj`, too."""
+    return _fused(module) != "in_proj"
+
+
 class Frozen(NamedTuple):
     """Which of the tensors that make queries and keys must not be changed, by name."""
 

@@ -32,6 +32,7 @@ from regard.watching.projections import (
     Find,
     Frozen,
     Projections,
+    attends_by_name,
     check,
     named,
     projections,
@@ -118,6 +119,8 @@ class QKClip:
     def refuse(self, path: str, module: nn.Module) -> None:
         """Refuse what can be known before a module runs to be nothing to clip."""
         if self.projections is not None or not self.wants(path) or _untrained(path, module):
+            return
+        if not attends_by_name(module):
             return
         found = whole(module)
         if found is None or _leaves_alone(path, Frozen.of(module, found)):

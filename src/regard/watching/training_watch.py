@@ -11,6 +11,7 @@ from torch import nn
 
 from regard.traces import Trace
 from regard.watching.qk_clip import Kind
+from regard.watching.seen import Seen
 from regard.watching.statistics import Statistics
 from regard.watching.telemetry import Telemetry
 from regard.watching.troubles import Troubles
@@ -46,6 +47,13 @@ class TrainingWatch(Watch):
 
     def wants(self, path: str) -> bool:
         return self._wanted(path)
+
+    def attach(self) -> Seen:
+        try:
+            return super().attach()
+        except Exception:
+            self._leave_alone()
+            raise
 
     def enter(self, *args: Any, **options: Any) -> None:
         """A module begins to run. If that cannot be followed, the model is left alone."""
