@@ -444,6 +444,15 @@ def test_it_is_watched_under_its_own_name():
     assert list(seen) == names
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_watched_once():
+    model = encoder().eval()
+    names = nn.replace_attention(model)
+    with regard.watch(model, keep="traces") as seen, torch.no_grad():
+        model(torch.randn(2, 6, 16), src_key_padding_mask=padded(6, 4))
+    assert [len(seen[name].traces) for name in names] == [1, 1]
+
+
 def test_a_copy_is_whole():
     layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
     nn.replace_attention(layer)
