@@ -4,6 +4,7 @@ changes."""
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from torch.nn import functional as F  # noqa: N812
 import regard
 from regard import RegardError
 from regard.errors import RegardWarning
-from regard.watching import Projections, QKClip
+from regard.watching import Projections, QKClip, Watch
+from regard.watching.telemetry import Telemetry
 from tests.watching.test_watch import x
 
 WIDE = 32
@@ -360,3 +362,40 @@ def test_ranks_clip_alike_and_report_together(tmp_path: Path) -> None:
     assert list(a[1]) == pytest.approx(seen[""].max_logit.tolist())
     room = sum(math.log(n) for n in range(1, 10)) / 9
     assert list(a[2]) == pytest.approx((seen[""].entropy / room).tolist(), rel=1e-5)
+
+
+def _rank_that_fails(rank: int, folder: str) -> None:
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
+    )
+    torch.manual_seed(0)
+    m = Written(qkv=linear(96))
+    own = Telemetry.of
+    told = []
+    monitor = regard.Monitor(m, every=3, look=1, qk_clip=2.0, rules=())
+    for step in range(3):
+        if rank == 1 and step > 0:
+            where: Any = Telemetry if step == 1 else Watch
+            setattr(where, "of" if step == 1 else "enter", staticmethod(_broken))
+        m((1 + 9 * rank) * x(2, 9, WIDE, seed=step))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            report = monitor.step()
+        told += [str(warning.message) for warning in caught]
+        Telemetry.of = own  # type: ignore[method-assign]
+    assert report is not None
+    torch.save((m.qkv.weight.detach(), report.layers[""].max_logit, len(told)), f"{folder}/{rank}")
+    torch.distributed.destroy_process_group()
+
+
+def _broken(*_: Any, **__: Any) -> Any:
+    raise OSError("no memory left")
+
+
+def test_a_rank_that_cannot_look_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_rank_that_fails, (str(tmp_path),), nprocs=2)
+    a, b = (torch.load(tmp_path / str(rank)) for rank in (0, 1))
+    assert torch.equal(a[0], b[0])
+    assert a[1] == b[1]
+    # Both errors of the second rank are of one kind.
+    assert (a[2], b[2]) == (0, 1)

@@ -95,6 +95,8 @@ class Monitor:
         self._refuse_clipping()
         self._writers = writers(to) if self._ranks.first else []
         self._checked = self._closed = False
+        self._due = True
+        """Whether the step that runs is looked at, on every rank."""
         try:
             self._watch.attach()
         except Exception:
@@ -115,18 +117,18 @@ class Monitor:
         self._label = self.steps
         with self._troubles.during("counting steps"):
             self._label = _label(self.steps, step)
-        if self._watch.attached:
+        if self._due:
             with self._troubles.during(LOOKING):
                 self._take()
         report = None
         if self.steps % self.every == 0:
             with self._troubles.during("making a report"):
                 report = self._end_window()
-        wanted = self.steps % self.look == 0
+        self._due = self.steps % self.look == 0
         with self._troubles.during(LOOKING):
-            if wanted and not self._watch.attached:
+            if self._due and not self._watch.attached:
                 self._watch.attach()
-            if not wanted and self._watch.attached:
+            if not self._due and self._watch.attached:
                 self._watch.detach()
         if report is not None:
             self._write(report)
@@ -203,7 +205,8 @@ class Monitor:
 
     def _take(self) -> None:
         """Add what the step showed to the window, and clip."""
-        found, kinds = self._watch.taken()
+        seen, kinds = self._watch.taken()
+        found = self._ranks.completed(seen)
         if found:
             clipped = {} if self.qk_clip is None else self._clip(self.qk_clip, found, kinds)
             self._window.add(found, clipped)

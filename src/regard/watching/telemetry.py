@@ -73,6 +73,12 @@ class Telemetry:
     def __add__(self, other: Telemetry) -> Telemetry:
         return Telemetry(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
+    def nothing(self) -> Telemetry:
+        """Of no rows: what changes no sum."""
+        zeros = Telemetry.read(torch.zeros_like(self.stacked()))
+        nowhere = torch.full_like(self.room, -torch.inf)
+        return replace(zeros, statistics=replace(zeros.statistics, max_logit=nowhere))
+
     def stacked(self) -> Float[Tensor, "n h"]:
         """Everything in one tensor, to be copied at once: what `Telemetry.read` takes apart."""
         sums, own = self.statistics, [getattr(self, f.name) for f in fields(self)[1:]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,11 +13,12 @@ from regard.watching.reports import Heads
 from regard.watching.telemetry import Telemetry
 
 
-@dataclass(frozen=True)
 class Ranks:
     """The processes that train copies of the model."""
 
-    group: distributed.ProcessGroup | None
+    def __init__(self, group: distributed.ProcessGroup | None) -> None:
+        self.group = group
+        self._nothing: dict[str, Telemetry] = {}
 
     @property
     def many(self) -> bool:
@@ -27,6 +28,16 @@ class Ranks:
     @property
     def first(self) -> bool:
         return not self.many or distributed.get_rank(self.group) == 0
+
+    def completed(self, found: Mapping[str, Telemetry]) -> dict[str, Telemetry]:
+        """With layers that this rank has seen before and not now, be it that looking failed: all
+        ranks speak of the same ones, or they would wait for each other for ever."""
+        if not self.many:
+            return dict(found)
+        self._nothing |= {
+            path: t.nothing() for path, t in found.items() if path not in self._nothing
+        }
+        return self._nothing | dict(found)
 
     def largest(self, logits: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The largest of all ranks, so that all clip alike and stay equal."""
