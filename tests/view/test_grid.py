@@ -114,9 +114,23 @@ def test_statistics_alone_give_what_they_can() -> None:
     assert not found.normalised
     assert found.entropy[1] == tuple(seen["layers.1"].entropy.tolist())
     assert all(math.isnan(v) for row in found.distance for v in row)
-    text = drawn(head_grid(seen, numbers=True))
-    assert "entropy: how spread a row is, in nats" in text
+    assert "entropy: how spread a row is, in nats" in drawn(head_grid(seen, numbers=True))
+    text = drawn(head_grid(seen, ["distance"]))
     assert "distance: not known: only statistics were kept" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(-0.3, "0"), (-4.6, "-5"), (-1234.5, "-99"), (7.25, "7.2"), (40.2, "40")]
+)
+def test_logits_fit_their_cells(value: float, shown: str) -> None:
+    found = HeadFigures(("a",), ((0.0,),), ((0.0,),), ((0.0,),), logit=((value,),))
+    assert read_back(drawn(head_grid(found, ["logit"], numbers=True)), 1) == [[shown]]
+
+
+def test_a_head_that_saw_nothing_has_no_logit() -> None:
+    x = torch.zeros(1, 1, 1, 4)
+    t = regard.trace(x, x, x, mask=~masks.window(0))
+    assert math.isnan(head_figures(t).logit[0][0])
 
 
 def read_back(text: str, layers: int) -> list[list[str]]:

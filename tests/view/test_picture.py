@@ -121,7 +121,8 @@ def test_the_grid_of_heads_holds_their_numbers() -> None:
 
 def test_the_grid_leaves_out_what_is_not_known() -> None:
     figure = picture.head_grid(seen_model(5, keep="statistics"), title="run")
-    assert [axes.get_title("left") for axes in figure.axes[:2]] == ["entropy", "on the first token"]
+    titles = [axes.get_title("left") for axes in figure.axes[:3]]
+    assert titles == ["entropy", "on the first token", "largest logit"]
     assert figure.axes[0].collections[0].norm.vmax != 1.0, "nats are scaled to the most there is"
     ragged = HeadFigures(("a", "b"), ((0.5,), (0.2, 1)), ((0.5,), (0.2, 1)), ((1,), (2, 3)))
     cells = picture.head_grid(ragged).axes[0].collections[0].get_array()

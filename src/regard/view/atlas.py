@@ -1,6 +1,7 @@
 """An atlas: the maps of what was seen, one per layer and text.
 
-A text is the run that begins it and the steps of generating that follow.
+A text is the run that begins it and the steps of generating that follow. Of a layer whose traces
+were not kept there is a summary instead.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from regard.view.joining import joined, let_go
 from regard.view.maps import Map, check_place
 from regard.view.patches import Patches
 from regard.view.quantities import QUANTITIES
+from regard.view.summaries import Summary, refuse_places
 from regard.watching.seen import Layer, Seen, Tokens
 
 
@@ -27,8 +29,11 @@ class Atlas:
     [('trace', (2, 5, 5))]
     """
 
-    def __init__(self, maps: Sequence[Map], model: str = "") -> None:
+    def __init__(
+        self, maps: Sequence[Map], model: str = "", summaries: Sequence[Summary] = ()
+    ) -> None:
         self.maps = list(maps)
+        self.summaries = list(summaries)
         self.model = model
 
     @staticmethod
@@ -39,7 +44,7 @@ class Atlas:
         queries: Sequence[str] | None = None,
         batch: int = 0,
     ) -> Atlas:
-        """The atlas of a trace, or of all layers that were seen with their traces.
+        """The atlas of a trace, or of all layers that were seen.
 
         `tokens` name the keys, and the queries where there are as many; `queries=` names those of
         another text. What was seen with a tokenizer knows its own."""
@@ -57,13 +62,17 @@ class Atlas:
                 accepted="a Trace, or what regard.watch or regard.load gave",
             )
         words = _of_batch(known if tokens is None else tokens, batch)
-        maps = [m for layer in layers for m in _maps(layer, batch, words, queries)]
-        if not maps:
-            raise RegardError(
-                "there are no traces to look at",
-                got=f"{len(layers)} layers without traces",
-                do='keep them with watch(model, keep="traces"), and run the model',
-            )
+        if not layers:
+            raise RegardError("no attention was seen", do="run the model while it is watched")
+        traced = [layer for layer in layers if len(layer.traces)]
+        summaries = [Summary(layer) for layer in layers if not len(layer.traces)]
+        if not traced:
+            asked = {"tokens=": tokens is not None, "queries=": queries is not None}
+            wrong = [name for name, given in (asked | {"batch=": batch != 0}).items() if given]
+            if wrong:
+                raise refuse_places(", ".join(wrong))
+            return Atlas([], model, summaries)
+        maps = [m for layer in traced for m in _maps(layer, batch, words, queries)]
         given = [text for text in (words if tokens is not None else None, queries) if text]
         for text in given:
             if not any(text in (m.keys, m.queries) for m in maps):
@@ -73,7 +82,7 @@ class Atlas:
                     got=f"{len(text)} tokens",
                     accepted=f"{K} for the keys, {Q} for the queries",
                 )
-        return Atlas(maps, model)
+        return Atlas(maps, model, summaries)
 
     def __getitem__(self, place: int) -> Map:
         check_place(place, len(self.maps), "map")
@@ -101,6 +110,7 @@ class Atlas:
             "version": 1,
             "model": self.model,
             "maps": maps,
+            "summaries": [summary.describe() for summary in self.summaries],
             "texts": [list(t) for t in texts],
             "pictures": [t.describe() if isinstance(t, Patches) else None for t in texts],
             "quantities": layers,

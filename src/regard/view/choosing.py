@@ -10,6 +10,7 @@ from typing import Any, Literal
 from regard.errors import RegardError
 from regard.traces import Trace
 from regard.view.labels import clean
+from regard.view.summaries import KEEP
 from regard.watching.seen import Layer, Seen
 
 Head = int | Literal["mean"]
@@ -107,7 +108,7 @@ def _call(layer: Layer, call: int | None) -> Trace:
     if not len(traces):
         raise RegardError(
             f"{layer.path!r} has no traces, only statistics",
-            do='keep them: regard record --keep traces, or watch(model, keep="traces")',
+            do=f"keep traces: {KEEP}",
         )
     raise RegardError(
         f"{layer.path!r} was called {len(traces)} times",

@@ -14,6 +14,7 @@ from regard.traces import Trace
 from regard.view.colours import glyph, ground
 from regard.view.heads import STATISTICS, HeadFigures, Statistic, head_figures
 from regard.view.labels import fit
+from regard.view.summaries import KEEP
 from regard.view.terminal import colourless
 from regard.watching.seen import Seen
 
@@ -22,20 +23,23 @@ MEANING = {
     "entropy": "how spread a row is, in percent of the most",
     "sink": "what falls on the first token, in percent",
     "distance": "how far a row looks, in tokens",
+    "logit": "the largest of the head",
 }
 
 
 def head_grid(
     what: Seen | Trace | HeadFigures,
-    statistics: Sequence[str] = STATISTICS,
+    statistics: Sequence[str] | None = None,
     *,
     numbers: bool = False,
     plain: bool = False,
 ) -> HeadGrid:
     """Layers × heads as something rich can print, one small grid for each statistic.
 
-    Grids stand side by side where the console has room. `numbers` writes into each cell what its
-    colour says. `plain` draws with ASCII even where there is colour.
+    `statistics` are some of entropy, sink, distance and logit; without it the first three, or,
+    where only statistics were kept, all but the distance, which is not known then. Grids stand side
+    by side where the console has room. `numbers` writes into each cell what its colour says.
+    `plain` draws with ASCII even where there is colour.
 
     >>> import regard, torch
     >>> from rich.console import Console
@@ -51,14 +55,15 @@ def head_grid(
     sink: what falls on the first token, in percent
     distance: how far a row looks, in tokens
     """
-    for name in statistics:
+    for name in statistics or ():
         if name not in STATISTICS:
             raise RegardError(
                 "unknown statistic", got=repr(name), accepted=", ".join(map(repr, STATISTICS))
             )
     if not isinstance(what, HeadFigures):
         what = head_figures(what)
-    chosen = tuple(name for name in STATISTICS if name in statistics)
+    wanted = what.shown if statistics is None else statistics
+    chosen = tuple(name for name in STATISTICS if name in wanted)
     return HeadGrid(what, chosen, numbers, plain)
 
 
@@ -67,7 +72,7 @@ class HeadGrid:
     """Numbers of every head, drawn when they are printed."""
 
     figures: HeadFigures
-    statistics: tuple[Statistic, ...] = STATISTICS
+    statistics: tuple[Statistic, ...]
     numbers: bool = False
     plain: bool = False
 
@@ -112,7 +117,7 @@ class HeadGrid:
             line = _line(str(layer).rjust(label - 1) + " ")
             for head in heads:
                 value = row[head] if head < len(row) else math.nan
-                share = value / most if most else 0.0
+                share = max(0.0, value / most) if most > 0 else 0.0
                 number = _number(name, value, self.figures.normalised) if cell > 2 else ""
                 if math.isnan(value):
                     line.append((number or " ").rjust(cell))
@@ -137,13 +142,14 @@ class HeadGrid:
             says = MEANING[name]
             if name == "entropy" and not self.figures.normalised:
                 says = "how spread a row is, in nats"
-            known = any(not math.isnan(v) for row in self.figures.of(name) for v in row)
-            if not known:
+            if not self.figures.knows(name):
                 says = "not known: only statistics were kept"
             elif not self.numbers:
                 top = _number(name, self._most(name), self.figures.normalised)
                 says += f"; {'. to @' if plain else 'dark to bright'}: 0 to {top}"
             yield Text(f"{name}: {says}", style)
+        if not self.figures.normalised:
+            yield Text(f"weights are had by {KEEP}", style)
 
 
 def _number(name: Statistic, value: float, normalised: bool) -> str:
@@ -152,6 +158,8 @@ def _number(name: Statistic, value: float, normalised: bool) -> str:
         return "-"
     if name == "sink" or (name == "entropy" and normalised):
         return f"{100 * value:.0f}"
+    if value < 0:
+        return str(max(round(value), -99))
     if value < 9.95:
         return f"{value:.1f}"
     return f"{value:.0f}" if value < 999.5 else f"{min(value / 1000, 999):.0f}k"

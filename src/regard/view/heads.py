@@ -1,5 +1,5 @@
-"""Three numbers for every head of a model: how spread it looks, how much of it the first key takes,
-and how far it looks."""
+"""Numbers for every head of a model: how spread it looks, how much of it the first key takes, how
+far it looks, and its largest logit."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from regard.traces import Trace
 from regard.watching.seen import Layer, Seen
 from regard.watching.telemetry import open_places
 
-Statistic = Literal["entropy", "sink", "distance"]
-STATISTICS: tuple[Statistic, ...] = ("entropy", "sink", "distance")
+Statistic = Literal["entropy", "sink", "distance", "logit"]
+STATISTICS: tuple[Statistic, ...] = ("entropy", "sink", "distance", "logit")
 ROWS, PAIRS = 512, 1 << 23
 
 Grid = tuple[tuple[float, ...], ...]
@@ -37,7 +37,19 @@ class HeadFigures:
     distance: Grid
     """How many places lie between a query and what it looks at, on average."""
     normalised: bool = True
-    """Whether entropy is a share of the most it could be."""
+    """Whether entropy is a share of the most it could be: where traces were kept."""
+    logit: Grid = ()
+    """The largest logit; empty where nobody asked."""
+
+    @property
+    def shown(self) -> tuple[Statistic, ...]:
+        """What is shown where nobody says: of statistics alone the largest logit, as no distance
+        is known."""
+        return ("entropy", "sink", "distance" if self.normalised else "logit")
+
+    def knows(self, statistic: Statistic) -> bool:
+        """Whether there is a number of any head."""
+        return any(not math.isnan(value) for row in self.of(statistic) for value in row)
 
     @property
     def heads(self) -> int:
@@ -46,7 +58,7 @@ class HeadFigures:
 
     def of(self, statistic: Statistic) -> Grid:
         grid: Grid = getattr(self, statistic)
-        return grid
+        return grid or tuple((math.nan,) * len(row) for row in self.entropy)
 
 
 def head_figures(
@@ -76,9 +88,12 @@ def head_figures(
     if not layers:
         raise RegardError("no attention was seen", do="run the model while it is watched")
     traced = all(len(layer.traces) for layer in layers.values())
-    entropy, sink, distance = [], [], []
+    entropy, sink, distance, logit = [], [], [], []
     for done, layer in enumerate(layers.values()):
         sink.append(_numbers(layer.first))
+        # A head whose rows all see nothing has no logit.
+        most = layer.max_logit
+        logit.append(_numbers(most.masked_fill(most == -math.inf, math.nan)))
         if traced:
             spread, far = _from_traces(layer)
             entropy.append(_numbers(spread))
@@ -88,7 +103,9 @@ def head_figures(
             distance.append((math.nan,) * layer.heads)
         if progress is not None:
             progress(done + 1, len(layers))
-    return HeadFigures(tuple(layers), tuple(entropy), tuple(sink), tuple(distance), traced)
+    return HeadFigures(
+        tuple(layers), tuple(entropy), tuple(sink), tuple(distance), traced, tuple(logit)
+    )
 
 
 @torch.no_grad()

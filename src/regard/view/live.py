@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import anywidget
@@ -19,6 +19,8 @@ from regard.errors import RegardError
 from regard.view.answers import Answers
 from regard.view.atlas import Atlas
 from regard.view.bundle import script
+from regard.view.maps import Map, check_place
+from regard.view.summaries import Summary
 from regard.view.tiles import CancelledError
 
 logger = logging.getLogger(__name__)
@@ -98,8 +100,10 @@ class Live(anywidget.AnyWidget):  # type: ignore[misc, no-any-unimported, unused
 
 def selected(atlas: Atlas, view: Mapping[str, Any]) -> Selection:
     """What a view of an atlas has picked: in the text a token, else a pair of the map."""
-    of = atlas[view.get("map", 0)]
-    head = Selection(of.name, view.get("head", 0))
+    layers: Sequence[Map | Summary] = atlas.maps or atlas.summaries
+    place = view.get("map", 0)
+    check_place(place, len(layers), "map")
+    head = Selection(layers[place].name, view.get("head", 0))
     if view.get("view") == "text":
         token = view.get("token", -1)
         side = "key" if view.get("direction") == "seen" else "query"

@@ -16,7 +16,8 @@ from regard.view.choosing import layer_of
 from regard.view.heads import head_figures
 from regard.view.labels import clean
 from regard.view.runs import SPELLING
-from regard.view.showing import Subject, Wanted, chosen_head, placed
+from regard.view.showing import Subject, Wanted, chosen_head, placed, refuse_parts
+from regard.view.summaries import refuse_places
 from regard.watching.seen import Seen
 
 SHORT = 1024
@@ -54,6 +55,9 @@ def first_view(subject: Subject, atlas: Atlas, wanted: Wanted) -> str:
     >>> first_view(subject, Atlas.of(subject.what, subject.tokens), Wanted(head="1", token="be"))
     'head=1&view=text&token=1'
     """
+    if not atlas.maps:
+        refuse_parts(wanted)
+        return ""
     wanted = _settled(subject, atlas, wanted)
     place = _map(subject.what, atlas, wanted.layer or "0")
     heads, Q, K = atlas[place].shape
@@ -87,6 +91,11 @@ def _settled(subject: Subject, atlas: Atlas, wanted: Wanted) -> Wanted:
         return replace(wanted, layer=path, head=str(head))
     if isinstance(subject.what, Trace) or max(max(m.shape[1:]) for m in atlas.maps) > SHORT:
         return wanted
+    if atlas.summaries:
+        # Where layers are without traces, the sharpest head is not known: the first with them.
+        layers = subject.what.values()
+        first = next(i for i, layer in enumerate(layers) if len(layer.traces))
+        return replace(wanted, layer=str(first))
     return chosen_head(subject, wanted, head_figures(subject.what))
 
 
@@ -96,8 +105,10 @@ def _map(what: Trace | Seen, atlas: Atlas, layer: str) -> int:
             raise RegardError("there is only one layer", got=f"--layer {layer}", accepted="0")
         return 0
     path = layer_of(what, layer)[1].path or "(model)"
-    names = [m.name for m in atlas.maps]
-    return next(i for i, name in enumerate(names) if name in (path, f"{path} · 1"))
+    places = [i for i, m in enumerate(atlas.maps) if m.name in (path, f"{path} · 1")]
+    if not places:
+        raise refuse_places(f"--layer {layer}")
+    return places[0]
 
 
 def _head(head: str, heads: int) -> int:

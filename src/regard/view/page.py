@@ -89,7 +89,7 @@ def page(
     >>> t = regard.trace(x, x, x, mask=regard.masks.causal())
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     made = page(t, f"{folder}/map.html", tokens=["To", " read", " is", " to", " look"])
-    ...     made.name, made.stat().st_size < 100_000
+    ...     made.name, made.stat().st_size < 110_000
     ('map.html', True)
     """
     atlas = Atlas.of(what, tokens, queries=queries, batch=batch)
@@ -158,7 +158,7 @@ def written(index: dict[str, Any], blocks: list[str], program: str, model: str) 
 
 def chosen_levels(atlas: Atlas, limit: int | None) -> list[int]:
     """The finest level of each map so that all of them fit."""
-    longest = max(max(m.shape[1:]) for m in atlas.maps)
+    longest = max((max(m.shape[1:]) for m in atlas.maps), default=0)
     if limit is not None and limit < 0:
         raise RegardError("limit= counts bytes", got=str(limit), accepted="0 or more")
     room = BASE + EACH * longest if limit is None else limit

@@ -22,7 +22,7 @@ from regard.traces import Trace
 from regard.view.arcs import arcs
 from regard.view.choosing import Choice, Head, choose
 from regard.view.figures import allowed
-from regard.view.heads import STATISTICS, HeadFigures, Statistic, head_figures
+from regard.view.heads import HeadFigures, Statistic, head_figures
 from regard.view.layout import CAP
 from regard.watching.seen import Seen
 
@@ -30,7 +30,12 @@ __all__ = ["arcs", "entropy_by_layer", "head_grid", "heat_map", "save"]
 
 CELLS = 256
 FAINTEST = 1e-3
-MEANING = {"entropy": "entropy", "sink": "on the first token", "distance": "distance in tokens"}
+MEANING = {
+    "entropy": "entropy",
+    "sink": "on the first token",
+    "distance": "distance in tokens",
+    "logit": "largest logit",
+}
 
 
 def heat_map(
@@ -71,7 +76,8 @@ def head_grid(
     what: Seen | Trace | HeadFigures, *, title: str | None = None, dark: bool = False
 ) -> Figure:
     """Every head of a model: layers × heads, coloured by how spread it looks, what falls on the
-    first token, and how far it looks.
+    first token, and how far it looks; by its largest logit instead, where only statistics were
+    kept.
 
     >>> import regard, torch
     >>> x = torch.zeros(1, 2, 4, 8)
@@ -80,7 +86,7 @@ def head_grid(
     ['entropy', 'on the first token', 'distance in tokens']
     """
     found = what if isinstance(what, HeadFigures) else head_figures(what)
-    shown = [name for name in STATISTICS if _known(found, name)]
+    shown = [name for name in found.shown if found.knows(name)]
     layers, heads = len(found.paths), found.heads
     cell = min(0.22, max(0.08, 4.0 / max(layers, heads)))
     width = len(shown) * (max(1.1, heads * cell) + 0.55)
@@ -229,10 +235,6 @@ def _ticks(n: int, most: int = 12) -> list[int]:
     """
     steps = (base * 10**power for power in range(9) for base in (1, 2, 5))
     return list(range(0, n, next(step for step in steps if n <= most * step)))
-
-
-def _known(found: HeadFigures, name: Statistic) -> bool:
-    return any(not math.isnan(value) for row in found.of(name) for value in row)
 
 
 def _most(grid: Sequence[Sequence[float]]) -> float:

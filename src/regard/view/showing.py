@@ -17,6 +17,7 @@ from regard.view.grid import head_grid
 from regard.view.heads import HeadFigures, head_figures
 from regard.view.labels import clean
 from regard.view.runs import Names, Told, named, names_of
+from regard.view.summaries import KEEP, only_statistics, refuse_places
 from regard.view.terminal import HeatMap, colourless, shading
 from regard.watching.seen import Seen
 
@@ -90,7 +91,11 @@ def look(
     subject: Subject, wanted: Wanted, progress: Callable[[int, int], None] | None = None
 ) -> Look:
     """What of a subject is wanted, or the reason why it cannot be shown."""
-    kind = wanted.kind or ("map" if wanted.token is None else "arcs")
+    alone = only_statistics(subject.what)
+    if alone:
+        refuse_parts(wanted)
+    usual = "heads" if alone else "map" if wanted.token is None else "arcs"
+    kind = wanted.kind or usual
     if kind not in KINDS:
         raise RegardError("unknown kind of picture", got=repr(kind), accepted=", ".join(KINDS))
     wanted = replace(wanted, kind=kind)
@@ -106,6 +111,16 @@ def look(
     return Look(subject, wanted, found, chosen, place, why)
 
 
+def refuse_parts(wanted: Wanted) -> None:
+    """Refuse what only weights could show, where none were kept."""
+    asked = {"--layer": wanted.layer, "--head": wanted.head, "--token": wanted.token}
+    wrong = [f"{name} {given}" for name, given in asked.items() if given is not None]
+    if wanted.call is not None:
+        wrong.append(f"--call {wanted.call}")
+    if wrong:
+        raise refuse_places(", ".join(wrong))
+
+
 def show(this: Look, console: Console) -> None:
     """Everything about a subject that fits into a terminal."""
     subject, wanted, chosen = this.subject, this.wanted, this.chosen
@@ -119,7 +134,10 @@ def show(this: Look, console: Console) -> None:
         console.print(head_grid(this.found, numbers=wanted.numbers, plain=plain))
         console.print()
     if chosen is None:
-        console.print(Text("only statistics were kept: there are no weights to show", bold))
+        kept = "only statistics were kept: there are no weights to show"
+        if not only_statistics(subject.what):
+            kept = "some layers are without traces: choose one that has them with --layer"
+        console.print(Text(kept, bold))
         return
     if isinstance(subject.what, Seen):
         path = layer_of(subject.what, wanted.layer or 0)[1].path
@@ -152,6 +170,7 @@ def drawn(this: Look) -> Any:
             "only statistics were kept: there are no weights to draw",
             got=f"--kind {wanted.kind}",
             accepted="--kind heads or entropy",
+            do=f"keep traces: {KEEP}",
         )
     at: dict[str, Any] = {"head": "mean", "title": chosen.name, "dark": wanted.dark}
     apart = chosen.queries if _two_texts(chosen.keys, chosen.queries) else None

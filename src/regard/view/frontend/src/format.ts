@@ -32,10 +32,19 @@ export interface Picture {
   first: number;
 }
 
+/** A layer whose traces were not kept: numbers of its heads, and no map. */
+export interface Summary {
+  name: string;
+  heads: number;
+  calls: number;
+  statistics: Statistics;
+}
+
 export interface Index {
   version: number;
   model: string;
   maps: MapInfo[];
+  summaries: Summary[];
   texts: string[][];
   /** Of each text the picture that it is cut from, if it is. */
   pictures: (Picture | null)[];
@@ -44,7 +53,8 @@ export interface Index {
   view?: string;
 }
 
-export type Statistics = Record<string, number[]>;
+/** A number of each head by name; null, where it is none. */
+export type Statistics = Record<string, (number | null)[]>;
 
 /** A tile as numbers. Where cells are single pairs, mean and most are the same array. */
 export interface Tile {

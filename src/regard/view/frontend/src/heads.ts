@@ -5,28 +5,17 @@ import { download, el, refill } from "./dom";
 import type { Index, Statistics } from "./format";
 import type { Source } from "./sources";
 import type { State } from "./state";
+import { figuresOf, known, written, type Column, type Figures } from "./statistics";
 
 interface Row {
-  map: number;
+  /** Its map, if its layer has one. */
+  map: number | null;
+  /** The order of its layer. */
+  layer: number;
   head: number;
   name: string;
-  figures: Record<string, number | undefined>;
+  figures: Figures;
 }
-
-interface Column {
-  name: string;
-  title: string;
-  about: string;
-  share: boolean;
-}
-
-const COLUMNS: Column[] = [
-  { name: "entropy", title: "Entropy", about: "How spread rows are, mean in nats", share: false },
-  { name: "first", title: "On first", about: "Mean weight on the first token", share: true },
-  { name: "self", title: "On self", about: "Mean weight on the token itself", share: true },
-  { name: "previous", title: "On previous", about: "Mean weight on the token before", share: true },
-  { name: "max_logit", title: "Max logit", about: "The largest score of the head", share: false },
-];
 
 const KINDS: [string, string, (row: Row, most: number) => boolean][] = [
   ["all", "All heads", () => true],
@@ -40,12 +29,6 @@ const KINDS: [string, string, (row: Row, most: number) => boolean][] = [
     ({ figures }, most) => (figures["entropy"] ?? 0) > 0.8 * most,
   ],
 ];
-
-/** As many digits in every row, so that columns can be read down. */
-function written(figure: number | undefined, { share }: Column): string {
-  if (figure === undefined) return "–";
-  return share ? `${(100 * figure).toFixed(1)}%` : figure.toFixed(2);
-}
 
 /** The table as it is seen: filtered and in its order. */
 function save(rows: Row[], columns: Column[]): void {
@@ -85,15 +68,23 @@ export class HeadsView {
           this.fill(`This could not be read: ${String(error)}`);
           return;
         }
-        for (let head = 0; head < info.heads; head++) {
-          const figures = Object.fromEntries(
-            Object.entries(found).map(([name, all]) => [name, all[head]]),
-          );
-          this.rows.push({ map, head, name: info.name, figures });
-        }
+        this.add(map, map, info, found);
       }
+      const { maps, summaries } = this.index;
+      for (const [place, summary] of summaries.entries())
+        this.add(null, maps.length + place, summary, summary.statistics);
     }
     this.fill("");
+  }
+
+  private add(
+    map: number | null,
+    layer: number,
+    { name, heads }: { name: string; heads: number },
+    found: Statistics,
+  ): void {
+    for (let head = 0; head < heads; head++)
+      this.rows.push({ map, layer, head, name, figures: figuresOf(found, head) });
   }
 
   private fill(note: string): void {
@@ -102,11 +93,9 @@ export class HeadsView {
     const shown = this.rows.filter((row) => keep(row, most));
     const { name, down } = this.sort;
     const value = (row: Row) =>
-      name === "place" ? row.map * 1e6 + row.head : (row.figures[name] ?? -Infinity);
+      name === "place" ? row.layer * 1e6 + row.head : (row.figures[name] ?? -Infinity);
     shown.sort((a, b) => (down ? value(b) - value(a) : value(a) - value(b)));
-    const columns = COLUMNS.filter((column) =>
-      this.rows.some((row) => row.figures[column.name] !== undefined),
-    );
+    const columns = known(this.rows);
     const header = (key: string, title: string, about: string) =>
       el(
         "th",
@@ -139,24 +128,20 @@ export class HeadsView {
         Math.max(1e-9, ...this.rows.map((row) => Math.abs(row.figures[column.name] ?? 0))),
       ]),
     );
+    const called = ({ map, name, head }: Row) => {
+      const words = [
+        el("span", { class: "path" }, name),
+        el("span", { class: "place" }, `head ${head}`),
+      ];
+      if (map === null) return el("span", { class: "jump" }, ...words);
+      const onclick = () => this.change({ view: "map", map, head, span: 0 });
+      return el("button", { class: "jump", title: "Show its map", onclick }, ...words);
+    };
     const line = (row: Row) =>
       el(
         "tr",
         {},
-        el(
-          "th",
-          { scope: "row" },
-          el(
-            "button",
-            {
-              class: "jump",
-              title: "Show its map",
-              onclick: () => this.change({ view: "map", map: row.map, head: row.head, span: 0 }),
-            },
-            el("span", { class: "path" }, row.name),
-            el("span", { class: "place" }, `head ${row.head}`),
-          ),
-        ),
+        el("th", { scope: "row" }, called(row)),
         ...columns.map((column) => {
           const figure = row.figures[column.name];
           const share =

@@ -4,6 +4,7 @@ import { Atlas, type Reading } from "./atlas";
 import { el } from "./dom";
 import { deeds } from "./exporting";
 import type { Index, MapInfo } from "./format";
+import { GridsView } from "./grids";
 import { HeadsView } from "./heads";
 import { press } from "./keyboard";
 import { legendNodes, legendOf } from "./legend";
@@ -26,6 +27,7 @@ const TITLES: Record<View, string> = {
   picture: "Picture",
   overview: "Overview",
   text: "Text",
+  grids: "Grids",
   heads: "Heads",
 };
 const THEME = "regard-theme";
@@ -60,12 +62,14 @@ async function mount(
 
 class Shell {
   private state: State;
+  /** Made, like the four below it, where the index has maps. */
   private atlas!: Atlas;
   private text!: TextView;
-  private heads!: HeadsView;
   private overview!: Overview;
   private picture!: PictureView;
   private saving!: Menu;
+  private grids!: GridsView;
+  private heads!: HeadsView;
   private model = el("span", { class: "model" });
   private stage = el("main", { class: "stage" });
   private side = el("aside", { class: "side", "aria-label": "How the map is drawn" });
@@ -130,12 +134,15 @@ class Shell {
   /** Views of an index, which are made anew for another one. */
   private open(index: Index): void {
     const { source } = this;
-    if (this.index !== index) this.atlas.close();
+    if (this.index !== index && this.index.maps.length) this.atlas.close();
     this.index = index;
     this.model.title = this.model.textContent = index.model;
     const state = () => this.state;
     const theme = () => this.theme;
     const change = (part: Partial<State>, quiet?: boolean) => this.change(part, quiet);
+    this.grids = new GridsView(index, state, change, theme);
+    this.heads = new HeadsView(source, index, change);
+    if (!index.maps.length) return;
     this.atlas = new Atlas(source, index, state, change, (reading) => this.explain(reading), theme);
     this.text = new TextView(source, index, state, change, theme, (query, key) => {
       this.change({
@@ -145,7 +152,6 @@ class Shell {
       requestAnimationFrame(() => this.atlas.show(query, key));
     });
     this.saving = new Menu("Save …", deeds(this.atlas, index, source, state));
-    this.heads = new HeadsView(source, index, change);
     this.picture = new PictureView(source, index, state, change);
     this.overview = new Overview(source, index, state, change, theme);
   }
@@ -182,33 +188,50 @@ class Shell {
     return this.chosen ?? (notebook || (!host && this.system.matches) ? "dark" : "light");
   }
 
-  private get map(): MapInfo {
-    return this.index.maps[this.state.map]!;
+  private get map(): MapInfo | undefined {
+    return this.index.maps[this.state.map];
+  }
+
+  /** What is counted by the layer of a view: maps; layers of which there are numbers, if no maps. */
+  private get layers(): { heads: number }[] {
+    const { maps, summaries } = this.index;
+    return maps.length ? maps : summaries;
   }
 
   private get views(): View[] {
-    const all = Object.keys(TITLES) as View[];
-    return all.filter((view) => view !== "picture" || PictureView.of(this.index));
+    const { maps, summaries } = this.index;
+    const mapped = maps.length > 0;
+    const there: Record<View, boolean> = {
+      map: mapped,
+      picture: PictureView.of(this.index),
+      overview: mapped,
+      text: mapped,
+      grids: summaries.length > 0,
+      heads: true,
+    };
+    return (Object.keys(TITLES) as View[]).filter((view) => there[view]);
   }
 
   private sound(state: State): State {
-    const map = Math.min(state.map, this.index.maps.length - 1);
-    const head = Math.min(state.head, this.index.maps[map]!.heads - 1);
+    const { layers, views } = this;
+    const map = Math.min(state.map, layers.length - 1);
+    const head = Math.min(state.head, layers[map]!.heads - 1);
     const quantity = this.index.quantities.some(({ name }) => name === state.quantity)
       ? state.quantity
       : "weight";
-    const { queries, keys } = this.index.maps[map]!;
+    const of = this.index.maps[map];
     const [query, key] = state.picked;
-    const there = query !== undefined && key !== undefined && query < queries && key < keys;
-    const view = this.views.includes(state.view) ? state.view : "map";
+    const there =
+      query !== undefined && key !== undefined && of && query < of.queries && key < of.keys;
+    const view = views.includes(state.view) ? state.view : views[0]!;
     return { ...state, view, map, head, quantity, picked: there ? [query, key] : [] };
   }
 
   private change(part: Partial<State>, quiet = false): void {
     const before = this.state;
     this.state = this.sound({ ...before, ...part });
-    const moved = this.index.maps[before.map]!;
-    if (this.map.queries !== moved.queries || this.map.keys !== moved.keys) this.state.span = 0;
+    const [moved, now] = [this.index.maps[before.map], this.map];
+    if (now?.queries !== moved?.queries || now?.keys !== moved?.keys) this.state.span = 0;
     if (this.options.address) {
       clearTimeout(this.written);
       this.written = window.setTimeout(() => {
@@ -250,21 +273,23 @@ class Shell {
     this.root.dataset["theme"] = this.theme;
     this.root.dataset["view"] = view;
     this.renderTabs();
-    this.where.render(this.index.maps, this.state, (part) => this.change(part));
+    if (this.map) this.where.render(this.index.maps, this.state, (part) => this.change(part));
+    this.where.root.hidden = !this.map;
     const views = {
       map: this.atlas,
       picture: this.picture,
       overview: this.overview,
       text: this.text,
+      grids: this.grids,
       heads: this.heads,
     };
     if (this.stage.firstChild !== views[view].root) this.stage.replaceChildren(views[view].root);
     this.side.hidden = view !== "map";
-    if (view === "map") {
-      this.renderSide();
+    if (view === "map" && this.map) {
+      this.renderSide(this.map);
       this.atlas.point(null);
       this.atlas.draw();
-    } else void views[view].show();
+    } else if (view !== "map") void views[view].show();
   }
 
   private renderTabs(): void {
@@ -285,7 +310,7 @@ class Shell {
     if (focused) this.tabs.querySelector<HTMLElement>("[aria-current]")?.focus();
   }
 
-  private renderSide(): void {
+  private renderSide(map: MapInfo): void {
     const focused = document.activeElement as HTMLInputElement | null;
     const again = focused?.closest(".side") ? focused.value : null;
     const { atlas } = this;
@@ -299,7 +324,7 @@ class Shell {
         el("button", { onclick: () => atlas.zoom(1 / 1.6), "aria-label": "Zoom out" }, "−"),
         el("button", { onclick: () => atlas.all() }, "Whole text"),
       ),
-      facts(this.map),
+      facts(map),
       this.saving.root,
       el("p", { class: "note keys" }, KEYS),
     );
@@ -318,9 +343,12 @@ class Shell {
     const { map, head } = this.state;
     const step = (now: number, by: number, n: number) => (now + by + n) % n;
     if (event.key === "[" || event.key === "]")
-      this.change({ head: step(head, event.key === "]" ? 1 : -1, this.map.heads), set: [] });
+      this.change({
+        head: step(head, event.key === "]" ? 1 : -1, this.layers[map]!.heads),
+        set: [],
+      });
     else if (event.key === "{" || event.key === "}")
-      this.change({ map: step(map, event.key === "}" ? 1 : -1, this.index.maps.length), set: [] });
+      this.change({ map: step(map, event.key === "}" ? 1 : -1, this.layers.length), set: [] });
     else if (this.state.view === "map" && target === document.body) return press(event, this.atlas);
     else return;
     event.preventDefault();

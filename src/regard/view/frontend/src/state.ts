@@ -2,8 +2,8 @@
 
 import { POOLS, SCALES, type Pool, type Scale } from "./colour";
 
-export type View = "map" | "picture" | "overview" | "text" | "heads";
-export const VIEWS: View[] = ["map", "picture", "overview", "text", "heads"];
+export type View = "map" | "picture" | "overview" | "text" | "grids" | "heads";
+export const VIEWS: View[] = ["map", "picture", "overview", "text", "grids", "heads"];
 
 export interface State {
   view: View;
