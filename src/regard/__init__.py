@@ -1,11 +1,17 @@
 """Attention for PyTorch that is fast and can be looked into."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from regard import biases, cost, interpret, masks, nn, scores
 from regard.dispatch import attention, plan, trace
 from regard.errors import RegardError, RegardWarning
 from regard.plans import Plan
 from regard.traces import Trace
 from regard.watching import Monitor, load, watch
+
+if TYPE_CHECKING:
+    from regard import lab, models, view
 
 __version__ = "0.1.0.dev0"
 
@@ -19,11 +25,27 @@ __all__ = [
     "biases",
     "cost",
     "interpret",
+    "lab",
     "load",
     "masks",
+    "models",
     "nn",
     "plan",
     "scores",
     "trace",
+    "view",
     "watch",
 ]
+
+# What is seldom wanted, and brings other packages with it, is imported when it is asked for.
+_LATER = ("lab", "models", "view")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return import_module(f"regard.{name}")
+    raise AttributeError(f"module 'regard' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

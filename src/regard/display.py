@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -26,3 +28,38 @@ class Displayed:
 
         found = shown(self)
         return repr(self) if found is self else found
+
+
+def table_html(
+    rows: Sequence[Sequence[str]],
+    *,
+    header: bool = False,
+    numbers: bool = False,
+    title: str = "",
+    notes: Sequence[str] = (),
+) -> str:
+    """Rows of text as a table of HTML, for the `_repr_html_` of a value. Nothing in it is markup.
+
+    The first cell of a row names it, and with `header` the first row names the columns; `numbers`
+    stand to the right. `title` is said above the table, `notes` below it.
+
+    >>> print(table_html([["backend", "tiled"]], title="q <- k"))
+    <p><b>q &lt;- k</b></p>
+    <table>
+    <tr><th style="text-align:left">backend</th><td style="text-align:left">tiled</td></tr>
+    </table>
+    """
+    aside = "right" if numbers else "left"
+    lines = [f"<p><b>{html.escape(title)}</b></p>"] if title else []
+    lines.append("<table>")
+    for at, row in enumerate(rows):
+        kinds = ["th", *(["th" if header and not at else "td"] * (len(row) - 1))]
+        sides = ["left", *([aside] * (len(row) - 1))]
+        cells = (
+            f'<{kind} style="text-align:{side}">{html.escape(cell)}</{kind}>'
+            for kind, side, cell in zip(kinds, sides, row, strict=True)
+        )
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    lines.append("</table>")
+    lines += [f"<p>{html.escape(note)}</p>" for note in notes]
+    return "\n".join(lines)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from regard.display import table_html
+
 
 @dataclass(frozen=True)
 class Plan:
-    """What `regard.plan` found. Prints as a table."""
+    """What `regard.plan` found. Prints as a table, and is one in a notebook."""
 
     call: str
     backend: str
@@ -26,7 +28,8 @@ class Plan:
     inner_loop: str = ""
     """What does the work inside a tile, and why nothing faster; empty where there is no choice."""
 
-    def __str__(self) -> str:
+    def _rows(self) -> list[tuple[str, str]]:
+        """What there is to say, each with its label."""
         dense = max(self.flops_dense, 1)
         rows = [("backend", self.backend)]
         if self.inner_loop:
@@ -41,9 +44,17 @@ class Plan:
             rows.append((f"{label} FLOPs", f"{_si(flops)} ({flops / dense:.1%} of dense)"))
         rows.append(("bytes moved", _si(self.bytes_moved) + "B"))
         rows.append(("peak memory", _si(self.peak_memory) + "B beside the inputs"))
+        return rows
+
+    def __str__(self) -> str:
+        rows = self._rows()
         width = max(len(label) for label, _ in rows)
         body = "\n".join(f"  {label:<{width}}  {text}" for label, text in rows)
         return f"{self.call}\n{body}"
+
+    def _repr_html_(self) -> str:
+        """The same as the last line of a notebook's cell."""
+        return table_html(self._rows(), title=self.call)
 
 
 def _si(n: float) -> str:

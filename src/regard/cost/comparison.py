@@ -10,6 +10,7 @@ from typing import Any
 from regard.cost.costs import Cost
 from regard.cost.printing import WIDTH, table
 from regard.cost.units import counted, sized, timed
+from regard.display import table_html
 from regard.errors import RegardError
 
 
@@ -70,6 +71,10 @@ class Comparison:
                 blocks.append([])
             blocks[-1].append(column)
         return "\n\n".join(table(_columns(rows, block), rules=(1,)) for block in blocks)
+
+    def _repr_html_(self) -> str:
+        """All of them in one table, as the last line of a notebook's cell."""
+        return table_html(self.rows(), header=True, numbers=True)
 
 
 def compare(costs: Sequence[Cost]) -> Comparison:

@@ -26,7 +26,8 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True)
 class Cost:
-    """What `regard.cost.call`, `layer` and `model` found. Prints as a table."""
+    """What `regard.cost.call`, `layer` and `model` found. Prints as a table, and is
+    one in a notebook."""
 
     name: str
     what: str
@@ -160,6 +161,12 @@ class Cost:
         from regard.cost.printing import printed
 
         return printed(self)
+
+    def _repr_html_(self) -> str:
+        """The same as the last line of a notebook's cell."""
+        from regard.cost.printing import in_html
+
+        return in_html(self)
 
     def _on(self, name: str | Device | None) -> Device:
         found = self.device if name is None else find_device(name)

@@ -1,17 +1,28 @@
-"""A cost as text, 80 columns wide."""
+"""A cost as text, 80 columns wide, and as tables of HTML."""
 
 from __future__ import annotations
 
+import html
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from regard.cost.parts import Step
 from regard.cost.units import counted, sized, timed
+from regard.display import table_html
 
 if TYPE_CHECKING:
     from regard.cost.costs import Cost
 
 WIDTH = 80
+
+
+class Block(NamedTuple):
+    """Some rows that belong together; a rule stands before some of them."""
+
+    rows: list[list[str]]
+    rules: tuple[int, ...] = ()
+    words: bool = False
+    """Whether cells are words, which stand to the left; numbers stand to the right."""
 
 
 def table(rows: list[list[str]], *, rules: tuple[int, ...] = ()) -> str:
@@ -34,13 +45,34 @@ def table(rows: list[list[str]], *, rules: tuple[int, ...] = ()) -> str:
 
 
 def printed(cost: Cost) -> str:
+    """A cost as text."""
     head = textwrap.fill(cost.what, WIDTH, subsequent_indent="  ", break_long_words=False)
-    body = [_work(cost), _memory(cost)]
-    body += [text for text in (_cache(cost), _roofline(cost)) if text]
-    return "\n\n".join([head, *body, _legend(cost)])
+    body = [_aside(b) if b.words else table(b.rows, rules=b.rules) for b in _blocks(cost)]
+    notes = "\n".join(textwrap.fill(note, WIDTH) for note in _notes(cost))
+    return "\n\n".join([head, *body, notes])
 
 
-def _work(cost: Cost) -> str:
+def in_html(cost: Cost) -> str:
+    """The same as tables of HTML."""
+    first, *others = _blocks(cost)
+    tables = [table_html(first.rows, header=True, numbers=True, title=cost.what)]
+    tables += [table_html(b.rows, header=bool(b.rules), numbers=not b.words) for b in others]
+    return "\n".join([*tables, *(f"<p>{html.escape(note)}</p>" for note in _notes(cost))])
+
+
+def _blocks(cost: Cost) -> list[Block]:
+    found = (_work(cost), _memory(cost), _cache(cost), _roofline(cost))
+    return [block for block in found if block is not None]
+
+
+def _aside(block: Block) -> str:
+    """Labels, and words beside them; the first row is the heading."""
+    width = max(len(label) for label, _ in block.rows)
+    lines = [f"  {label:<{width}}  {text}" for label, text in block.rows]
+    return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
+
+
+def _work(cost: Cost) -> Block:
     total = max(cost.flops("needed"), 1)
     rows = [["forward pass", "MACs", "FLOPs: needed", "executed", "dense", "share"]]
     rows += [
@@ -60,10 +92,10 @@ def _work(cost: Cost) -> str:
         macs = counted(cost.macs.dense) if step == "forward" else ""
         flops = [counted(cost.flops(c, step)) for c in ("needed", "executed", "dense")]
         rows.append([label, macs, *flops, "100.0%" if step == "forward" else ""])
-    return table(rows, rules=(1, after))
+    return Block(rows, (1, after))
 
 
-def _memory(cost: Cost) -> str:
+def _memory(cost: Cost) -> Block:
     moved = [sized(cost.bytes_moved(how)) for how in ("eager", "fused")]
     layers = cost.configuration is not None
     rows = [
@@ -79,27 +111,27 @@ def _memory(cost: Cost) -> str:
             *(sized(m.kept) for m in (cost.eager, cost.fused)),
         ],
     ]
-    return table(rows, rules=(1,))
+    return Block(rows, (1,))
 
 
 def _ratio(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.1f}"
 
 
-def _cache(cost: Cost) -> str:
+def _cache(cost: Cost) -> Block | None:
     if cost.cache is None:
-        return ""
+        return None
     rows = [
         ["weights", sized(cost.weights)],
         ["cache, one token", sized(cost.cache.per_token)],
         ["cache, this context", sized(cost.cache.in_context)],
     ]
-    return table(rows)
+    return Block(rows)
 
 
-def _roofline(cost: Cost) -> str:
+def _roofline(cost: Cost) -> Block | None:
     if cost.device is None:
-        return ""
+        return None
     device = cost.device
     peaks = f"{counted(device.rate(cost.dtype))}FLOP/s, {counted(device.bandwidth)}B/s"
     ridge = f"ridge {_ratio(device.ridge(cost.dtype))} FLOPs a byte"
@@ -118,16 +150,13 @@ def _roofline(cost: Cost) -> str:
             need = cost.weights + cost.cache.in_context
             fits = "fits" if need <= device.memory else "does not fit"
             rows.append(["weights and cache", f"{sized(need)}: {fits} in {sized(device.memory)}"])
-    width = max(len(label) for label, _ in rows)
-    lines = [f"  {label:<{width}}  {text}" for label, text in rows]
-    return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
+    return Block(rows, (1,), words=True)
 
 
-def _legend(cost: Cost) -> str:
+def _notes(cost: Cost) -> list[str]:
     tile = "×".join(map(str, cost.tile))
     text = (
         "One MAC is two FLOPs; MACs are of all pairs, as in textbooks. needed: pairs that the mask "
         f"allows; executed: tiles of {tile} that hold one; dense: all. share: of what is needed."
     )
-    notes = [textwrap.fill(note, WIDTH) for note in (*cost.notes, text)]
-    return "\n".join(notes)
+    return [*cost.notes, text]

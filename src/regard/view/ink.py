@@ -3,7 +3,9 @@ the same every time."""
 
 from __future__ import annotations
 
+import io
 import os
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +33,8 @@ from regard.view.fonts import families, written
 
 SIZE = 8.0
 """Points: the size of text in most journals' figures."""
+SHARP = 200
+"""Dots an inch in a notebook."""
 LONGEST = 16
 """Cells of a token's label."""
 FORMATS = {
@@ -127,6 +131,21 @@ class Sheet:
         return bar
 
 
+class Picture(Figure):
+    """A matplotlib figure that is seen as the last line of a notebook's cell.
+
+    A plain figure is only where pyplot was set up for that notebook, and these are made without it.
+    """
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        """Twice as many pixels as it takes room, so that it is sharp on every screen."""
+        file = io.BytesIO()
+        _write(self, file, ".png", SHARP)
+        png = file.getvalue()
+        wide, high = struct.unpack(">II", png[16:24])
+        return png, {"width": wide // 2, "height": high // 2}
+
+
 @contextmanager
 def sheet(
     width: float, height: float, texts: Sequence[str], *, dark: bool, layout: Any = "constrained"
@@ -135,7 +154,7 @@ def sheet(
     ink = DARK if dark else LIGHT
     family, missing = families([*texts, "…"])
     with matplotlib.rc_context(SETTINGS):
-        figure = Figure(figsize=(width, height), facecolor=ink.page, layout=layout)
+        figure = Picture(figsize=(width, height), facecolor=ink.page, layout=layout)
         yield Sheet(figure, ink, family, missing)
 
 
@@ -154,19 +173,23 @@ def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> None:
             accepted=", ".join(f"a name that ends in {kind}" for kind in FORMATS),
         )
     try:
-        with matplotlib.rc_context(SETTINGS):
-            figure.savefig(
-                path,
-                format=kind[1:],
-                dpi=dpi,
-                metadata=FORMATS[kind],
-                bbox_inches="tight",
-                pad_inches=0.06,
-                facecolor=figure.get_facecolor(),
-            )
+        _write(figure, path, kind, dpi)
     except OSError as error:
         raise RegardError(
             "the picture cannot be written",
             got=f"{path}: {error.strerror or error}",
             accepted="a file in a folder that is there",
         ) from None
+
+
+def _write(figure: Figure, to: Path | io.BytesIO, kind: str, dpi: int) -> None:
+    with matplotlib.rc_context(SETTINGS):
+        figure.savefig(
+            to,
+            format=kind[1:],
+            dpi=dpi,
+            metadata=FORMATS[kind],
+            bbox_inches="tight",
+            pad_inches=0.06,
+            facecolor=figure.get_facecolor(),
+        )
