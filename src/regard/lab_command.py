@@ -39,10 +39,10 @@ def lab(
         console.print(_listed())
         return
     chosen = experiment(name)
-    _make(out)
-    # Imported before the work: matplotlib is an extra, and may be missing.
+    # Imported before anything is done: matplotlib is an extra, and may be missing.
     from regard.view import lab_page, lab_picture
 
+    _make(out)
     console.print(Text(f"{chosen.about.title}\n\nClaim: {chosen.about.claim}\n"))
     began = time.perf_counter()
     with _bar() as bar:

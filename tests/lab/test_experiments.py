@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from regard import RegardError, cli, lab_command
+from regard import RegardError, cli, lab_command, view
 from regard.lab import scaling
 from regard.lab.experiments import NAMES, Check, Experiment, Result, experiment, seeded
 from regard.lab.panels import Bars, Heat
@@ -121,3 +122,20 @@ def test_bars_and_heat_maps_are_drawn(result: Result) -> None:
     bars, heat = figure.axes[:2]
     assert [round(bar.get_height(), 2) for bar in bars.patches] == [0.2, 0.4, 1.0, 0.0]
     assert heat.images[0].get_clim() == (-2.0, 2.0)
+
+
+def test_without_matplotlib_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("lab_page", "lab_picture", "ink"):
+        monkeypatch.delitem(sys.modules, f"regard.view.{name}", raising=False)
+        monkeypatch.delattr(view, name, raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    out = tmp_path / "new" / "folder"
+    done = CliRunner().invoke(cli.app, ["lab", "scaling", "--out", str(out)])
+    assert done.exit_code == 2, done.output
+    assert "pictures are drawn with matplotlib, which is not installed" in done.stderr
+    assert "pip install regard[picture]" in done.stderr
+    assert list(tmp_path.iterdir()) == []

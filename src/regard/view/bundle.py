@@ -17,6 +17,7 @@ def script() -> str:
         raise RegardError(
             "the front end of the web views has not been built",
             got=f"no {BUNDLE.name} in {BUNDLE.parent.name}",
-            accepted="an installed wheel, or a checkout in which it was built",
-            do="run `make frontend` (it needs node 18 or later and npm)",
+            accepted="regard from a wheel or an sdist, or a checkout in which it was built",
+            do="with node 18 or later and npm, install regard again; in a checkout: "
+            "`make frontend`",
         ) from None

@@ -1,0 +1,174 @@
+"""What is built and installed: an sdist holds the front end, and needs no npm to become a wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard import RegardError
+from regard.view import bundle
+
+pytest.importorskip("hatchling", reason="the build backend; pip install regard[dev]")
+ROOT = Path(__file__).parents[1]
+BUNDLE = "src/regard/view/bundle/regard.js"
+NPM = """#!/bin/sh
+echo "$@" >> {log}
+case "$*" in *build) mkdir -p {root}/src/regard/view/bundle && echo built > {root}/{bundle} ;; esac
+exit {code}
+"""
+
+
+def hook(root: Path, target: str) -> Any:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    class App:
+        told: list[str] = []  # noqa: RUF012
+
+        def display_warning(self, text: str) -> None:
+            self.told.append(text)
+
+    return module.FrontEnd(str(root), {}, None, None, str(root / "dist"), target, App())
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout without a bundle, on a machine without npm."""
+    sources = tmp_path / "src/regard/view/frontend/src"
+    sources.mkdir(parents=True)
+    (sources / "main.ts").write_text("export {};")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    return tmp_path
+
+
+def with_npm(tree: Path, code: int = 0) -> Path:
+    """Give a tree an npm that builds, or one that fails. What it was asked is in a file."""
+    (tree / "bin").mkdir()
+    (log := tree / "npm.log").touch()
+    npm = tree / "bin" / "npm"
+    npm.write_text(NPM.format(log=log, root=tree, bundle=BUNDLE, code=code))
+    npm.chmod(0o755)
+    os.environ["PATH"] += f"{os.pathsep}/usr/bin{os.pathsep}/bin"
+    return log
+
+
+def with_bundle(tree: Path, *, age: float = 0.0) -> Path:
+    made = tree / BUNDLE
+    made.parent.mkdir()
+    made.write_text("bundle")
+    now = made.stat().st_mtime
+    os.utime(made, (now, now - age))
+    return made
+
+
+@pytest.mark.parametrize("target", ["sdist", "wheel"])
+def test_npm_builds_what_is_not_there(tree: Path, target: str) -> None:
+    log = with_npm(tree)
+    hook(tree, target).initialize("standard", {})
+    assert (tree / BUNDLE).read_text() == "built\n"
+    assert [line.split()[2:] for line in log.read_text().splitlines()] == [["ci"], ["run", "build"]]
+
+
+def test_npm_builds_what_is_older_than_its_sources(tree: Path) -> None:
+    with_npm(tree)
+    with_bundle(tree, age=60)
+    hook(tree, "wheel").initialize("standard", {})
+    assert (tree / BUNDLE).read_text() == "built\n"
+
+
+@pytest.mark.parametrize("target", ["sdist", "wheel"])
+def test_a_bundle_as_new_as_its_sources_is_used(tree: Path, target: str) -> None:
+    with_bundle(tree)
+    made = hook(tree, target)
+    made.initialize("standard", {})
+    assert (tree / BUNDLE).read_text() == "bundle"
+    assert made.app.told == []
+
+
+def test_the_bundle_of_an_sdist_is_used_whatever_its_time(tree: Path) -> None:
+    with_bundle(tree, age=60)
+    (tree / "PKG-INFO").touch()
+    hook(tree, "wheel").initialize("standard", {})
+    assert (tree / BUNDLE).read_text() == "bundle"
+
+
+def test_a_wheel_from_a_checkout_goes_without(tree: Path) -> None:
+    made = hook(tree, "wheel")
+    made.initialize("standard", {})
+    (said,) = made.app.told
+    assert "install node 18 or later (npm was not found). This wheel is without them." in said
+    assert not (tree / BUNDLE).exists()
+
+
+def test_a_wheel_goes_without_what_npm_cannot_build(tree: Path) -> None:
+    with_npm(tree, code=1)
+    made = hook(tree, "wheel")
+    made.initialize("standard", {})
+    (said,) = made.app.told
+    assert "returned non-zero exit status 1" in said
+
+
+def test_an_sdist_is_not_made_without_the_front_end(tree: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"built with npm.*\(npm was not found\)"):
+        hook(tree, "sdist").initialize("standard", {})
+
+
+def test_a_wheel_is_not_made_with_an_old_front_end(tree: Path) -> None:
+    with_bundle(tree, age=60)
+    with pytest.raises(RuntimeError, match=r"regard\.js is older than its sources"):
+        hook(tree, "wheel").initialize("standard", {})
+
+
+def test_what_is_edited_is_built_by_hand(tree: Path) -> None:
+    made = hook(tree, "wheel")
+    made.initialize("editable", {})
+    assert made.app.told == []
+
+
+def built(target: str, root: Path, out: Path, path: str) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out)]
+    done = subprocess.run(
+        command, cwd=root, env=os.environ | {"PATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (made,) = out.iterdir()
+    return made
+
+
+@pytest.mark.skipif(not bundle.BUNDLE.exists(), reason="make frontend")
+def test_an_sdist_becomes_a_wheel_without_npm(tmp_path: Path) -> None:
+    sdist = built("sdist", ROOT, tmp_path / "sdist", os.environ["PATH"])
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (tree,) = (tmp_path / "unpacked").iterdir()
+    assert not (tree / "src/regard/view/frontend/node_modules").exists()
+    wheel = built("wheel", tree, tmp_path / "wheel", str(tmp_path / "nothing"))
+    with zipfile.ZipFile(wheel) as archive:
+        inside = archive.namelist()
+        assert archive.read("regard/view/bundle/regard.js") == bundle.BUNDLE.read_bytes()
+        entry = next(name for name in inside if name.endswith("entry_points.txt"))
+        assert b"regard = " in archive.read(entry)
+    assert not [name for name in inside if "frontend" in name]
+    assert "regard/models/embedded/regard-small/model.safetensors" in inside
+
+
+def test_views_without_the_bundle_say_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "BUNDLE", tmp_path / "regard.js")
+    with pytest.raises(RegardError, match="has not been built") as error:
+        bundle.script()
+    assert "node 18 or later and npm" in str(error.value)
+    assert "install regard again" in str(error.value)
+    assert "make frontend" in str(error.value)
