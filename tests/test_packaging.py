@@ -158,7 +158,8 @@ def test_an_sdist_becomes_a_wheel_without_npm(tmp_path: Path) -> None:
         inside = archive.namelist()
         assert archive.read("regard/view/bundle/regard.js") == bundle.BUNDLE.read_bytes()
         entry = next(name for name in inside if name.endswith("entry_points.txt"))
-        assert b"regard = " in archive.read(entry)
+        assert b"regard = regard_command:main" in archive.read(entry)
+    assert "regard_command/__init__.py" in inside
     assert not [name for name in inside if "frontend" in name]
     assert "regard/models/embedded/regard-small/model.safetensors" in inside
 

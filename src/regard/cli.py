@@ -1,4 +1,4 @@
-"""The command `regard`."""
+"""The command `regard`: what it does. How it is started is in `regard_command`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,6 @@ class Explained(TyperGroup):
 app = typer.Typer(
     cls=Explained,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

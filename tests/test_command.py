@@ -1,0 +1,104 @@
+"""The command before PyTorch: help, version, completion and mistakes are answered at once."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+import regard
+import regard_command
+from regard import cli
+
+SOURCE = Path(__file__).parents[1] / "src"
+SLOW = ("torch", "regard", "matplotlib", "transformers", "jaxtyping")
+
+
+def asked(*args: str, **env: str) -> tuple[int, str, list[str]]:
+    """The command as a shell starts it: its exit code, what it says, and what slow packages it
+    imported for that."""
+    program = (
+        "import sys\n"
+        "from regard_command import main\n"
+        f"sys.argv = ['regard', *{list(args)!r}]\n"
+        "try: code = main() or 0\n"
+        "except SystemExit as end: code = end.code or 0\n"
+        f"print([name for name in {SLOW!r} if name in sys.modules], file=sys.stderr)\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(SOURCE), "COLUMNS": "80", "TERM": "dumb"} | env,
+    )
+    *said, imported = done.stderr.splitlines()
+    return done.returncode, done.stdout + "\n".join(said), ast.literal_eval(imported)
+
+
+@pytest.mark.parametrize("args", [["--help"], ["-h"], []])
+def test_help_needs_no_torch(args: list[str]) -> None:
+    code, said, imported = asked(*args)
+    assert imported == []
+    assert code == (0 if args else 2)
+    assert "See attention: over a sentence" in said
+
+
+def test_help_is_that_of_the_commands_themselves() -> None:
+    told = CliRunner().invoke(regard_command.app, ["--help"], prog_name="regard")
+    whole = CliRunner().invoke(cli.app, ["--help"], prog_name="regard")
+    assert told.exit_code == 0
+    assert told.output == whole.output
+    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    assert list(regard_command.COMMANDS) == list(commands)
+
+
+def test_the_version_needs_no_torch() -> None:
+    code, said, imported = asked("--version")
+    assert (code, imported) == (0, [])
+    assert said.strip() == f"regard {regard.__version__}"
+
+
+def test_a_mistake_needs_no_torch() -> None:
+    code, said, imported = asked("veiw", "a text")
+    assert (code, imported) == (2, [])
+    assert "No such command 'veiw'" in said
+    code, said, imported = asked("--verison")
+    assert (code, imported) == (2, [])
+    assert "--verison" in said
+
+
+def test_names_are_completed_without_torch() -> None:
+    code, said, imported = asked(
+        _REGARD_COMPLETE="complete_bash", COMP_WORDS="regard re", COMP_CWORD="1"
+    )
+    assert (code, said.split(), imported) == (0, ["record"], [])
+    code, said, imported = asked(
+        _REGARD_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="regard view"
+    )
+    assert (code, imported) == (0, [])
+    assert "view" in said
+
+
+def test_options_are_completed_by_their_command() -> None:
+    code, said, imported = asked(
+        _REGARD_COMPLETE="complete_bash", COMP_WORDS="regard doctor --me", COMP_CWORD="2"
+    )
+    assert (code, said.split()) == (0, ["--measure"])
+    assert "torch" in imported
+
+
+def test_a_command_runs(tmp_path: Path) -> None:
+    code, said, imported = asked("cost", "--model", "gpt2", "--context", "64")
+    assert code == 0
+    assert "forward pass" in said
+    assert "torch" in imported
+    code, said, _ = asked("record", "--model", "x", "--text", "none.txt", "-o", str(tmp_path / "o"))
+    assert code == 2
+    assert said.startswith("regard: the text cannot be read")
