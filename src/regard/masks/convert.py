@@ -6,6 +6,8 @@
 | nn.MultiheadAttention | hidden | – | – |
 | Hugging Face | 1 may be seen | by position | W keys, the query counted |
 | FlashAttention | – | to the end | W keys besides the query; -1 is open |
+
+`docs/masks.md` says argument by argument what maps to what; a test holds each row of it.
 """
 
 from __future__ import annotations
