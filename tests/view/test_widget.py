@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import regard
 from regard.view.answers import Answers
 from regard.view.tiles import CancelledError, decoded
 from regard.view.widget import widget
+from tests.view.drawing import seen_model
 from tests.view.toys import seen, tokens
 
 pytest.importorskip("anywidget")
@@ -172,12 +174,10 @@ HOST = """async ([program, view, places]) => {
 }"""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
-def test_the_front_end_runs_on_a_kernel() -> None:
-    made = widget(seen(30), tokens=tokens(30))
-    numbers: list[str] = []
+def kernel(made: Any, numbers: list[str]) -> Callable[[str], str]:
+    """What answers the host: the widget, to whose questions numbers are given."""
 
-    def kernel(text: str) -> str:
+    def answered(text: str) -> str:
         data = json.loads(text)
         made.comm.give(**data)
         if data["method"] == "update" or "stop" in data["content"]:
@@ -186,6 +186,12 @@ def test_the_front_end_runs_on_a_kernel() -> None:
         answer, buffers = made.comm.heard()
         return json.dumps([answer, base64.b64encode(b"".join(buffers)).decode()])
 
+    return answered
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
+def test_statistics_alone_are_grids() -> None:
+    made = widget(seen_model(6, keep="statistics"))
     complaints: list[str] = []
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
@@ -193,7 +199,29 @@ def test_the_front_end_runs_on_a_kernel() -> None:
         tab.set_default_timeout(10_000)
         tab.on("console", lambda message: complaints.append(message.text))
         tab.on("pageerror", lambda error: complaints.append(str(error)))
-        tab.expose_function("kernel", kernel)
+        tab.expose_function("kernel", kernel(made, []))
+        tab.evaluate(HOST, [made._esm, {}, 1])
+        tab.locator(".grid").nth(2).locator("[data-map='2'][data-head='1']").click()
+        tab.wait_for_timeout(300)
+        assert made.selection == Selection("layers.2", 1)
+        tab.evaluate("(view) => window.model.move(view)", {**made.view, "view": "heads"})
+        tab.locator("tbody tr").nth(11).wait_for()
+        browser.close()
+    assert complaints == []
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
+def test_the_front_end_runs_on_a_kernel() -> None:
+    made = widget(seen(30), tokens=tokens(30))
+    numbers: list[str] = []
+    complaints: list[str] = []
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 1000, "height": 1100})
+        tab.set_default_timeout(10_000)
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.expose_function("kernel", kernel(made, numbers))
         # Shown twice, as a notebook may: both hear all answers.
         tab.evaluate(HOST, [made._esm, {"map": 1}, 2])
         for map in tab.locator("canvas.map").all():
