@@ -18,7 +18,10 @@ from regard.view import head_grid, notebook
 from regard.view.answers import Answers
 from regard.view.app import App
 from regard.view.atlas import Atlas
+from regard.view.opening import first_view
 from regard.view.page import page
+from regard.view.showing import Subject, Wanted
+from regard.view.subjects import subject_of
 from regard.view.widget import widget
 from regard.watching.seen import Layer, Seen
 from tests.view.browsing import Open
@@ -182,6 +185,24 @@ def test_the_command_refuses_what_needs_weights(option: str, file: Path, tmp_pat
         assert "regard record --keep traces" in result.stderr
         assert "Traceback" not in result.stderr
     assert not (tmp_path / "x.html").exists()
+
+
+def test_the_app_of_the_command_begins_with_what_there_is(file: Path) -> None:
+    subject = subject_of([str(file)])
+    assert first_view(subject, subject.atlas(), Wanted()) == ""
+    with pytest.raises(regard.RegardError, match="only statistics"):
+        first_view(subject, subject.atlas(), Wanted(layer="0"))
+    mixed = seen_model(6)
+    layer = mixed._layers.pop("layers.0")
+    layer.traces = []
+    mixed._layers = {"layers.0": layer, **mixed._layers}
+    subject = Subject(mixed, None, "", "")
+    atlas = subject.atlas()
+    assert atlas[0].name == "layers.1"
+    assert first_view(subject, atlas, Wanted()) == ""
+    assert first_view(subject, atlas, Wanted(layer="2", head="1")) == "map=1&head=1"
+    with pytest.raises(regard.RegardError, match="--layer 0"):
+        first_view(subject, atlas, Wanted(layer="0", head="1"))
 
 
 def test_the_last_line_of_a_cell_says_how_to_keep_traces() -> None:
