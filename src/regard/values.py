@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from regard.errors import RegardError
 
@@ -41,14 +42,47 @@ def end_aligned(offset: int | None, shape: Shape) -> int:
 
 def whole(name: str, value: int) -> int:
     """A whole number of any kind as an int; anything else is refused."""
-    if isinstance(value, (int, torch.SymInt)):
+    if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
         return value
     try:
-        return operator.index(value)
+        if not isinstance(value, bool):
+            return operator.index(value)
     except TypeError:
-        raise RegardError(
-            f"{name} must be a whole number", got=f"{value!r} ({type(value).__name__})"
-        ) from None
+        pass
+    raise RegardError(f"{name} must be a whole number", got=f"{value!r} ({type(value).__name__})")
+
+
+def whole_numbers(
+    given: object, axes: tuple[int, ...], problem: str, accepted: str, do: str = ""
+) -> Tensor:
+    """Whole numbers of any kind as a tensor with so many axes; anything else is refused."""
+    tensor = given
+    if not isinstance(given, Tensor):
+        try:
+            tensor = torch.tensor(given)
+        except (TypeError, ValueError, RuntimeError):
+            raise RegardError(problem, got=f"{given!r:.80}", accepted=accepted, do=do) from None
+    assert isinstance(tensor, Tensor)
+    if not tensor.numel() and not isinstance(given, Tensor):
+        tensor = tensor.long()
+    fractional = tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool
+    if tensor.ndim not in axes or fractional:
+        few = tensor.numel() < 9 and tensor.device.type == "cpu"
+        shown = tensor.tolist() if few and tensor.ndim < 2 else list(tensor.shape)
+        raise RegardError(problem, got=f"{tensor.dtype} {shown}", accepted=accepted, do=do)
+    return tensor
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether the numbers of a tensor may be looked at: it waits for no device, and is not one that
+    stands for others while a call is compiled, traced or transformed."""
+    return (
+        tensor.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and not is_in_torch_dispatch_mode()
+        and not torch._C._are_functorch_transforms_active()
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+    )
 
 
 def broadcasts(have: int, need: int) -> bool:

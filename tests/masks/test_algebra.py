@@ -272,12 +272,33 @@ def test_a_tensor_is_not_a_mask(sign):
         (lambda: masks.prefix(-1), ["prefix takes a count of keys", "-1", "0 or more"]),
         (lambda: masks.dilated(0), ["a step between keys", "1 or more"]),
         (lambda: masks.padding([0.5]), ["one whole number per batch entry", "float32"]),
+        (lambda: masks.padding([3, -1]), ["padding takes counts of keys", "-1", "0 or more"]),
+        (lambda: masks.prefix(torch.tensor([-2])), ["prefix takes counts of keys", "-2"]),
+        (lambda: masks.padding(["a"]), ["one whole number per batch entry", "['a']"]),
+        (lambda: masks.padding("ab"), ["one whole number per batch entry", "'ab'"]),
+        (lambda: masks.padding([[1], [2, 3]]), ["one whole number per batch entry"]),
+        (lambda: masks.padding([2**70]), ["one whole number per batch entry"]),
+        (lambda: masks.padding(None), ["one whole number per batch entry", "None"]),
+        (lambda: masks.padding(torch.ones(2, dtype=torch.complex64)), ["complex64"]),
+        (lambda: masks.prefix("3"), ["prefix takes", "'3'"]),
+        (lambda: masks.prefix(True), ["prefix must be a whole number", "True (bool)"]),
+        (lambda: masks.window(True), ["left must be a whole number", "True (bool)"]),
+        (lambda: masks.documents(["a", "b"]), ["ids are whole numbers", "['a', 'b']"]),
+        (lambda: masks.documents(torch.ones(3).bool()), ["ids are whole numbers", "torch.bool"]),
+        (lambda: masks.documents(7), ["ids are whole numbers", "7"]),
+        (lambda: masks.documents([0, 1], offset=0.5), ["documents: offset", "whole number"]),
+        (lambda: masks.global_tokens("ab"), ["takes positions", "'ab'"]),
+        (lambda: masks.global_tokens(2), ["takes positions", "2"]),
+        (lambda: masks.global_tokens([0], offset="1"), ["global_tokens: offset", "whole number"]),
+        (lambda: masks.dilated(2, offset=0.5), ["dilated: offset", "whole number"]),
+        (lambda: masks.window(2, offset=0.5), ["window: offset", "whole number"]),
+        (lambda: masks.blocks([[True]], 4), ["layout of booleans", "list"]),
         (
             lambda: masks.padding(torch.ones(2, 3, dtype=torch.bool)),
             ["torch.bool [2, 3]", "masks.keep(t) or masks.ignore(t)"],
         ),
         (lambda: masks.prefix(torch.tensor([[1]])), ["prefix takes", "an integer tensor [B]"]),
-        (lambda: masks.documents([0.0, 1.0]), ["ids are whole numbers", "torch.float32 [2]"]),
+        (lambda: masks.documents([0.0, 1.0]), ["whole numbers", "torch.float32 [0.0, 1.0]"]),
         (lambda: masks.documents(torch.zeros(1, 1, 2, dtype=torch.long)), ["[K] or [B, K]"]),
         (lambda: masks.global_tokens(torch.tensor([0.5])), ["takes positions", "float32"]),
         (lambda: masks.global_tokens(torch.tensor([True])), ["positions", "bool [True]"]),
@@ -329,6 +350,11 @@ def test_what_a_mask_refuses_when_made(make, words):
             ["padding([3, 4]) speaks of another batch", "2 lengths for a batch of 3"],
         ),
         (
+            masks.padding([3, 7]), (2, 1, 5, 5),
+            ["padding([3, 7]) counts more keys than there are", "a length of 7 for 5 keys",
+             "0 to 5"],
+        ),
+        (
             masks.documents([0, 0, 1]), (1, 1, 4, 4),
             ["one id per key", "ids [3] for batch 1 and 4 keys", "[4] or [1, 4]"],
         ),
@@ -360,6 +386,13 @@ def test_what_a_mask_refuses_when_used(mask, shape, words):
         mask.bind(Shape(*shape), torch.device("cpu"))
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize("mask", [masks.prefix(9), masks.global_tokens([0, 9])], ids=repr)
+def test_places_past_the_keys_are_places_to_come(mask):
+    """Unlike lengths, places hold for every call: those that are not there yet match nothing."""
+    here = masks.prefix(4) if "prefix" in repr(mask) else masks.global_tokens([0])
+    assert torch.equal(mask.dense(4), here.dense(4))
 
 
 def test_masks_of_different_batches_do_not_combine():

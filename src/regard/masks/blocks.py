@@ -73,10 +73,11 @@ def blocks(layout: Bool[Tensor, "*bh tq tk"], size: int) -> Mask:
     ████████
     ████████
     """
-    if layout.dtype != torch.bool or layout.ndim not in (2, 4):
+    is_tensor = isinstance(layout, Tensor)
+    if not is_tensor or layout.dtype != torch.bool or layout.ndim not in (2, 4):
         raise RegardError(
             "blocks takes a layout of booleans, True where a block may be seen",
-            got=f"{layout.dtype} {list(layout.shape)}",
+            got=f"{layout.dtype} {list(layout.shape)}" if is_tensor else type(layout).__name__,
             accepted="torch.bool [query blocks, key blocks] or [B, H, query blocks, key blocks]",
         )
     if whole("blocks: size", size) < 1:

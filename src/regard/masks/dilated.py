@@ -48,4 +48,5 @@ def dilated(step: int, *, offset: int | None = None) -> Mask:
     """
     if whole("dilated: step", step) < 1:
         raise RegardError("dilated takes a step between keys", got=str(step), accepted="1 or more")
-    return Dilated(whole("dilated: step", step), offset)
+    shift = None if offset is None else whole("dilated: offset", offset)
+    return Dilated(whole("dilated: step", step), shift)

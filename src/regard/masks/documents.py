@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.masks.algebra import Mask, Tiles, states
-from regard.values import Pick, Shape, broadcasts, end_aligned
+from regard.values import Pick, Shape, broadcasts, end_aligned, whole, whole_numbers
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -96,11 +96,10 @@ def documents(ids: Int[Tensor, "*b k"] | Sequence[int], *, offset: int | None = 
     ······██··
     ······████
     """
-    tensor = ids if isinstance(ids, Tensor) else torch.tensor(ids)
-    if tensor.ndim not in (1, 2) or tensor.is_floating_point():
-        raise RegardError(
-            "documents: ids are whole numbers, one per key",
-            got=f"{tensor.dtype} {list(tensor.shape)}",
-            accepted="an integer tensor [K] or [B, K]",
-        )
-    return Documents(tensor, offset)
+    tensor = whole_numbers(
+        ids,
+        (1, 2),
+        "documents: ids are whole numbers, one per key",
+        "an integer tensor [K] or [B, K]",
+    )
+    return Documents(tensor, None if offset is None else whole("documents: offset", offset))

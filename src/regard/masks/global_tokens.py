@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.masks.algebra import Mask, Tiles, states
-from regard.values import Shape, end_aligned
+from regard.values import Shape, end_aligned, readable, whole, whole_numbers
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,6 +65,8 @@ def _inside(flags: Tensor, start: Tensor, stop: Tensor) -> Tensor:
 def global_tokens(indices: Int[Tensor, "n"] | Sequence[int], *, offset: int | None = None) -> Mask:
     """Tokens at these positions see every key, and every query sees them.
 
+    Positions past the keys are those of tokens to come: they match nothing yet.
+
     >>> from regard.masks import window
     >>> print((window(1, 1) | global_tokens([0])).draw(5))
     ██████████
@@ -73,16 +75,9 @@ def global_tokens(indices: Int[Tensor, "n"] | Sequence[int], *, offset: int | No
     ██··██████
     ██····████
     """
-    tensor = indices if isinstance(indices, Tensor) else torch.tensor(indices)
-    if not tensor.numel():
-        tensor = tensor.long()
-    fractional = tensor.is_floating_point() or tensor.dtype == torch.bool
-    negative = tensor.device.type == "cpu" and bool((tensor < 0).any())
-    if tensor.ndim != 1 or fractional or negative:
-        few = tensor.numel() < 9 and tensor.device.type == "cpu"
-        raise RegardError(
-            "global_tokens takes positions",
-            got=f"{tensor.dtype} {tensor.tolist() if few else list(tensor.shape)}",
-            accepted="a list of whole numbers from 0, or an integer tensor [n]",
-        )
-    return GlobalTokens(tensor, offset)
+    problem = "global_tokens takes positions"
+    accepted = "a list of whole numbers from 0, or an integer tensor [n]"
+    tensor = whole_numbers(indices, (1,), problem, accepted)
+    if readable(tensor) and bool((tensor < 0).any()):
+        raise RegardError(problem, got=str(int(tensor.min())), accepted=accepted)
+    return GlobalTokens(tensor, None if offset is None else whole("global_tokens: offset", offset))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.masks.algebra import Mask, Tiles, states
-from regard.values import Pick, Shape, broadcasts, whole
+from regard.values import Pick, Shape, broadcasts, readable, whole, whole_numbers
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,6 +55,8 @@ class Prefix(Mask):
 def prefix(n: int | Sequence[int] | Int[Tensor, "b"]) -> Mask:
     """Every query sees the first `n` keys: with `causal() |`, a prefix language model.
 
+    Where there are fewer keys, it sees all of them.
+
     >>> from regard.masks import causal
     >>> print((causal() | prefix(2)).draw(4))
     ████····
@@ -67,18 +69,20 @@ def prefix(n: int | Sequence[int] | Int[Tensor, "b"]) -> Mask:
 
 def checked_limit(name: str, limit: int | Sequence[int] | Tensor) -> int | Tensor:
     """A limit that is a count, or a tensor of counts [B]."""
-    if isinstance(limit, Sequence):
-        limit = torch.tensor(limit)
-    if isinstance(limit, Tensor):
-        if limit.ndim != 1 or limit.is_floating_point() or limit.dtype == torch.bool:
-            raise RegardError(
-                f"{name} takes one whole number per batch entry",
-                got=f"{limit.dtype} {list(limit.shape)}",
-                accepted="an integer tensor [B]",
-                do="for a mask of booleans use masks.keep(t) or masks.ignore(t)",
-            )
+    if not isinstance(limit, (Tensor, Sequence)) and limit is not None:
+        limit = whole(name, limit)
+        if limit < 0:
+            raise RegardError(f"{name} takes a count of keys", got=str(limit), accepted="0 or more")
         return limit
-    limit = whole(name, limit)
-    if limit < 0:
-        raise RegardError(f"{name} takes a count of keys", got=str(limit), accepted="0 or more")
-    return limit
+    limits = whole_numbers(
+        limit,
+        (1,),
+        f"{name} takes one whole number per batch entry",
+        "an integer tensor [B]",
+        "for a mask of booleans use masks.keep(t) or masks.ignore(t)",
+    )
+    if readable(limits) and bool((limits < 0).any()):
+        raise RegardError(
+            f"{name} takes counts of keys", got=str(int(limits.min())), accepted="0 or more"
+        )
+    return limits

@@ -67,5 +67,6 @@ def window(left: int | None, right: int | None = 0, *, offset: int | None = None
                 accepted="0 or more, or None for no limit",
                 do="convert other conventions with regard.masks.from_flash or from_huggingface",
             )
-    sides = (None if side is None else whole("window", side) for side in (left, right, offset))
-    return Window(*sides)
+    given = {"left": left, "right": right, "offset": offset}
+    parts = (None if n is None else whole(f"window: {name}", n) for name, n in given.items())
+    return Window(*parts)

@@ -9,6 +9,9 @@ from torch import Tensor
 from regard import masks
 from regard.errors import RegardError
 from regard.masks import Mask
+from regard.masks.algebra import And, Not, Or
+from regard.masks.padding import Padding
+from regard.masks.prefix import Prefix
 
 
 class Cache:
@@ -70,14 +73,15 @@ class Cache:
         return k, v
 
     def limit(self, mask: Mask | None) -> Mask | None:
-        """A mask with the window of this cache in it, or the reason why the two do not go together.
+        """A mask for the keys so far with the window of this cache in it, or the reason why the
+        two do not go together.
 
         >>> from regard import masks
         >>> Cache(window=4).limit(masks.causal())
         causal() & window(4, None)
         """
         if self.window is None:
-            return mask
+            return None if mask is None else _so_far(mask)
         if mask is not None and not mask.relative and self.position > len(self):
             raise RegardError(
                 f"{mask!r} names keys by their place, and this cache has let the first ones go",
@@ -87,7 +91,7 @@ class Cache:
             )
         if mask is None:
             return masks.window(self.window)
-        return mask & masks.window(self.window, None)
+        return _so_far(mask) & masks.window(self.window, None)
 
     def reorder(self, index: Int[Tensor, "b"]) -> None:
         """Continue with other batch entries, as beam search does.
@@ -108,6 +112,19 @@ class Cache:
     def __repr__(self) -> str:
         window = "" if self.window is None else f", window={self.window}"
         return f"Cache(holds {len(self)} of {self.position}{window})"
+
+
+def _so_far(mask: Mask) -> Mask:
+    """The mask of whole sequences while they grow: a length that is not reached yet hides nothing,
+    which `padding` would refuse."""
+    match mask:
+        case Padding():
+            return Prefix(mask.limit)
+        case And() | Or():
+            return type(mask)(_so_far(mask.left), _so_far(mask.right))
+        case Not():
+            return Not(_so_far(mask.mask))
+    return mask
 
 
 def _check_fits(held: Tensor, new: Tensor) -> None:
