@@ -32,9 +32,9 @@ TENSORS = {
     "one-axis": (
         (ones(5), ones(5), ones(5)),
         {},
-        ["same axes", "q [5], k [5], v [5]", "[B, H, N, D]; or [B, N, D] or [N, D] for one head"],
+        ["same axes", "q [5], k [5], v [5]", "[B, H, N, D], or with more axes before H;"],
     ),
-    "five-axes": ((X[None],) * 3, {}, ["the same axes", "q [1, 2, 4, 5, 8]"]),
+    "five-axes": ((X[None], X, X), {}, ["the same axes", "q [1, 2, 4, 5, 8]"]),
     "mixed-axes": (
         (X, X[0], X),
         {},
@@ -247,7 +247,7 @@ def test_scores_of_one_width(score):
         (lambda: biases.relative(ones(5)), ["one column per distance", "[5]"]),
         (lambda: biases.relative(ones(1, 5).long()), ["one column per distance", "int64"]),
         (lambda: biases.dense(ones(2, 2).bool()), ["bool [2, 2]", "masks.keep(t) or masks.ignore"]),
-        (lambda: biases.dense(ones(2, 2, 2)), ["[2, 2, 2]", "[Q, K] or [B, H, Q, K] (any axis 1)"]),
+        (lambda: biases.dense(ones(2)), ["float32 [2]", "[Q, K] or [B, H, Q, K] (any axis 1)"]),
     ],
 )  # fmt: skip
 def test_scores_and_biases_that_cannot_be_made(make, words):

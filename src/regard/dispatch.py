@@ -50,8 +50,9 @@ def attention(
 ) -> Float[Tensor, "*bh q e"]:
     """Attention: each query's mean of the values, weighted by how well it matches the keys.
 
-    Inputs are [B, H, N, D]; or [B, N, D] or [N, D] for one head. Fewer key heads than query heads
-    is grouped-query attention. Dropout happens only with `training=True`.
+    Inputs are [B, H, N, D], or with more axes before H; or [B, N, D] or [N, D] for one head. Fewer
+    key heads than query heads is grouped-query attention. Dropout happens only with
+    `training=True`.
 
     >>> import torch, regard
     >>> q, k, v = torch.randn(3, 2, 8, 100, 64)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -20,9 +19,8 @@ from regard.masks.algebra import Mask
 from regard.scores.comparison import Comparison
 from regard.scores.dot import scaled_dot
 from regard.scores.score import Score
-from regard.values import Pick, Shape
+from regard.values import Axes, Pick, Shape
 
-Rank = Literal[2, 3, 4]
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -40,7 +38,9 @@ class AttentionInputs:
     sink: Float[Tensor, "h"] | None = None
     dropout: float = 0.0
     seed: Int[Tensor, ""] | None = None
-    rank: Rank = 4
+    rank: int = 4
+    lead: tuple[int, ...] = ()
+    """The axes that were folded into B, where there were several: inputs [*lead, H, N, D]."""
 
     @property
     def shape(self) -> Shape:
@@ -83,6 +83,8 @@ class AttentionInputs:
 
     def in_kind(self, answer: Tensor) -> Tensor:
         """An answer [B, H, ...] with the axes the caller's tensors had."""
+        if self.rank > 4:
+            return answer.reshape(*self.lead, *answer.shape[1:])
         if self.rank == 4:
             return answer
         return answer[:, 0] if self.rank == 3 else answer[0, 0]
@@ -103,13 +105,15 @@ def check(
     training: bool,
 ) -> AttentionInputs:
     """Check a call, and bring it into the one form that backends take."""
-    rank = _check_tensors(q, k, v)
+    axes = _check_tensors(q, k, v)
     q, k, v = _autocast(q, k, v)
     _check_dtypes(q, k, v)
     _check_kinds(mask, score, bias)
     _check_devices(q.device, score, bias, sink)
-    if rank != 4:
-        q, k, v = (_with_four_axes(t, rank) for t in (q, k, v))
+    if axes.rank != 4:
+        q, k, v = (_with_four_axes(t, axes) for t in (q, k, v))
+        mask = None if mask is None else mask.on(axes)
+        bias = None if bias is None else bias.on(axes)
     _check_shapes(q, k, v)
     if softcap is not None and not 0 < softcap < math.inf:
         raise RegardError(
@@ -136,7 +140,8 @@ def check(
         sink,
         drops,
         torch.randint(2**31, ()) if drops else None,
-        rank,
+        axes.rank,
+        axes.lead if axes.rank > 4 else (),
     )
 
 
@@ -153,17 +158,18 @@ def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> Rank:
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> Axes:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, Tensor):
             raise RegardError(
                 f"{name} must be a tensor", got=type(tensor).__name__, accepted="torch.Tensor"
             )
-    if not (q.ndim == k.ndim == v.ndim) or q.ndim not in (2, 3, 4):
+    if not (q.ndim == k.ndim == v.ndim) or q.ndim < 2:
         raise RegardError(
             "q, k and v need the same axes",
             got=_shapes(q, k, v),
-            accepted="[B, H, N, D]; or [B, N, D] or [N, D] for one head",
+            accepted="[B, H, N, D], or with more axes before H; or [B, N, D] or [N, D] for one "
+            "head",
         )
     if not (q.device == k.device == v.device):
         raise RegardError(
@@ -171,7 +177,9 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> Rank:
             got=f"q {q.device}, k {k.device}, v {v.device}",
             accepted="one device",
         )
-    return 4 if q.ndim == 4 else 3 if q.ndim == 3 else 2
+    if q.ndim > 4 and not (q.shape[:-3] == k.shape[:-3] == v.shape[:-3]):
+        raise _different_batches(q, k, v)
+    return Axes(tuple(q.shape[:-3]), True) if q.ndim > 3 else Axes(tuple(q.shape[:-2]), False)
 
 
 def _check_dtypes(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -230,8 +238,10 @@ def _check_kinds(mask: object, score: object, bias: object) -> None:
             )
 
 
-def _with_four_axes(t: Tensor, rank: Rank) -> Tensor:
-    return t if rank == 4 else t.unsqueeze(1) if rank == 3 else t[None, None]
+def _with_four_axes(t: Tensor, axes: Axes) -> Tensor:
+    if axes.heads:
+        return t.flatten(0, len(axes.lead) - 1)
+    return t.unsqueeze(1) if axes.lead else t[None, None]
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -239,11 +249,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     key_batch, groups, keys, _ = k.shape
     value_batch, value_groups, values, _ = v.shape
     if not (batch == key_batch == value_batch):
-        raise RegardError(
-            "q, k and v have different batch sizes",
-            got=_shapes(q, k, v),
-            accepted="one batch size",
-        )
+        raise _different_batches(q, k, v)
     if groups != value_groups or keys != values:
         raise RegardError(
             "each key needs its value",
@@ -257,6 +263,12 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
             accepted="a number of key heads that divides the number of query heads "
             "(fewer key heads is grouped-query attention; nothing is expanded)",
         )
+
+
+def _different_batches(q: Tensor, k: Tensor, v: Tensor) -> RegardError:
+    return RegardError(
+        "q, k and v have different batch sizes", got=_shapes(q, k, v), accepted="one batch size"
+    )
 
 
 def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +25,8 @@ class Trace(Displayed):
     """What one attention call did.
 
     Answers have the axes of the inputs: [B, H, ...] for inputs [B, H, N, D], without H for
-    [B, N, D], without both for [N, D]. Weights are per head and before dropout.
+    [B, N, D], without both for [N, D], with all axes before H where there are more. Weights are per
+    head and before dropout.
 
     >>> import regard, torch
     >>> q = k = v = torch.randn(1, 2, 5, 4)
@@ -88,13 +90,14 @@ class Trace(Displayed):
         """The exact weights of chosen queries, keys and heads; of all of them if none are named.
 
         Differentiable. Only what was asked for is computed."""
-        if heads is not None and self.inputs.rank != 4:
+        if heads is not None and self.inputs.rank < 4:
             raise RegardError(
                 "heads= needs inputs that have heads",
                 got=f"{self.inputs.rank}-D inputs",
                 accepted="inputs [B, H, N, D]",
             )
-        part = self if heads is None else self[:, heads]
+        every = (slice(None),) * max(len(self.inputs.lead), 1)
+        part = self if heads is None else self[(*every, heads)]
         x = part.inputs
         q = places(queries, x.shape.Q, "queries", x.q.device)
         k = places(keys, x.shape.K, "keys", x.q.device)
@@ -132,21 +135,22 @@ class Trace(Displayed):
         pooled = self.second_pass.pooled(self.inputs, self._lse, size, rows, columns, pool)
         return self.inputs.in_kind(pooled)
 
-    def __getitem__(self, which: Chosen | tuple[Chosen, Chosen]) -> Trace:
+    def __getitem__(self, which: Chosen | tuple[Chosen, ...]) -> Trace:
         """A trace of some batch entries, or of some batch entries and heads; all axes stay.
 
         >>> import regard, torch
         >>> x = torch.randn(3, 4, 5, 8)
         >>> regard.trace(x, x, x)[0, 1:3].lse.shape
         torch.Size([1, 2, 5])
+
+        Inputs with more axes have an index for each.
+
+        >>> x = torch.randn(2, 3, 4, 5, 8)
+        >>> regard.trace(x, x, x)[0, :, 1:3].lse.shape
+        torch.Size([1, 3, 2, 5])
         """
-        if isinstance(which, tuple) and len(which) == 2:
-            batch, heads = which
-        else:
-            batch, heads = which, None
-        B, H, _, _ = self.inputs.shape
-        device = self.inputs.q.device
-        b = places(batch, B, "batch", device)
+        H, device = self.inputs.shape.H, self.inputs.q.device
+        b, lead, heads = self._chosen(which)
         h = places(heads, H, "heads", device)
         group = self.inputs.group
         everything = heads is None or (
@@ -154,8 +158,30 @@ class Trace(Displayed):
         )
         # Some heads of a group no longer share a key head evenly: each takes its own along.
         g = torch.arange(self.inputs.k.shape[1], device=device) if everything else h // group
-        inputs = self.inputs.select(b, h, g)
+        inputs = replace(self.inputs.select(b, h, g), lead=lead)
         return replace(self, inputs=inputs, rows=Rows(*(t[b][:, h] for t in self.rows)))
+
+    def _chosen(
+        self, which: Chosen | tuple[Chosen, ...]
+    ) -> tuple[Int[Tensor, "b"], tuple[int, ...], Chosen]:
+        """Batch entries, the axes they had, and heads."""
+        lead = self.inputs.lead or (self.inputs.shape.B,)
+        # A tuple of one is a list of one place.
+        alone = not isinstance(which, tuple) or len(which) < 2
+        indices: tuple[Chosen, ...] = (which,) if alone else which  # type: ignore[assignment]
+        if len(indices) > len(lead) + 1:
+            raise RegardError(
+                "a trace is chosen from by batch and head",
+                got=f"{len(indices)} indices for axes {[*lead, self.inputs.shape.H]}",
+                accepted=f"{len(lead) + 1} indices at most",
+            )
+        heads = indices[len(lead)] if len(indices) > len(lead) else None
+        device = self.inputs.q.device
+        batch = torch.arange(math.prod(lead), device=device).view(lead)
+        for axis, n in enumerate(lead):
+            if axis < len(indices):
+                batch = batch.index_select(axis, places(indices[axis], n, "batch", device))
+        return batch.flatten(), tuple(batch.shape) if self.inputs.lead else (), heads
 
     def to(self, device: torch.device | str) -> Trace:
         """The same trace on another device."""

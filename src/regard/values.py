@@ -91,6 +91,43 @@ def broadcasts(have: int, need: int) -> bool:
     return have == 1 or have == need
 
 
+class Axes(NamedTuple):
+    """The axes of a caller's tensors: [*lead, H, N, D], or without H."""
+
+    lead: tuple[int, ...]
+    heads: bool
+
+    @property
+    def rank(self) -> int:
+        return len(self.lead) + self.heads + 2
+
+    def fold(self, table: Tensor, what: str) -> Tensor:
+        """A tensor of pairs [*lead, H, Q, K] as [B, H, Q, K], any of its axes 1. One with other
+        axes stays as it is, if there is one thing it can mean."""
+        if self.rank > 4 and table.ndim == 4 and table.shape[0] != 1:
+            raise RegardError(
+                f"a {what} of four axes could mean two things for inputs of {self.rank}",
+                got=f"{list(table.shape)}",
+                accepted=f"{self._pairs()}, any axis 1; or [1, H, Q, K]",
+            )
+        if table.ndim != self.rank or self.rank == 4:
+            return table
+        n = len(self.lead)
+        if not all(broadcasts(*pair) for pair in zip(table.shape, self.lead, strict=False)):
+            raise RegardError(
+                f"the tensor of a {what} does not fit the call",
+                got=f"{list(table.shape)}",
+                accepted=f"{self._pairs()}, any axis 1",
+            )
+        table = table if self.heads else table.unsqueeze(-3)
+        if all(length == 1 for length in table.shape[:n]):
+            return table.reshape(1, *table.shape[n:])
+        return table.expand(*self.lead, *table.shape[n:]).flatten(0, n - 1)
+
+    def _pairs(self) -> str:
+        return f"[{', '.join([*map(str, self.lead), *(['H'] if self.heads else []), 'Q', 'K'])}]"
+
+
 class Encoded(NamedTuple):
     """A value taken apart. Numbers stay apart from the text so that they can be symbolic."""
 

@@ -6,11 +6,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.values import Pick, Shape, Value
+from regard.values import Axes, Pick, Shape, Value
 
 
 class Bias(Value):
     """Added to the logits, after scale and soft-cap, before the mask."""
+
+    def on(self, axes: Axes) -> Bias:
+        """This bias with the axes of its tensors read as those of a caller's inputs."""
+        return self
 
     def bind(self, shape: Shape, device: torch.device) -> Bias:
         """This bias with alignment settled and shapes checked for one call."""

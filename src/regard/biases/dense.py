@@ -10,14 +10,25 @@ from torch import Tensor
 
 from regard.biases.bias import Bias
 from regard.errors import RegardError
-from regard.values import Pick, Shape, broadcasts
+from regard.values import Axes, Pick, Shape, broadcasts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dense(Bias):
     tensor: Tensor
 
+    def on(self, axes: Axes) -> Bias:
+        return Dense(axes.fold(self.tensor, "bias"))
+
     def bind(self, shape: Shape, device: torch.device) -> Bias:
+        if self.tensor.ndim != 4:
+            raise RegardError(
+                "the axes of this bias could mean several things",
+                got=f"{list(self.tensor.shape)}",
+                accepted="[Q, K], or [B, H, Q, K] with 1 where an axis does not matter; [B, Q, K] "
+                "for inputs [B, N, D]",
+                do="[B, Q, K] is t[:, None]; [H, Q, K] is t[None]",
+            )
         fits = zip(self.tensor.shape, shape, strict=True)
         if not all(broadcasts(have, need) for have, need in fits):
             raise RegardError(
@@ -51,7 +62,8 @@ class Dense(Bias):
 
 
 def dense(tensor: Float[Tensor, "*bh q k"]) -> Bias:
-    """Any tensor that broadcasts to [B, H, Q, K]; [Q, K] is the same for every batch and head.
+    """Any tensor that broadcasts to [B, H, Q, K]; [Q, K] is the same for every batch and head. For
+    inputs with other axes than [B, H, N, D], those in place of B and H: for one head, [B, Q, K].
 
     Minus infinity hides a pair, as a float mask does elsewhere.
 
@@ -61,11 +73,11 @@ def dense(tensor: Float[Tensor, "*bh q k"]) -> Bias:
     tensor([[0.2689, 0.7311],
             [0.8808, 0.1192]])
     """
-    if not tensor.is_floating_point() or tensor.ndim not in (2, 4):
+    if not tensor.is_floating_point() or tensor.ndim < 2:
         raise RegardError(
             "dense: numbers to add to the logits",
             got=f"{tensor.dtype} {list(tensor.shape)}",
             accepted="a floating-point tensor [Q, K] or [B, H, Q, K] (any axis 1)",
             do="for booleans use masks.keep(t) or masks.ignore(t)",
         )
-    return Dense(tensor if tensor.ndim == 4 else tensor[None, None])
+    return Dense(tensor[None, None] if tensor.ndim == 2 else tensor)

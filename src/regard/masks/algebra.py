@@ -20,7 +20,7 @@ from jaxtyping import Bool, Int, Int8
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.values import Pick, Shape, Value
+from regard.values import Axes, Pick, Shape, Value
 
 EMPTY, PARTIAL, FULL = 0, 1, 2
 
@@ -43,6 +43,10 @@ class Mask(Value):
     """How many heads the mask tells apart."""
     relative: bool = False
     """Whether only the distance between key and query matters."""
+
+    def on(self, axes: Axes) -> Mask:
+        """This mask with the axes of its tensors read as those of a caller's inputs."""
+        return self
 
     def bind(self, shape: Shape, device: torch.device) -> Mask:
         """This mask with alignment settled and shapes checked for one call."""
@@ -221,6 +225,9 @@ class _Pair(Mask):
     right: Mask
     sign = ""
 
+    def on(self, axes: Axes) -> Mask:
+        return type(self)(self.left.on(axes), self.right.on(axes))  # type: ignore[call-arg]
+
     def bind(self, shape: Shape, device: torch.device) -> Mask:
         return type(self)(self.left.bind(shape, device), self.right.bind(shape, device))  # type: ignore[call-arg]
 
@@ -296,6 +303,9 @@ class Not(Mask):
     """Pairs that a mask does not allow."""
 
     mask: Mask
+
+    def on(self, axes: Axes) -> Mask:
+        return Not(self.mask.on(axes))
 
     def bind(self, shape: Shape, device: torch.device) -> Mask:
         return Not(self.mask.bind(shape, device))

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.masks.algebra import Mask, Not, Tiles
 from regard.masks.tables import AreaTable
-from regard.values import Pick, Shape, broadcasts
+from regard.values import Axes, Pick, Shape, broadcasts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -26,6 +26,9 @@ class Keep(Mask):
     @property
     def heads(self) -> int:  # type: ignore[override]
         return self.table.shape[1] if self.table.ndim == 4 else 1
+
+    def on(self, axes: Axes) -> Mask:
+        return Keep(axes.fold(self.table, "mask"))
 
     def bind(self, shape: Shape, device: torch.device) -> Mask:
         table = self.table if self.table.ndim == 4 else _with_four_axes(self.table, shape)
@@ -60,6 +63,8 @@ class Keep(Mask):
 
 
 def _with_four_axes(table: Tensor, shape: Shape) -> Tensor:
+    if table.ndim != 2:
+        raise _ambiguous(table)
     per_query = tuple(table.shape) == (shape.Q, shape.K)
     per_batch = tuple(table.shape) == (shape.B, shape.K)
     if per_query and per_batch and shape.B > 1:
@@ -81,8 +86,19 @@ def _with_four_axes(table: Tensor, shape: Shape) -> Tensor:
     )
 
 
+def _ambiguous(table: Tensor) -> RegardError:
+    return RegardError(
+        "the axes of this mask could mean several things",
+        got=f"{list(table.shape)}",
+        accepted="[K], [Q, K], or [B, H, Q, K] with 1 where an axis does not matter; [B, Q, K] for "
+        "inputs [B, N, D]",
+        do="[B, Q, K] is t[:, None]; [H, Q, K] is t[None]",
+    )
+
+
 def keep(table: Bool[Tensor, "..."]) -> Mask:
-    """True may be seen. Axes: [B, H, Q, K] (any of them 1), or [K], or an unambiguous 2-D tensor.
+    """True may be seen. Axes: those of the inputs up to H, then Q and K (any of them 1); or [K], or
+    an unambiguous 2-D tensor. For inputs [B, H, N, D] that is [B, H, Q, K], for one head [B, Q, K].
 
     >>> import torch
     >>> print(keep(torch.tensor([True, False, True])).draw(1, 3))
@@ -100,13 +116,8 @@ def keep(table: Bool[Tensor, "..."]) -> Mask:
             do="for numbers that are added to the scores use regard.biases.dense(t); "
             "for 0/1 masks, t.bool()",
         )
-    if table.ndim in (0, 3) or table.ndim > 4:
-        raise RegardError(
-            "the axes of this mask could mean several things",
-            got=f"{list(table.shape)}",
-            accepted="[K], [Q, K], or [B, H, Q, K] with 1 where an axis does not matter",
-            do="[B, Q, K] is t[:, None]; [H, Q, K] is t[None]",
-        )
+    if table.ndim == 0:
+        raise _ambiguous(table)
     return Keep(table[None, None, None] if table.ndim == 1 else table)
 
 

@@ -7,6 +7,7 @@ through the checks, that a call goes through.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -63,6 +64,7 @@ def recorded(trace: Trace, name: str, draft: Drawer) -> dict[str, Any]:
         "softcap": None if x.softcap is None else float(x.softcap),
         "dropout": float(x.dropout),
         "rank": x.rank,
+        **({"lead": list(x.lead)} if x.lead else {}),
         "backend": trace.backend,
     }
 
@@ -70,9 +72,11 @@ def recorded(trace: Trace, name: str, draft: Drawer) -> dict[str, Any]:
 def check_trace(record: Any, stored: Tensors) -> None:
     """Whether a record has the parts of a trace; `restored` sees whether they fit each other."""
     part = dict.fromkeys(("q", "k", "v", *Rows._fields), list)
+    more = {"lead": list} if isinstance(record, dict) and "lead" in record else {}
     check_parts(
-        record, "a trace", **part, sink=list | None, seed=list | None, values=str, integers=list,
-        floats=list, tensors=list, softcap=float | None, dropout=float, rank=int, backend=str,
+        record, "a trace", **part, **more, sink=list | None, seed=list | None, values=str,
+        integers=list, floats=list, tensors=list, softcap=float | None, dropout=float, rank=int,
+        backend=str,
     )  # fmt: skip
     for name in (*part, "sink", "seed"):
         if record[name] is not None:
@@ -114,14 +118,17 @@ def restored(record: dict[str, Any], read: Read) -> Trace:
     seed, rank = part["seed"], record["rank"]
     B, H, Q, _ = inputs.shape
     # An answer with fewer axes is that of the first head.
-    expect(rank == 4 or (rank == 3 and H > 0) or (rank == 2 and B * H > 0), "rank", rank)
+    lead = tuple(check_lengths(record.get("lead", []), "lead"))
+    folded = rank == len(lead) + 3 and len(lead) > 1 and math.prod(lead) == B
+    plain = not lead and (rank == 4 or (rank == 3 and H > 0) or (rank == 2 and B * H > 0))
+    expect(plain or folded, "rank", rank)
     expect(seed is None or (seed.ndim == 0 and seed.dtype == torch.int64), "seed", seed)
     rows = Rows(*(part[name] for name in Rows._fields))
     for name, t in rows._asdict().items():
         want = (B, H, Q, inputs.v.shape[-1]) if name == "out" else (B, H, Q)
         fits = tuple(t.shape) == want and t.dtype in DTYPES
         expect(fits, f"{name} does not fit", f"{t.dtype} {list(t.shape)} for {list(want)}")
-    inputs = replace(inputs, dropout=record["dropout"], seed=seed, rank=rank)
+    inputs = replace(inputs, dropout=record["dropout"], seed=seed, rank=rank, lead=lead)
     backend = BACKENDS[record["backend"]]
     # Where the backend cannot run, another answers: any second pass can.
     able = here != "meta" and not backend.refuses(inputs, statistics=True)
