@@ -19,6 +19,8 @@ from regard.biases.bias import Bias
 from regard.cost.counting import dense_pairs, forward_flops, least_bytes, needed_pairs
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs, check
+from regard.jagged import any_nested, pack
+from regard.jagged_traces import JaggedTrace
 from regard.masks.algebra import Mask
 from regard.plans import Plan
 from regard.scores.score import Score
@@ -52,13 +54,20 @@ def attention(
 
     Inputs are [B, H, N, D], or with more axes before H; or [B, N, D] or [N, D] for one head. Fewer
     key heads than query heads is grouped-query attention. Dropout happens only with
-    `training=True`.
+    `training=True`. Sequences of different lengths may be jagged nested tensors [B, H, j, D].
 
     >>> import torch, regard
     >>> q, k, v = torch.randn(3, 2, 8, 100, 64)
     >>> regard.attention(q, k, v, mask=regard.masks.causal()).shape
     torch.Size([2, 8, 100, 64])
     """
+    if any_nested(q, k, v):
+        nested = pack(q, k, v, mask, bias)
+        out = attention(
+            *nested.qkv, mask=nested.mask, score=score, bias=bias, softcap=softcap, sink=sink,
+            scale=scale, dropout=dropout, training=training, backend=backend,
+        )  # fmt: skip
+        return nested.queries.of(out)
     inputs = check(
         q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
         dropout=dropout, training=training,
@@ -94,6 +103,13 @@ def trace(
     >>> t.entropy.shape, t.received().shape, t.map(10).shape
     (torch.Size([2, 8, 100]), torch.Size([2, 8, 100]), torch.Size([2, 8, 10, 10]))
     """
+    if any_nested(q, k, v):
+        nested = pack(q, k, v, mask, bias)
+        whole = trace(
+            *nested.qkv, mask=nested.mask, score=score, bias=bias, softcap=softcap, sink=sink,
+            scale=scale, dropout=dropout, training=training, backend=backend,
+        )  # fmt: skip
+        return JaggedTrace(whole.inputs, whole.rows, whole.backend, whole.second_pass, mask, nested)
     inputs = check(
         q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
         dropout=dropout, training=training,
@@ -142,6 +158,9 @@ def plan(
       bytes moved     2.1 MB
       peak memory     ...B beside the inputs
     """
+    if any_nested(q, k, v):
+        nested = pack(q, k, v, mask, bias)
+        (q, k, v), mask = nested.qkv, nested.mask
     inputs = check(
         q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
         dropout=dropout, training=training,

@@ -7,22 +7,19 @@ from typing import Any, TypeVar
 
 from torch._C._dynamo import eval_frame
 
+from regard.between_graphs import between_graphs
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 WHY = "regard.watch looks at attention between graphs: compile without fullgraph=True to watch"
 
-# `torch.compiler.disable` would import the compiler, which takes longer than importing PyTorch.
-_skip = eval_frame._FrameAction.SKIP
-_whole = eval_frame._FrameExecStrategy(_skip, _skip)
-_frame = eval_frame._FrameExecStrategy(_skip, eval_frame._FrameAction.DEFAULT)
+_skip, _default = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
+_frame = eval_frame._FrameExecStrategy(_skip, _default)
 
 
 def uncompiled(function: F) -> F:
     """A function that runs between graphs, with all that it calls."""
-    eval_frame.set_code_exec_strategy(function.__code__, _whole)
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    function._torchdynamo_disable_msg = WHY  # type: ignore[attr-defined]
-    return function
+    return between_graphs(WHY)(function)
 
 
 def stepped_over(function: F) -> F:

@@ -25,6 +25,7 @@ from regard.errors import RegardError
 from regard.inputs import DTYPES, check
 from regard.masks.algebra import And, Mask, Not, Or
 from regard.masks.global_tokens import BoundGlobalTokens
+from regard.masks.packed import Packed
 from regard.scores.comparison import Comparison, Dot, Nearness, TanhSum
 from regard.scores.score import Prepared, Score, finite_scale, per_head, positive, same_width
 from regard.traces import Trace
@@ -162,6 +163,8 @@ def _remade_mask(mask: Mask | None) -> Mask | None:
             return type(mask)(_remade_mask(mask.left), _remade_mask(mask.right))  # type: ignore[arg-type]
         case Not():
             return Not(_remade_mask(mask.mask))  # type: ignore[arg-type]
+        case Packed():
+            return Packed(_remade_mask(mask.mask), mask.queries, mask.keys)
         case BoundGlobalTokens():
             return masks.global_tokens(mask.indices, offset=mask.offset)
     return _remade(mask, masks)

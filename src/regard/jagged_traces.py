@@ -1,0 +1,145 @@
+"""What one call did for sequences of different lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from regard.backends.contract import Rows, Top
+from regard.errors import RegardError
+from regard.jagged import JaggedInputs
+from regard.masks.packed import Packed
+from regard.traces import Chosen, Trace
+from regard.values import Shape
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class JaggedTrace(Trace):
+    """A trace of jagged inputs: answers are jagged too, and `trace[i]` is a trace of one sequence.
+
+    Inside it is one trace of all sequences end to end.
+
+    >>> import regard, torch
+    >>> x = torch.nested.nested_tensor([torch.randn(n, 2, 4) for n in (3, 5)], layout=torch.jagged)
+    >>> x = x.transpose(1, 2)                                   # [B, H, j, D]
+    >>> t = regard.trace(x, x, x, mask=regard.masks.causal())
+    >>> t.entropy[1].shape, t[1].weights().shape
+    (torch.Size([2, 5]), torch.Size([1, 2, 5, 5]))
+    """
+
+    sequences: JaggedInputs | None = None
+
+    @property
+    def out(self) -> Tensor:
+        return self._queries(self.rows.out)
+
+    @property
+    def lse(self) -> Tensor:
+        return self._queries(self.rows.lse)
+
+    @property
+    def max_logit(self) -> Tensor:
+        return self._queries(self.rows.max_logit)
+
+    @property
+    def entropy(self) -> Tensor:
+        return self._queries(self.rows.entropy)
+
+    @property
+    def mean_logit(self) -> Tensor:
+        return self._queries(super().mean_logit)
+
+    def received(self) -> Tensor:
+        return self._sequences.keys.of(super().received())
+
+    def top(self, n: int) -> Top:
+        found = super().top(n)
+        starts = self._sequences.keys.offsets[:-1]
+        first = starts.repeat_interleave(self._sequences.queries.lengths)[:, None]
+        indices = torch.where(found.indices < 0, found.indices, found.indices - first)
+        return Top(self._queries(found.values), self._queries(indices))
+
+    def weights(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("weights")
+
+    def mass(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("mass")
+
+    def map(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("map")
+
+    def __len__(self) -> int:
+        return len(self._sequences.queries.lengths)
+
+    def __iter__(self) -> Iterator[Trace]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, which: Chosen | tuple[Chosen, ...]) -> Trace:
+        """The trace of one sequence, or of some of its heads."""
+        i, *heads = which if isinstance(which, tuple) else (which,)
+        n = len(self)
+        if not isinstance(i, int) or not -n <= i < n or len(heads) > 1:
+            raise RegardError(
+                "a jagged trace gives one sequence at a time",
+                got=f"trace[{which!r}]",
+                accepted=f"trace[i] or trace[i, heads] with i from -{n} to {n - 1}",
+            )
+        one = self._one(i % n)
+        return one[:, heads[0]] if heads else one
+
+    def _one(self, i: int) -> Trace:
+        x, packed = self.inputs, self._sequences
+        assert isinstance(x.mask, Packed)
+        (q0, q1), (k0, k1) = (
+            ragged.offsets[i : i + 2].tolist() for ragged in (packed.queries, packed.keys)
+        )
+        shape, device = Shape(1, x.shape.H, q1 - q0, k1 - k0), x.q.device
+        mask = x.mask.mask
+        if mask is not None:
+            alike = q1 - q0 == k1 - k0
+            one = torch.tensor([i], device=device)
+            assert self.mask is not None
+            mask = mask.select(one, slice(None)) if alike else self.mask.bind(shape, device)
+        inputs = replace(
+            x,
+            q=x.q[:, :, q0:q1],
+            k=x.k[:, :, k0:k1],
+            v=x.v[:, :, k0:k1],
+            mask=mask,
+            rank=4 if packed.queries.heads else 3,
+        )
+        rows = Rows(*(t[:, :, q0:q1] for t in self.rows))
+        return Trace(inputs, rows, self.backend, self.second_pass, self.mask)
+
+    def _queries(self, answer: Tensor) -> Tensor:
+        return self._sequences.queries.of(answer)
+
+    @property
+    def _sequences(self) -> JaggedInputs:
+        assert self.sequences is not None
+        return self.sequences
+
+    def _refuse(self, question: str) -> NoReturn:
+        raise RegardError(
+            f"{question} speaks of places, and these sequences have different lengths",
+            got=f"{len(self)} sequences",
+            accepted="this question about one sequence",
+            do=f"trace[i].{question}(...)",
+        )
+
+    def __repr__(self) -> str:
+        lengths = self._sequences.queries.lengths
+        few, many = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+        H, G = self.inputs.shape.H, self.inputs.k.shape[1]
+        heads = f"heads {H}" if G == H else f"heads {H} over {G}"
+        dtype = str(self.inputs.q.dtype).removeprefix("torch.")
+        mask = "" if self.mask is None else f", mask={self.mask!r}"
+        x = self.inputs.q
+        return (
+            f"JaggedTrace({len(self)} sequences of {few} to {many} queries, {heads}, width "
+            f"{x.shape[-1]}, {dtype} on {x.device}{mask}, by {self.backend})"
+        )

@@ -1,0 +1,143 @@
+"""Several sequences end to end, each under a mask of its own places.
+
+Unlike `documents`, which only keeps neighbours apart, a packed mask counts places from the start of
+each sequence, and queries and keys may be cut at different places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int, Int8
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.masks.algebra import EMPTY, PARTIAL, And, Mask, Not, Or, Tiles
+from regard.masks.prefix import Prefix
+from regard.values import Pick, Shape, readable
+
+
+class _Places(NamedTuple):
+    """For each query or key: its sequence, and its place among the keys of that sequence."""
+
+    sequence: Int[Tensor, "n"]
+    place: Int[Tensor, "n"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Packed(Mask):
+    """A mask for each of several sequences; None lets each see all of itself."""
+
+    mask: Mask | None
+    queries: Tensor
+    keys: Tensor
+
+    def bind(self, shape: Shape, device: torch.device) -> Mask:
+        queries, keys = (t.to(torch.int64) for t in (self.queries, self.keys))
+        self._check(queries, keys, shape)
+        longest = int(keys.max()) if len(keys) else 0
+        inner = self.mask
+        if inner is not None:
+            if not torch.equal(queries, keys):
+                _check_ends(inner, queries, keys)
+            # As many queries as keys: then a place is a place, and places tell the alignment.
+            inner = inner.bind(Shape(len(keys), shape.H, longest, longest), device)
+        return Packed(inner, queries.to(device), keys.to(device))
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
+        mine, q_place = (t[q] for t in self._queries)
+        theirs, k_place = (t[k] for t in self._keys)
+        if self.mask is None:
+            return mine == theirs
+        return (mine == theirs) & self.mask.allows(mine, h, q_place, k_place)
+
+    def judge(self, tiles: Tiles) -> Int8[Tensor, "1 h t"]:
+        first, last = self._queries.sequence[tiles.q0], self._queries.sequence[tiles.q1 - 1]
+        k_first, k_last = self._keys.sequence[tiles.k0], self._keys.sequence[tiles.k1 - 1]
+        apart = (last < k_first) | (k_last < first)
+        one = (first == last) & (k_first == k_last) & (first == k_first)
+        state = torch.full((1, self.heads, len(tiles.q0)), PARTIAL, dtype=torch.int8).to(one.device)
+        state[..., apart] = EMPTY
+        if self.mask is None:
+            state[..., one] = 2
+            return state
+        whole = one.nonzero().squeeze(-1)
+        q, k = self._queries.place, self._keys.place
+        q0, q1, k0, k1 = (edge[whole] for edge in tiles)
+        inside = Tiles(q[q0], q[q1 - 1] + 1, k[k0], k[k1 - 1] + 1)
+        if len(whole):
+            found = self.mask.judge(inside).expand(self.mask.batch, self.heads, -1)
+            mine = first[whole] if self.mask.batch > 1 else torch.zeros_like(whole)
+            state[0, :, whole] = found[mine, :, torch.arange(len(whole), device=mine.device)].T
+        return state
+
+    def select(self, batch: Pick, heads: Pick) -> Mask:
+        if self.mask is None or self.heads == 1:
+            return self
+        return Packed(self.mask.select(slice(None), heads), self.queries, self.keys)
+
+    @property
+    def heads(self) -> int:  # type: ignore[override]
+        return 1 if self.mask is None else self.mask.heads
+
+    @cached_property
+    def _queries(self) -> _Places:
+        # The last query of a sequence stands at its last key.
+        return _places(self.queries, self.keys - self.queries)
+
+    @cached_property
+    def _keys(self) -> _Places:
+        return _places(self.keys, torch.zeros_like(self.keys))
+
+    def _check(self, queries: Tensor, keys: Tensor, shape: Shape) -> None:
+        fits = queries.shape == keys.shape and queries.ndim == 1 and shape.B == 1
+        if fits and readable(queries) and readable(keys):
+            sums = int(queries.sum()), int(keys.sum())
+            fits = sums == (shape.Q, shape.K) and not bool(((queries < 0) | (keys < 0)).any())
+        if not fits:
+            raise RegardError(
+                "packed: the sequences do not make up the call",
+                got=f"{self!r} for {list(shape)}",
+                accepted="lengths that add up to the queries and keys of one batch entry",
+            )
+
+
+def _places(lengths: Tensor, first: Tensor) -> _Places:
+    n = int(lengths.sum())
+    sequence = torch.arange(len(lengths), device=lengths.device).repeat_interleave(
+        lengths, output_size=n
+    )
+    start = lengths.cumsum(0) - lengths
+    return _Places(sequence, torch.arange(n, device=lengths.device) - (start - first)[sequence])
+
+
+def _check_ends(mask: Mask, queries: Tensor, keys: Tensor) -> None:
+    """Between sequences of different lengths only what aligns to the end of each, or speaks of keys
+    alone, means the same in all."""
+    match mask:
+        case And() | Or():
+            _check_ends(mask.left, queries, keys)
+            _check_ends(mask.right, queries, keys)
+            return
+        case Not():
+            _check_ends(mask.mask, queries, keys)
+            return
+        case Prefix():
+            return
+    if mask.relative and getattr(mask, "offset", None) is None:
+        return
+    raise RegardError(
+        f"{mask!r} does not say where the queries of each sequence stand among its keys",
+        got=f"q {_some(queries)}, k {_some(keys)} long",
+        accepted="causal(), window(w), dilated(step), prefix(n), padding(lengths) and what is "
+        "combined of them; any mask between sequences of the same lengths",
+        do="call regard.attention once for each sequence",
+    )
+
+
+def _some(lengths: Tensor) -> str:
+    few = lengths[:8].tolist()
+    return f"[{', '.join(map(str, few))}{', …' if len(lengths) > 8 else ''}]"
