@@ -7,11 +7,13 @@ which operators (which take nothing else) and files carry it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, TypeVar, get_type_hints
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_origin, get_type_hints
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -128,6 +130,18 @@ class Axes(NamedTuple):
         return f"[{', '.join([*map(str, self.lead), *(['H'] if self.heads else []), 'Q', 'K'])}]"
 
 
+class Local:
+    """A part of a value that only this process has, such as a function: operators, and the backward
+    passes that they leave behind, name it by its number; no file ever holds one."""
+
+    _all: ClassVar[WeakValueDictionary[int, Local]] = WeakValueDictionary()
+    _numbers: ClassVar[Iterator[int]] = itertools.count()
+
+    def __init__(self) -> None:
+        self.number = next(Local._numbers)
+        Local._all[self.number] = self
+
+
 class Encoded(NamedTuple):
     """A value taken apart. Numbers stay apart from the text so that they can be symbolic."""
 
@@ -158,7 +172,7 @@ class Value:
 
     def __hash__(self) -> int:
         parts = self._parts()
-        return hash((type(self), *(tuple(p.shape) if isinstance(p, Tensor) else p for p in parts)))
+        return hash((type(self), *map(_mark, parts)))
 
     def __repr__(self) -> str:
         shown = [
@@ -196,35 +210,57 @@ class Value:
         for part in self._parts():
             if isinstance(part, Tensor):
                 found.append(part)
+            elif isinstance(part, tuple):
+                found += part
             elif isinstance(part, Value):
                 found += part.tensors()
         return found
 
+    def is_local(self) -> bool:
+        """Whether there is a part inside that only this process has."""
+        return any(
+            part.is_local()
+            if isinstance(part, Value)
+            else callable(part) or isinstance(part, Local)
+            for part in self._parts()
+        )
 
-def encode(values: Sequence[Value | None]) -> Encoded:
-    """Take values apart. `decode` puts them together again."""
+
+def encode(values: Sequence[Value | None], *, here: bool = False) -> Encoded:
+    """Take values apart. `decode` puts them together again: `here`, in this process, also those
+    made of functions."""
     found = Encoded("", [], [], [])
-    text = ",".join([_encode(v, found) for v in values])
+    text = ",".join([_encode(v, found, here) for v in values])
     return found._replace(text=f"[{text}]")
 
 
-def _encode(part: Any, found: Encoded) -> str:
+def _encode(part: Any, found: Encoded, here: bool) -> str:
     if part is None:
         return "null"
     if isinstance(part, bool):
         return "true" if part else "false"
     if isinstance(part, Value):
-        inner = "".join(["," + _encode(p, found) for p in part._parts()])
+        inner = "".join(["," + _encode(p, found, here) for p in part._parts()])
         return f'["{type(part).__name__}"{inner}]'
     if isinstance(part, Tensor):
         found.tensors.append(part)
         return f'{{"tensor":{len(found.tensors) - 1}}}'
+    if isinstance(part, tuple):
+        return f'{{"tuple":[{",".join([_encode(p, found, here) for p in part])}]}}'
+    if isinstance(part, Local) and here:
+        return f'{{"local":{part.number}}}'
     if isinstance(part, (float, torch.SymFloat)):
         found.floats.append(part)
         return f'{{"float":{len(found.floats) - 1}}}'
     if isinstance(part, (int, torch.SymInt)):
         found.integers.append(part)
         return f'{{"integer":{len(found.integers) - 1}}}'
+    if isinstance(part, Local) or callable(part):
+        raise RegardError(
+            "a value made of a function cannot be written down",
+            got=_show(part),
+            do="write a mask out as a table: masks.keep(mask.dense(queries, keys))",
+        )
     raise RegardError(f"a value holds a {type(part).__name__}, which cannot be encoded")
 
 
@@ -233,6 +269,8 @@ def decode(
     integers: Sequence[int | torch.SymInt],
     floats: Sequence[float | torch.SymFloat],
     tensors: Sequence[Tensor],
+    *,
+    here: bool = False,
 ) -> list[Value | None]:
     """Put values together again; unknown names and broken text are refused.
 
@@ -250,6 +288,10 @@ def decode(
                 found = lists[next(iter(node))]
                 if not isinstance(i, bool) and 0 <= i < len(found):
                     return found[i]
+            case {"tuple": list(parts)} if len(node) == 1:
+                return tuple(map(build, parts))
+            case {"local": int(i)} if len(node) == 1 and here and i in Local._all:
+                return Local._all[i]
             case [str(name), *parts] if name in Value._kinds:
                 kind = Value._kinds[name]
                 built = [build(part) for part in parts]
@@ -284,6 +326,10 @@ def _fit(parts: list[Any], kind: type[Value]) -> bool:
     hints: list[Any] = _hints(kind)  # type: ignore[arg-type]
     for part, hint in zip(parts, hints, strict=True):
         known = symbolic.get(type(part))
+        if get_origin(hint) is tuple:
+            if not isinstance(part, tuple) or not all(isinstance(p, Tensor) for p in part):
+                return False
+            continue
         if isinstance(part, bool) and hint is not bool:
             return False
         if not isinstance(part if known is None else known(), hint):
@@ -296,12 +342,23 @@ def _same(a: Any, b: Any) -> bool:
         return a.shape == b.shape and a.device == b.device and bool(torch.equal(a, b))
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return False
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
     return bool(a == b)
+
+
+def _mark(part: Any) -> Any:
+    """What a part adds to a hash; tensors that are equal have equal shapes."""
+    if isinstance(part, tuple):
+        return tuple(map(_mark, part))
+    return tuple(part.shape) if isinstance(part, Tensor) else part
 
 
 def _mapped(part: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(part, Tensor):
         return change(part)
+    if isinstance(part, tuple):
+        return tuple(map(change, part))
     return part.map_tensors(change) if isinstance(part, Value) else part
 
 
@@ -310,4 +367,6 @@ def _show(part: Any) -> str:
         if part.numel() <= 8 and part.device.type == "cpu":
             return str(part.tolist())
         return f"<{str(part.dtype).removeprefix('torch.')} {list(part.shape)}>"
-    return repr(part)
+    if isinstance(part, Local) or not callable(part):
+        return repr(part)
+    return str(getattr(part, "__name__", type(part).__name__))

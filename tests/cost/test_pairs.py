@@ -11,6 +11,8 @@ from torch import Tensor
 from regard import cost, masks
 from regard.cost.parts import pairs
 from regard.inputs import check
+from regard.masks import algebra
+from regard.values import Shape
 from tests.parity.cases import MASKS, Sizes
 
 SIZES = [Sizes(2, 4, 2, 63, 63, 8, 8), Sizes(1, 2, 1, 17, 111, 8, 8), Sizes(2, 2, 2, 70, 40, 8, 8)]
@@ -21,7 +23,9 @@ def written(mask: masks.Mask | None, s: Sizes) -> Tensor:
     """Every pair of every batch entry and head."""
     if mask is None:
         return torch.ones(s.B, s.H, s.Q, s.K, dtype=torch.bool)
-    return mask.dense(s.Q, s.K).expand(s.B, s.H, s.Q, s.K)
+    bound = mask.bind(Shape(s.B, s.H, s.Q, s.K), torch.device("cpu"))
+    table = algebra.pairs(bound, torch.arange(s.Q), torch.arange(s.K))
+    return table.expand(s.B, s.H, s.Q, s.K)
 
 
 def visited(table: Tensor, rows: int, keys: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -59,6 +60,19 @@ def _table(s: Sizes) -> Tensor:
     return torch.rand(s.B, s.H, s.Q, s.K, generator=torch.Generator().manual_seed(5)) > 0.6
 
 
+@cache
+def _where() -> masks.Mask:
+    """A function that tells batch entries and heads apart, and has no outline."""
+    return masks.where(lambda b, h, q, k: (q * k + b) % 3 != h % 2)
+
+
+def _pairwise(table: Tensor) -> biases.Bias:
+    def added(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return table[h, (q * k) % 5] + 0.1 * b
+
+    return biases.pairwise(added)
+
+
 MASKS: dict[str, Callable[[Sizes], masks.Mask | None]] = {
     "none": lambda s: None,
     "causal": lambda s: masks.causal(),
@@ -76,6 +90,7 @@ MASKS: dict[str, Callable[[Sizes], masks.Mask | None]] = {
     "blocks": lambda s: masks.blocks(_layout(s), 8),
     "keep": lambda s: masks.keep(_table(s)),
     "ignore": lambda s: masks.ignore(_table(s)[:, :1]),
+    "where": lambda s: masks.causal() & _where(),
     "nothing": lambda s: masks.keep(torch.zeros(1, 1, 1, 1, dtype=torch.bool)),
 }
 
@@ -94,6 +109,7 @@ BIASES: dict[str, Callable[[Sizes, Draw], tuple[biases.Bias | None, list[Tensor]
     "alibi": lambda s, draw: _with(biases.alibi, draw(s.H).abs() / 8),
     "relative": lambda s, draw: _with(biases.relative, draw(s.H, 9)),
     "dense": lambda s, draw: _with(biases.dense, draw(1, s.H, s.Q, s.K)),
+    "pairwise": lambda s, draw: _with(_pairwise, draw(s.H, 5)),
 }
 
 EXTRAS: dict[str, dict[str, Any]] = {

@@ -29,6 +29,7 @@ ALIKE = (
     "nothing",
 )  # fmt: skip
 DOTS = ("scaled_dot", "dot", "general", "cosine")
+ADDED = [bias for bias in BIASES if bias != "pairwise"]
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def every_pair() -> list[Case]:
     found = []
     for i, mask in enumerate(MASKS):
         for j, extra in enumerate(EXTRAS):
-            bias = list(BIASES)[(i + j) % len(BIASES)]
+            bias = ADDED[(i + j) % len(ADDED)]
             score = DOTS[(i // 4 + 3 * j) % len(DOTS)]
             # One batch entry is enough where no mask or dropout tells them apart.
             alike = mask in ALIKE and extra not in ("dropout", "all")
@@ -61,7 +62,7 @@ def every_pair() -> list[Case]:
 
 def test_all_pairs_meet() -> None:
     names = ("mask", "score", "bias", "extra", "dtype")
-    kinds = {"mask": MASKS, "score": DOTS, "bias": BIASES, "extra": EXTRAS, "dtype": LOW}
+    kinds = {"mask": MASKS, "score": DOTS, "bias": ADDED, "extra": EXTRAS, "dtype": LOW}
     for first in names:
         for second in names:
             met = {(getattr(c, first), getattr(c, second)) for c in every_pair()}

@@ -17,6 +17,7 @@ from regard.backends.poison import all_finite, finite, poison
 from regard.biases.alibi import Alibi
 from regard.biases.bias import Bias
 from regard.biases.dense import Dense
+from regard.biases.pairwise import BoundPairwise
 from regard.biases.relative import Relative
 from regard.cost.counting import visited_pairs
 from regard.errors import RegardError
@@ -189,4 +190,6 @@ def _at(bias: Bias, dtype: torch.dtype) -> Callable[[Index, Index, Index, Index]
                     i if n > 1 else torch.zeros_like(i) for i, n in zip(place, sizes, strict=True)
                 )
             ]
+        case BoundPairwise():
+            return lambda b, h, q, k: bias.of(b, h, q, k).to(dtype)
     raise NotImplementedError(f"no score_mod for {bias!r}")

@@ -168,7 +168,7 @@ def register(
         dropout: float,
         bias: bool,
     ) -> list[Tensor]:
-        comparison, _, _ = decode(text, integers, floats, tensors)
+        comparison, _, _ = decode(text, integers, floats, tensors, here=True)
         assert comparison is not None
         learned = [t for t in tensors if t.is_floating_point()]
         n = len(comparison.tensors())
@@ -245,7 +245,7 @@ def register(
             x = AttentionInputs(*qkv, *ctx.rest)
             if torch.is_grad_enabled():
                 # These gradients may be differentiated: the operator says that they cannot be.
-                text, integers, floats, tensors = encode([x.comparison, x.mask, x.bias])
+                text, integers, floats, tensors = encode([x.comparison, x.mask, x.bias], here=True)
                 given = back(
                     *pull, out, lse, keeps, entropy, *qkv, x.sink, x.seed, tensors, text, integers,
                     floats, x.softcap, x.dropout, False,
@@ -262,7 +262,7 @@ def register(
             if not learned:
                 return directly(x, statistics)[0]
             return Rows(*Direct.apply(x, statistics, x.q, x.k, x.v))  # type: ignore[no-untyped-call]
-        text, integers, floats, tensors = encode([x.comparison, x.mask, x.bias])
+        text, integers, floats, tensors = encode([x.comparison, x.mask, x.bias], here=True)
         bias = x.bias is not None and any(t.requires_grad for t in x.bias.tensors())
         out, lse, max_logit, entropy, _ = there(
             x.q, x.k, x.v, x.sink, x.seed, tensors, text, integers, floats, x.softcap, x.dropout,
@@ -310,7 +310,7 @@ def _inputs(
     softcap: float | None,
     dropout: float,
 ) -> AttentionInputs:
-    comparison, mask, bias = decode(text, integers, floats, tensors)
+    comparison, mask, bias = decode(text, integers, floats, tensors, here=True)
     return AttentionInputs(q, k, v, comparison, mask, bias, softcap, sink, dropout, seed)  # type: ignore[arg-type]
 
 
@@ -321,3 +321,5 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(out, lse, keeps, entropy, q, k, v, sink, seed, *tensors)
     ctx.rest = (text, integers, floats, softcap, dropout, bias)
+    # The text names functions by number; they must be there when the backward pass reads it.
+    ctx.functions = decode(text, integers, floats, tensors, here=True) if "local" in text else ()

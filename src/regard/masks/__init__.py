@@ -21,6 +21,7 @@ from regard.masks.global_tokens import global_tokens
 from regard.masks.keep import ignore, keep
 from regard.masks.padding import padding
 from regard.masks.prefix import prefix
+from regard.masks.where import where
 from regard.masks.window import window
 
 __all__ = [
@@ -38,5 +39,6 @@ __all__ = [
     "keep",
     "padding",
     "prefix",
+    "where",
     "window",
 ]

@@ -97,14 +97,15 @@ def _pairs_inside_some(bound: Mask, tiles: Tiles) -> Int[Tensor, "b h t"]:
         total.index_add_(-1, owner[done], (state[..., done] == FULL) * area[done])
         left = Tiles(*(edge[open_] for edge in tiles))
         if not first and 4 * len(left.q0) > 3 * len(owner):
-            total.index_add_(-1, owner[open_], _pairs_one_by_one(bound, left))
+            total.index_add_(-1, owner[open_], pairs_one_by_one(bound, left))
             return total
         tiles, owner = _quartered(left, owner[open_])
         first = False
     return total
 
 
-def _pairs_one_by_one(bound: Mask, tiles: Tiles) -> Int[Tensor, "b h t"]:
+def pairs_one_by_one(bound: Mask, tiles: Tiles) -> Int[Tensor, "b h t"]:
+    """Allowed pairs in each tile, by asking about each pair, some tiles at a time."""
     B, H, device = bound.batch, bound.heads, tiles.q0.device
     sides = (int((tiles.q1 - tiles.q0).max()), int((tiles.k1 - tiles.k0).max()))
     b, h = (torch.arange(n, device=device) for n in (B, H))

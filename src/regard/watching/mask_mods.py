@@ -22,8 +22,9 @@ from regard import masks
 from regard.errors import RegardError
 from regard.masks.algebra import EMPTY, FULL, Mask, pairs
 from regard.masks.tiles import grid
+from regard.pair_programs import Function
 from regard.values import Shape
-from regard.watching.pair_functions import Function, PairFunction
+from regard.watching.pair_functions import PairFunction
 from regard.watching.recovery import EVERYTHING, both, either
 
 LARGEST = 1 << 28

@@ -3,15 +3,15 @@ their values for all pairs, some queries at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx
 
+from regard.pair_programs import Function, graph_of, mapped, places
 from regard.values import Shape
 
-Function = Callable[..., Any]
 PIECE = 1 << 22
 """Pairs that are evaluated at a time."""
 
@@ -55,34 +55,10 @@ class PairFunction:
         return torch.cat([piece.values for piece in self.pieces()], 2)
 
 
-def places(device: torch.device) -> Iterator[Tensor]:
-    """A batch entry, a head, a query and a key: tensors of their own, which a graph tells apart."""
-    return (torch.zeros((), dtype=torch.int64, device=device) for _ in range(4))
-
-
 def every(function: Function, given: tuple[Tensor, ...]) -> Tensor:
     """A function of numbers, for all combinations of what is given for each."""
-    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-
-    vectorised = function
-    for axis in reversed(range(len(given))):
-        dims = tuple(0 if i == axis else None for i in range(len(given)))
-        vectorised = torch.vmap(vectorised, in_dims=dims)
-    # A number indexed by a number is a number, as in FlexAttention's kernels.
-    with TransformGetItemToIndex():
-        found: Tensor = vectorised(*given)
-    return found
-
-
-def graph_of(function: Function, *example: Tensor) -> fx.Graph:
-    """The operations a function of numbers performs."""
-    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    with TransformGetItemToIndex():
-        graph = make_fx(function)(*example).graph
-    graph.eliminate_dead_code()
-    return graph
+    axes = len(given)
+    return mapped(function, tuple(t.view(-1, *(1,) * (axes - 1 - i)) for i, t in enumerate(given)))
 
 
 def _used(graph: fx.Graph) -> list[bool]:

@@ -23,17 +23,20 @@ from regard.biases.bias import Bias
 from regard.dispatch import BACKENDS, second_pass
 from regard.errors import RegardError
 from regard.inputs import DTYPES, check
-from regard.masks.algebra import And, Mask, Not, Or
+from regard.masks.algebra import And, Mask, Not, Or, pairs
 from regard.masks.global_tokens import BoundGlobalTokens
 from regard.masks.packed import Packed
+from regard.masks.where import BoundWhere
 from regard.scores.comparison import Comparison, Dot, Nearness, TanhSum
 from regard.scores.score import Prepared, Score, finite_scale, per_head, positive, same_width
 from regard.traces import Trace
-from regard.values import Value, decode, encode
+from regard.values import Shape, Value, decode, encode
 from regard.watching.tensor_file import Drawer, Place
 
 LARGEST = 1 << 62
 """No whole number in a file is larger: arithmetic on places has 64 bits."""
+LARGEST_TABLE = 1 << 28
+"""Bytes that a mask of a function may take in a file."""
 LONGEST, DEEPEST = 1 << 20, 200
 """How long the text of a trace's values is, and how deep masks are combined of masks, at most: so
 that no recursion runs out."""
@@ -50,7 +53,16 @@ V = TypeVar("V", bound=Value)
 def recorded(trace: Trace, name: str, draft: Drawer) -> dict[str, Any]:
     """What a file says of a trace."""
     x = trace.inputs
-    spelled = encode([x.comparison, x.mask, x.bias, trace.mask])
+    mask = None if x.mask is None else _written_out(x.mask, x.shape)
+    if x.bias is not None and x.bias.is_local():
+        raise RegardError(
+            "a bias made of a function cannot be written to a file: code never travels",
+            got=repr(x.bias),
+            do="use biases.alibi, biases.relative or biases.dense where traces are to be saved",
+        )
+    # A mask given as a function is told by what it came to.
+    local = trace.mask is not None and trace.mask.is_local()
+    spelled = encode([x.comparison, mask, x.bias, mask if local else trace.mask])
     parts = {"q": x.q, "k": x.k, "v": x.v, **trace.rows._asdict(), "sink": x.sink, "seed": x.seed}
     return {
         **{
@@ -135,6 +147,28 @@ def restored(record: dict[str, Any], read: Read) -> Trace:
     able = here != "meta" and not backend.refuses(inputs, statistics=True)
     answers = second_pass(backend if able else BACKENDS["tiled"])
     return Trace(inputs, rows, backend.name, answers, _remade_mask(given))
+
+
+def _written_out(mask: Mask, shape: Shape) -> Mask:
+    """A bound mask as files can hold it: a function is told by a table of its pairs."""
+    if not mask.is_local():
+        return mask
+    match mask:
+        case And() | Or():
+            return type(mask)(_written_out(mask.left, shape), _written_out(mask.right, shape))
+        case Not():
+            return Not(_written_out(mask.mask, shape))
+    size = mask.batch * mask.heads * shape.Q * shape.K
+    if not isinstance(mask, BoundWhere) or size > LARGEST_TABLE:
+        raise RegardError(
+            "a mask made of a function cannot be written to a file: code never travels, and as a "
+            "table it is too large",
+            got=f"{mask!r} of {size / 2**20:.0f} MiB",
+            accepted=f"tables of up to {LARGEST_TABLE / 2**20:.0f} MiB",
+            do="put it together from the masks of regard.masks",
+        )
+    q, k = (torch.arange(n, device=mask.entries.device) for n in shape[2:])
+    return masks.keep(pairs(mask, q, k).contiguous())
 
 
 class _As(Score):

@@ -20,9 +20,10 @@ from regard import biases
 from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
+from regard.pair_programs import Function, graph_of, places
 from regard.values import Shape
 from regard.watching.mask_mods import LARGEST, mask_of
-from regard.watching.pair_functions import Function, PairFunction, every, graph_of, places
+from regard.watching.pair_functions import PairFunction, every
 from regard.watching.recovery import EVERYTHING
 
 _aten = torch.ops.aten

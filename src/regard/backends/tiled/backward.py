@@ -50,6 +50,7 @@ class Backward:
         self.sink = None if x.sink is None else torch.zeros_like(x.sink, dtype=dtype)
         self.comparison = [torch.zeros_like(t, dtype=dtype) for t in x.comparison.tensors()]
         biased = x.bias.tensors() if bias and x.bias is not None else []
+        biased = [t for t in biased if t.is_floating_point()]
         self.bias = [torch.zeros_like(t, dtype=dtype) for t in biased]
 
     def run(self) -> Backward:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.backends.contract import Rows, Work
 from regard.biases.dense import Dense
+from regard.biases.pairwise import BoundPairwise
 from regard.biases.relative import Relative
 from regard.cost.counting import visited_pairs
 from regard.errors import RegardError
@@ -67,6 +68,8 @@ def why_not(x: AttentionInputs) -> list[str]:
         reasons.append("its kernels compute in float32")
     if not isinstance(x.comparison, Dot):
         reasons.append("it compares by dot products only")
+    if isinstance(x.bias, BoundPairwise):
+        reasons.append("it has no kernel for a bias made of a function")
     if max(x.q.shape[-1], x.v.shape[-1]) > WIDEST:
         reasons.append(f"its tiles hold heads up to {WIDEST} wide")
     # A graph is not bound to batches of fewer: the kernels themselves refuse more.

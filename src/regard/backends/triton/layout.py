@@ -88,18 +88,19 @@ class _Store:
 
     def __init__(self, room: int) -> None:
         self.room = room
-        self.held: OrderedDict[tuple[object, ...], tuple[list[Tensor], Lists]] = OrderedDict()
+        self.held: OrderedDict[tuple[object, ...], tuple[Mask, list[Tensor], Lists]] = OrderedDict()
 
     def find(self, mask: Mask, shape: Shape, tile: tuple[int, int], device: torch.device) -> Lists:
-        text, integers, floats, tensors = encode([mask])
-        # A tensor is held as long as its entry, so its address cannot come to mean another.
+        text, integers, floats, tensors = encode([mask], here=True)
+        # Tensors are held as long as their entry, so that no address comes to mean another; so is
+        # the mask, whose functions are known by number.
         marks = tuple((t.data_ptr(), t._version, t.device, *t.shape, *t.stride()) for t in tensors)
         key = (text, *integers, *floats, marks, shape, tile, device)
         if key in self.held:
             self.held.move_to_end(key)
-            return self.held[key][1]
+            return self.held[key][2]
         lists = _lists(mask, shape, tile, device)
-        self.held[key] = (tensors, lists)
+        self.held[key] = (mask, tensors, lists)
         if len(self.held) > self.room:
             self.held.popitem(last=False)
         return lists
