@@ -195,6 +195,18 @@ def test_a_trace_says_what_it_is_of() -> None:
     assert_close(t[-1].lse, t[1].lse)
 
 
+def test_views_draw_one_sequence() -> None:
+    from regard.view.atlas import Atlas
+    from regard.view.choosing import choose
+
+    x = jagged(parts((3, 5), 2, 4))
+    t = regard.trace(x, x, x, mask=masks.causal())
+    assert t._repr_mimebundle_() == {"text/plain": repr(t)}
+    assert t._display_() == repr(t)
+    assert choose(t, batch=1, head=1).trace.inputs.shape == (1, 1, 5, 5)
+    assert Atlas.of(t, batch=1).maps[0].shape == (2, 5, 5)
+
+
 QUESTIONS = {
     "weights": lambda t: t.weights(),
     "map": lambda t: t.map(3),

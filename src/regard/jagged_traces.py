@@ -123,6 +123,13 @@ class JaggedTrace(Trace):
         assert self.sequences is not None
         return self.sequences
 
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        """Which sequence to draw is not known; `trace[i]` shows one."""
+        return {"text/plain": repr(self)}
+
+    def _display_(self) -> object:
+        return repr(self)
+
     def _refuse(self, question: str) -> NoReturn:
         raise RegardError(
             f"{question} speaks of places, and these sequences have different lengths",

@@ -30,13 +30,22 @@ _aten = torch.ops.aten
 class Code(Local):
     """Operations on captured tensors and four places."""
 
-    def __init__(self, graph: fx.Graph, name: str) -> None:
+    def __init__(self, graph: fx.Graph, name: str, captured: tuple[Tensor, ...]) -> None:
         super().__init__()
+        graph.eliminate_dead_code()
         self.graph, self.name = graph, name
         self.run = fx.GraphModule(torch.nn.Module(), graph)
         self.is_pointwise = all(
             _is_pointwise(node) for node in graph.nodes if node.op == "call_function"
         )
+        *_, b, h, q, k = (bool(n.users) for n in graph.nodes if n.op == "placeholder")
+        self.used = b, h, q, k
+        """Which of batch entry, head, query and key the answer depends on."""
+        device = captured[0].device if captured else torch.device("cpu")
+        example: Tensor = self.run(*captured, *places(device))
+        self.result, self.axes = example.dtype, example.ndim
+        self._parts: dict[fx.Node, Code] = {}
+        self._elsewhere: dict[torch.device, Code] = {}
 
     def __repr__(self) -> str:
         return self.name
@@ -46,37 +55,58 @@ class Code(Local):
         if self.is_pointwise:
             found: Tensor = self.run(*captured, *at)
             return found
+        shape = torch.broadcast_shapes(*(t.shape for t in at))
+        if 0 in shape:
+            return torch.empty(shape, dtype=self.result, device=at[0].device)
         return mapped(lambda *place: self.run(*captured, *place), at)
+
+    def part(self, node: fx.Node, captured: tuple[Tensor, ...]) -> Code:
+        """The code that ends at one of the nodes of this one's graph."""
+        if node not in self._parts:
+            self._parts[node] = Code(_up_to(self.graph, node), self.name, captured)
+        return self._parts[node]
+
+    def on(self, device: torch.device, captured: tuple[Tensor, ...]) -> Code:
+        """The same code for tensors on a device."""
+        if not any("device" in node.kwargs for node in self.graph.nodes):
+            return self
+        if device not in self._elsewhere:
+            graph = fx.Graph()
+            graph.output(graph.graph_copy(self.graph, {}))
+            for node in graph.nodes:
+                if "device" in node.kwargs:
+                    node.kwargs = {**node.kwargs, "device": device}
+            self._elsewhere[device] = Code(graph, self.name, captured)
+        return self._elsewhere[device]
 
 
 @dataclass(frozen=True)
 class Program:
-    """A function that was read: its operations, the tensors it captured, and what it depends on."""
+    """A function that was read: its operations, and the tensors it captured."""
 
     code: Code
     captured: tuple[Tensor, ...]
-    result: torch.dtype
-    used: tuple[bool, bool, bool, bool]
 
     def __call__(self, *at: Tensor) -> Tensor:
         b, h, q, k = at
         return self.code(self.captured, (b, h, q, k))
 
+    @property
+    def used(self) -> tuple[bool, bool, bool, bool]:
+        return self.code.used
+
+    @property
+    def result(self) -> torch.dtype:
+        return self.code.result
+
     def part(self, node: fx.Node) -> Program:
         """The program that ends at one of the nodes of this one's graph."""
-        return _program(_up_to(self.code.graph, node), self.captured, self.code.name)
+        return Program(self.code.part(node, self.captured), self.captured)
 
-    def moved(self, device: torch.device) -> Program:
+    def on(self, device: torch.device) -> Program:
         """The same program for places on a device."""
-        if all(t.device == device for t in self.captured) and not _names_device(self.code.graph):
-            return self
-        graph = fx.Graph()
-        graph.output(graph.graph_copy(self.code.graph, {}))
-        for node in graph.nodes:
-            if "device" in node.kwargs:
-                node.kwargs = {**node.kwargs, "device": device}
         captured = tuple(t.to(device) for t in self.captured)
-        return Program(Code(graph, self.code.name), captured, self.result, self.used)
+        return Program(self.code.on(device, captured), captured)
 
 
 reading = between_graphs(
@@ -108,12 +138,11 @@ def read(function: Function, what: str) -> Program:
             do="combine conditions with &, | and ~, choose with torch.where",
         ) from error
     lifted, captured = _lifted(graph)
-    program = _program(lifted, captured, name)
-    value = program.code.run(*captured, *places(device))
-    if value.ndim:
+    program = Program(Code(lifted, name, captured), captured)
+    if program.code.axes:
         raise RegardError(
             f"{what}: the function gives more than one number for a pair",
-            got=f"{list(value.shape)} from {name}",
+            got=f"a tensor with {program.code.axes} axes from {name}",
             accepted="a tensor without axes",
         )
     return program
@@ -186,15 +215,6 @@ def _lifted(graph: fx.Graph) -> tuple[fx.Graph, tuple[Tensor, ...]]:
     return lifted, tensors
 
 
-def _program(graph: fx.Graph, captured: tuple[Tensor, ...], name: str) -> Program:
-    graph.eliminate_dead_code()
-    *_, b, h, q, k = (bool(n.users) for n in graph.nodes if n.op == "placeholder")
-    code = Code(graph, name)
-    device = captured[0].device if captured else torch.device("cpu")
-    value = code.run(*captured, *places(device))
-    return Program(code, captured, value.dtype, (b, h, q, k))
-
-
 def _up_to(graph: fx.Graph, node: fx.Node) -> fx.Graph:
     part, known = fx.Graph(), dict[fx.Node, fx.Node]()
     for old in graph.nodes:
@@ -221,7 +241,3 @@ def _is_pointwise(node: fx.Node) -> bool:
         case _aten.full:
             return not node.args[0]
     return False
-
-
-def _names_device(graph: fx.Graph) -> bool:
-    return any("device" in node.kwargs for node in graph.nodes)

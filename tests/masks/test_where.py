@@ -101,7 +101,9 @@ def test_a_function_means_what_it_says(name: str) -> None:
         assert repr(bound) == taken_for
 
 
-@pytest.mark.parametrize("name", ["moved", "window", "padding", "products", "every third"])
+@pytest.mark.parametrize(
+    "name", ["moved", "window", "padding", "products", "every third", "stacked"]
+)
 @pytest.mark.parametrize(("Q", "K"), [(1, 9), (5, 11), (11, 5), (0, 3), (3, 0)], ids=str)
 def test_queries_and_keys_are_counted_from_0(name: str, Q: int, K: int) -> None:
     function, _ = FUNCTIONS[name]
@@ -182,6 +184,23 @@ def test_a_function_is_read_once() -> None:
     assert torch.equal(mask.dense(N), before)
 
 
+def test_tensors_stay_shared() -> None:
+    lengths = torch.tensor([2])
+    mask = masks.where(lambda b, h, q, k: k < lengths[b])
+    assert mask.dense(4)[0, 0, 0].tolist() == [True, True, False, False]
+    lengths[0] = 3
+    assert mask.dense(4)[0, 0, 0].tolist() == [True, True, True, False]
+
+
+def test_what_a_mask_comes_to_is_found_out_once() -> None:
+    mask = masks.where(FUNCTIONS["documents"][0])
+    shape = Shape(2, 3, N, N)
+    assert mask.bind(shape, CPU) is mask.bind(shape, CPU)
+    for n in range(20):
+        mask.bind(Shape(1, 1, n % N, n % N), CPU)
+    assert torch.equal(written(mask, shape), by_hand(FUNCTIONS["documents"][0], shape))
+
+
 def test_objects_and_partial_functions_are_functions() -> None:
     class Near:
         def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -226,7 +245,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], list[str]]] = {
     ),
     "a row": (
         lambda: masks.where(lambda b, h, q, k: TABLE[b, h, q]),
-        ["more than one number for a pair", "[12]", "a tensor without axes"],
+        ["more than one number for a pair", "1 axes from <lambda>", "a tensor without axes"],
     ),
     "a bias of booleans": (
         lambda: biases.pairwise(lambda b, h, q, k: q > k),

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import regard
 from regard import RegardError, biases, masks, scores
+from regard.backends.flex import Flex
 from regard.backends.reference import Reference
 from regard.inputs import check
 from tests.parity.agreement import assert_as_exact, errors
@@ -95,6 +96,29 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], dict[str, Any]]]] = {
 def test_flex(case: str) -> None:
     sizes, options = CASES[case]
     hold(*qkv(**sizes), **options())
+
+
+FUNCTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "mask": lambda: {"mask": masks.where(lambda b, h, q, k: (q * k + b) % 3 != h % 2)},
+    "known mask": lambda: {"mask": masks.where(lambda b, h, q, k: (q >= k) & (k < LENGTHS[b]))},
+    "bias": lambda: {"bias": biases.pairwise(lambda b, h, q, k: TABLE[h, (q * k) % 5] + 0.1 * b)},
+}
+TABLE = numbers(4, 5)
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_functions_as_flex_takes_them(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced as its kernels are, but run without them, so that any machine can."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    traced = torch.compile(flex_attention, dynamic=False, backend="aot_eager")
+    monkeypatch.setattr("regard.backends.flex._compiled", lambda: traced)
+    inputs = check(*qkv(), **(DEFAULTS | FUNCTIONS[case]()))
+    with warnings.catch_warnings():
+        # The compiler deprecates parts of itself while it works.
+        warnings.simplefilter("ignore")
+        got = Flex().attend(inputs)
+    torch.testing.assert_close(got, Reference().attend(inputs))
 
 
 def test_poison_in_hidden_values_never_leaks() -> None:

@@ -33,7 +33,7 @@ class Pairwise(Bias):
                     got=f"{t.device}, while q is on {device}",
                     do=f"move it first: .to({str(device)!r})",
                 )
-        program = program.moved(device)
+        program = program.on(device)
         b, h, _, _ = program.used
         return BoundPairwise(
             program.code,

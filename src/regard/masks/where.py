@@ -32,6 +32,9 @@ from regard.values import Pick, Shape
 LOOKED_INTO = 1 << 16
 """Pairs of the largest tile that is looked into to judge it; larger ones are taken for partial."""
 
+KEPT = 8
+"""Kinds of calls for which a mask remembers what it comes to."""
+
 _aten = torch.ops.aten
 
 
@@ -43,7 +46,19 @@ class Where(Mask):
 
     @reading
     def bind(self, shape: Shape, device: torch.device) -> Mask:
-        program = self.program.moved(device)
+        held = self.program.captured
+        if any(t.is_inference() for t in held):
+            return self._bound(shape, device)
+        # The layers of a model share a mask, and what it comes to while nothing in it changes.
+        key = shape, device, *((t.data_ptr(), t._version) for t in held)
+        if key not in self._found:
+            if len(self._found) >= KEPT:
+                self._found.clear()
+            self._found[key] = self._bound(shape, device)
+        return self._found[key]
+
+    def _bound(self, shape: Shape, device: torch.device) -> Mask:
+        program = self.program.on(device)
         if not shape.Q or not shape.K:
             return _asked(program, shape, device)
         (answer,) = (n.args[0] for n in program.code.graph.nodes if n.op == "output")
@@ -53,6 +68,10 @@ class Where(Mask):
     @cached_property
     def program(self) -> Program:
         return read(self.function, "where")
+
+    @cached_property
+    def _found(self) -> dict[tuple[Any, ...], Mask]:
+        return {}
 
     @property
     def device(self) -> torch.device:

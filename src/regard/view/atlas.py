@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from regard.errors import RegardError
+from regard.jagged_traces import JaggedTrace
 from regard.traces import Trace
 from regard.view.joining import joined, let_go
 from regard.view.maps import Map, check_place
@@ -50,6 +51,8 @@ class Atlas:
         another text. What was seen with a tokenizer knows its own."""
         if isinstance(what, Atlas):
             return what
+        if isinstance(what, JaggedTrace):
+            what, batch = what[batch], 0
         if isinstance(what, Trace):
             layer = Layer("trace", 1, None, [what], [0], [0])
             model, layers, known = "", [layer], None

@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 from typing import Any, Literal
 
 from regard.errors import RegardError
+from regard.jagged_traces import JaggedTrace
 from regard.traces import Trace
 from regard.view.labels import clean
 from regard.view.summaries import KEEP
@@ -63,6 +64,8 @@ def choose(
         # While a text is generated, early calls see only its beginning.
         if len(said) >= what.inputs.shape.K:
             tokens = said[: what.inputs.shape.K]
+    if isinstance(what, JaggedTrace):
+        what, batch = what[batch], 0
     _, H, Q, K = what.inputs.shape
     if not Q or not K:
         raise RegardError("there is nothing to draw", got=repr(what), accepted="a query and a key")
