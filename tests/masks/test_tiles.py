@@ -140,7 +140,7 @@ def test_a_survey_counts_pairs_and_the_tiles_that_hold_them(name):
         masks.causal(),
         masks.window(2, 1),
         masks.prefix(2),
-        masks.padding([2, 1]),
+        masks.padding([0, 0]),
         masks.global_tokens([0]),
         masks.causal() & masks.window(1),
         masks.causal() | masks.prefix(1),
