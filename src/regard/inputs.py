@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -56,6 +57,12 @@ class AttentionInputs:
     def compute_dtype(self) -> torch.dtype:
         """Scores are computed in float32, or in float64 when the inputs are."""
         return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+
+    @cached_property
+    def largest_sum(self) -> float:
+        """A bound on what is added up for a logit, and so on how far rounding can move it. Vectors
+        that are not finite do not count. Waits for the device, once."""
+        return self.comparison.largest_sum(self.q.detach(), self.k.detach())
 
     @property
     def needs_grad(self) -> bool:

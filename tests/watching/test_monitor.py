@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard import RegardError, masks
-from regard.backends.tiled.second_pass import chosen_logits
+from regard.backends.tiled.chosen import chosen_logits
 from regard.errors import RegardWarning
 from regard.watching import QKClip, Report, Statistics, Watch, torch_functions
 from regard.watching.qk_clip import Kind
@@ -275,6 +275,16 @@ def test_what_is_taken_from_a_call_does_not_wait_for_the_device() -> None:
         with Waits() as waits:
             Telemetry.of(t, Statistics.of(t))
         assert not waits.found
+
+
+@pytest.mark.parametrize("size", [1e2, 3e3, 1e6])
+def test_the_sink_of_a_run_that_explodes_is_a_share(size: float) -> None:
+    q, k = (size * t for t in x(2, 1, 2, 200, 64))
+    heads = report_of(q, k, mask=masks.causal())
+    wanted = regard.trace(q, k, k, mask=masks.causal()).mass(0).mean((0, 2))
+    assert min(heads.max_logit) > size
+    assert max(wanted) <= 1
+    assert heads.sink == pytest.approx(wanted.tolist(), rel=1e-3, abs=1e-4)
 
 
 def test_reports_as_records_and_curves() -> None:

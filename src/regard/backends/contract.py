@@ -81,6 +81,10 @@ class SecondPass(Protocol):
         self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], keys: Int[Tensor, "k"]
     ) -> Float[Tensor, "b h q"]: ...
 
+    def first_logit(self, inputs: AttentionInputs) -> Float[Tensor, "b h q"]:
+        """The logit of each query and the first key, without waiting for the device."""
+        ...
+
     def top(self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], n: int) -> Top: ...
 
     def pooled(

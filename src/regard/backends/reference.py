@@ -18,11 +18,12 @@ from torch import Tensor
 
 from regard.backends.contract import Pool, Rows, Top, Work
 from regard.backends.dropping import kept
+from regard.backends.exactness import as_found, widened
 from regard.backends.poison import finite, poison
 from regard.backends.precision import in_full_precision
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import pairs
-from regard.scores.comparison import Comparison, Dot, Nearness, TanhSum
+from regard.scores.comparison import Comparison, Dot, DotInOrder, Nearness, TanhSum
 
 
 class Reference:
@@ -78,6 +79,8 @@ def _compare(how: Comparison, q: Tensor, k: Tensor) -> Tensor:
     match how:
         case Dot(scale):
             return scale * torch.einsum("bhqd,bhkd->bhqk", q, k)
+        case DotInOrder():
+            return how.logits(q[:, :, None], k).squeeze(2)
         case TanhSum(w):
             together = torch.tanh(q[:, :, :, None] + k[:, :, None])
             w = w.to(q.dtype)
@@ -131,6 +134,11 @@ class ReferencePass:
 
     @torch.no_grad()
     @in_full_precision
+    def first_logit(self, inputs: AttentionInputs) -> Float[Tensor, "b h q"]:
+        return logits(inputs)[..., 0]
+
+    @torch.no_grad()
+    @in_full_precision
     def top(self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], n: int) -> Top:
         p = _weights(inputs, lse).masked_fill(logits(inputs) == -math.inf, -1.0)
         values, indices = p.topk(min(n, p.shape[-1]), dim=-1)
@@ -174,9 +182,19 @@ class ReferencePass:
 
 
 def _weights(x: AttentionInputs, lse: Tensor) -> Float[Tensor, "b h q k"]:
-    s = logits(x)
+    wide = widened(x, lse)
+    s = logits(x if wide is None else wide)
     hidden = s == -math.inf
-    return torch.where(hidden, 0.0, torch.exp(torch.where(hidden, 0.0, s - lse[..., None])))
+    if wide is None:
+        return torch.where(hidden, 0.0, torch.exp(torch.where(hidden, 0.0, s - lse[..., None])))
+    terms = s if x.sink is None else torch.cat([s, _sink_column(x, s)], -1)
+    top = terms.detach().amax(-1, keepdim=True)
+    unseen = (terms == -math.inf) | (lse[..., None] == -math.inf)
+    away = torch.where(unseen, 0.0, terms - as_found(top, lse[..., None]))
+    weight = torch.where(unseen, 0.0, torch.exp(away))
+    total = weight.sum(-1, keepdim=True)
+    p = (weight / torch.where(total == 0, 1.0, total))[..., : s.shape[-1]]
+    return torch.where(hidden, 0.0, p).to(lse.dtype)
 
 
 def _parts(n: int, cells: int) -> list[range]:

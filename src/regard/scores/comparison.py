@@ -46,8 +46,21 @@ class Comparison(Value):
     ) -> Gradients:
         raise NotImplementedError
 
+    def largest_sum(self, q: Float[Tensor, "b h q d"], k: Float[Tensor, "b g k d"]) -> float:
+        """A bound on the numbers that are added up for any one logit."""
+        raise NotImplementedError
+
     def select(self, heads: Pick) -> Comparison:
         return self
+
+
+def longest(vectors: Float[Tensor, "... d"]) -> float:
+    """The length of the longest vector, among those that are finite."""
+    if not vectors.numel():
+        return 0.0
+    # In float64, in which the square of no float32 number overflows.
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
+    return float(lengths.nan_to_num_(0.0, 0.0, 0.0).amax())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,6 +78,28 @@ class Dot(Comparison):
         rows = d.flatten(2, 3)
         dq = torch.matmul(rows, k).mul_(self.scale).unflatten(2, q.shape[2:4])
         return Gradients(dq, torch.matmul(rows.mT, q.flatten(2, 3)).mul_(self.scale), [])
+
+    def largest_sum(self, q: Tensor, k: Tensor) -> float:
+        return abs(self.scale) * longest(q) * longest(k)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DotInOrder(Comparison):
+    """scale · q·k, added up coordinate by coordinate.
+
+    A pair then has the same logit to the last bit whatever other pairs are computed with it, which
+    no product of matrices promises; and it is far slower. For questions about logits so large that
+    float64 rounds them noticeably. It is never differentiated by hand."""
+
+    scale: float
+    scratch = 2
+
+    def logits(self, q: Tensor, k: Tensor) -> Tensor:
+        q, k = q * self.scale, k[:, :, None, None]
+        total = q.new_zeros(*q.shape[:4], k.shape[-2])
+        for d in range(q.shape[-1]):
+            total = total + q[..., d, None] * k[..., d]
+        return total
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,6 +122,9 @@ class TanhSum(Comparison):
         inner = (1 - t * t).mul_(d).mul_(self._weights(q))
         own = dw if self.w.ndim == 2 else dw.sum(0)
         return Gradients(inner.sum(-2), inner.sum((2, 3)), [own])
+
+    def largest_sum(self, q: Tensor, k: Tensor) -> float:
+        return float(self.w.detach().to(torch.float64).abs().sum(-1).amax()) if len(self.w) else 0.0
 
     def select(self, heads: Pick) -> Comparison:
         return self if self.w.ndim == 1 else TanhSum(self.w[heads])
@@ -120,6 +158,10 @@ class Nearness(Comparison):
         dq = torch.matmul(rows, k).unflatten(2, q.shape[2:4]) - pull.sum(-1, keepdim=True) * q
         dk = torch.matmul(rows.mT, columns) - rows.sum(2)[..., None] * k
         return Gradients(dq, dk, [])
+
+    def largest_sum(self, q: Tensor, k: Tensor) -> float:
+        far = longest(q) + longest(k)
+        return far * far / (2 * self.bandwidth**2) if self.squared else far / self.bandwidth
 
     @staticmethod
     def _distance(q: Tensor, k: Tensor) -> Tensor:

@@ -6,22 +6,19 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from regard.traces import Trace
 
 MANY = 2**20
-"""So many rows are added up at once: 12 MB of them wait for it at most."""
+"""So many rows are added up at once: 16 MB of them wait for it at most."""
 
-
-@cache
-def _first_key(device: torch.device) -> Int[Tensor, "1"]:
-    return torch.zeros(1, dtype=torch.int64, device=device)
+ROUNDINGS = 4
+"""By so many units in its last place a logit may differ from one pass to another."""
 
 
 class Looks(NamedTuple):
@@ -29,15 +26,16 @@ class Looks(NamedTuple):
 
     max_logit: Float[Tensor, "b h q"]
     entropy: Float[Tensor, "b h q"]
+    lse: Float[Tensor, "b h q"]
     first: Float[Tensor, "b h q"]
-    """What falls on the first key."""
+    """The logit of the first key."""
 
     @staticmethod
     @torch.no_grad()
     def of(trace: Trace) -> Looks:
-        lse = trace.rows.lse
-        first = trace.second_pass.mass(trace.inputs, lse, _first_key(lse.device))
-        return Looks(trace.rows.max_logit, trace.rows.entropy, first)
+        rows = trace.rows
+        first = trace.second_pass.first_logit(trace.inputs)
+        return Looks(rows.max_logit, rows.entropy, rows.lse, first)
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,8 @@ class Statistics:
     def of_each(calls: Sequence[Looks]) -> list[Statistics]:
         """From each of several calls of one size. Together, because on a card each operation takes
         longer to start than to run."""
-        max_logit, entropy, first = (torch.stack(rows) for rows in zip(*calls, strict=True))
+        max_logit, entropy, lse, first = (torch.stack(rows) for rows in zip(*calls, strict=True))
+        first = _share(first, max_logit, lse)
         sound, empty = max_logit.abs() < math.inf, max_logit == -math.inf
         ill = ~sound
         N, B, H, Q = max_logit.shape
@@ -96,6 +95,23 @@ class Statistics:
     def sound(self) -> Float[Tensor, "h"]:
         """Rows that see something, and nothing broken; at least 1, to divide by."""
         return (self.rows - self.empty - self.broken).clamp_min(1)
+
+
+def _share(
+    logit: Float[Tensor, "n b h q"],
+    max_logit: Float[Tensor, "n b h q"],
+    lse: Float[Tensor, "n b h q"],
+) -> Float[Tensor, "n b h q"]:
+    """The weight of a key, of which the logit was computed once more.
+
+    Whoever trains must not wait until the device says how large logits are, to have large ones
+    computed in float64 as other questions do. They round otherwise than in the forward pass; so a
+    logit that is the largest as far as its precision tells is taken to be the largest of that pass,
+    which none exceeds."""
+    below = logit - max_logit
+    rounding = ROUNDINGS * torch.finfo(logit.dtype).eps * max_logit.abs()
+    below = below.masked_fill_(below >= -rounding, 0.0)
+    return below.add_(max_logit - lse).exp_()
 
 
 @runtime_checkable

@@ -60,6 +60,8 @@ class Telemetry:
             sink = statistics.first
             if x.sink is not None:
                 sink = sink + summed((x.sink.to(rows.lse.dtype)[:, None] - rows.lse).exp())
+                # Two roundings of large logits may add up to more than the rows have.
+                sink = torch.minimum(sink, summed(torch.ones_like(rows.lse)))
             return Telemetry(
                 statistics,
                 summed(mean),

@@ -7,30 +7,33 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.backends.contract import Pool, Top
-from regard.backends.poison import finite
 from regard.backends.precision import in_full_precision
+from regard.backends.tiled.chosen import chosen_logits, logits_at
+from regard.backends.tiled.norms import Norm, norm_of, norm_of_rows
 from regard.backends.tiled.walk import Cut, RowTile, slabs
 from regard.inputs import AttentionInputs
-from regard.masks.algebra import pairs
 
 
-def weights_of(tile: RowTile, cut: Cut, lse: Tensor) -> Float[Tensor, "b h q k"]:
-    """The weights of one cut, from the lse of every row."""
-    return weigh(tile, tile.logits(cut), lse)
+def weights_of(tile: RowTile, cut: Cut, norm: Norm) -> Float[Tensor, "b h q k"]:
+    """The weights of one cut, from what every row sums to."""
+    return weigh(tile, tile.logits(cut), norm)
 
 
-def weigh(tile: RowTile, s: Float[Tensor, "b g r q k"], lse: Tensor) -> Float[Tensor, "b h q k"]:
+def weigh(tile: RowTile, s: Float[Tensor, "b g r q k"], norm: Norm) -> Float[Tensor, "b h q k"]:
     """Logits turned into weights, in place."""
-    norm = tile.take(lse)
+    lse = tile.take(norm.lse)
     # A row that sees nothing has only -inf logits, so any number will do.
-    norm = torch.where(norm == -math.inf, 0.0, norm)[..., None]
+    lse = torch.where(lse == -math.inf, 0.0, lse)[..., None]
     # Rows that are not finite leave what they do not see alone.
     hidden = None if tile.slab.finite else s == -math.inf
-    p = s.sub_(norm).exp_()
+    s = s.sub_(lse)
+    if norm.rest is not None:
+        s = s.sub_(tile.take(norm.rest)[..., None])
+    p = s.exp_()
     return (p if hidden is None else p.masked_fill_(hidden, 0.0)).flatten(1, 2)
 
 
@@ -51,41 +54,51 @@ class TiledPass:
         self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"]
     ) -> Float[Tensor, "b h k"]:
         B, H, _, K = inputs.shape
-        total = lse.new_zeros(B, H, K)
-        for tile, cut in cuts(inputs):
+        x, norm = norm_of(inputs, lse)
+        total = norm.lse.new_zeros(B, H, K)
+        for tile, cut in cuts(x):
             here = (tile.slab.batch, tile.slab.heads, cut.keys)
-            total[here] += weights_of(tile, cut, lse).sum(-2)
-        return total
+            total[here] += weights_of(tile, cut, norm).sum(-2)
+        return total.to(lse.dtype)
 
     @in_full_precision
     def mass(
         self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], keys: Int[Tensor, "k"]
     ) -> Float[Tensor, "b h q"]:
-        step = max(1, (1 << 22) // max(len(keys) * inputs.shape.B * inputs.shape.H, 1))
-        places = torch.arange(inputs.shape.Q, device=lse.device)
+        x, norm = norm_of(inputs, lse)
+        step = max(1, (1 << 22) // max(len(keys) * x.shape.B * x.shape.H, 1))
+        places = torch.arange(x.shape.Q, device=lse.device)
         parts = [
-            _weights(_logits(inputs, inputs.q[:, :, run], some, keys), lse[:, :, run]).sum(-1)
+            _weights(logits_at(x, x.q[:, :, run], some, keys), norm.at(run)).sum(-1)
             for some, run in _runs(places, step)
         ]
-        return torch.cat(parts, -1) if parts else torch.zeros_like(lse)
+        return torch.cat(parts, -1).to(lse.dtype) if parts else torch.zeros_like(lse)
+
+    @torch.no_grad()
+    @in_full_precision
+    def first_logit(self, inputs: AttentionInputs) -> Float[Tensor, "b h q"]:
+        places = torch.arange(max(inputs.shape.Q, 1), device=inputs.q.device)
+        queries = places[: inputs.shape.Q]
+        return logits_at(inputs, inputs.q, queries, places[:1]).squeeze(-1)
 
     @torch.no_grad()
     @in_full_precision
     def top(self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], n: int) -> Top:
         n = min(n, inputs.shape.K)
-        values = lse.new_full((*lse.shape, n), -1.0)
+        x, norm = norm_of(inputs, lse)
+        values = norm.lse.new_full((*lse.shape, n), -1.0)
         indices = torch.full_like(values, -1, dtype=torch.int64)
-        for tile, cut in cuts(inputs):
+        for tile, cut in cuts(x):
             s = tile.logits(cut)
             unseen = (s == -math.inf).flatten(1, 2)
-            p = weigh(tile, s, lse).masked_fill_(unseen, -1.0)
+            p = weigh(tile, s, norm).masked_fill_(unseen, -1.0)
             here = p.topk(min(n, p.shape[-1]), dim=-1)
             best = torch.cat([values[tile.where], here.values], -1)
             place = torch.cat([indices[tile.where], here.indices + cut.keys.start], -1)
             values[tile.where], order = best.topk(n, dim=-1)
             indices[tile.where] = place.gather(-1, order)
         indices.masked_fill_(values < 0, -1)
-        return Top(values.clamp_min_(0), indices)
+        return Top(values.clamp_min_(0).to(lse.dtype), indices)
 
     @torch.no_grad()
     @in_full_precision
@@ -99,20 +112,21 @@ class TiledPass:
         pool: Pool,
     ) -> Float[Tensor, "b h rows columns"]:
         B, H, _, _ = inputs.shape
-        result = lse.new_zeros(B, H, *cells)
-        rows_pool = Pooling(queries, cells[0], pool, lse)
-        keys_pool = Pooling(keys, cells[1], pool, lse)
-        for tile, cut in cuts(inputs):
+        x, norm = norm_of(inputs, lse)
+        result = norm.lse.new_zeros(B, H, *cells)
+        rows_pool = Pooling(queries, cells[0], pool, result)
+        keys_pool = Pooling(keys, cells[1], pool, result)
+        for tile, cut in cuts(x):
             rows, columns = rows_pool.overlap(tile.rows), keys_pool.overlap(cut.keys)
             if rows is None or columns is None:
                 continue
-            p = weights_of(tile, cut, lse)
+            p = weights_of(tile, cut, norm)
             finite = tile.slab.finite
             p = keys_pool.pool(p[..., columns.inside], columns, finite=finite)
             p = rows_pool.pool(p[..., rows.inside, :].mT, rows, finite=finite).mT
             here = result[tile.slab.batch, tile.slab.heads, rows.cells, columns.cells]
             torch.maximum(here, p, out=here) if pool == "max" else here.add_(p)
-        return result
+        return result.to(lse.dtype)
 
     @torch.no_grad()
     @in_full_precision
@@ -135,55 +149,24 @@ class TiledPass:
         queries: Int[Tensor, "some_q"],
         keys: Int[Tensor, "some_k"],
     ) -> Float[Tensor, "b h some_q some_k"]:
-        return _weights(chosen_logits(inputs, queries, keys), lse[..., queries])
+        x, norm = norm_of_rows(inputs, lse, queries)
+        return _weights(chosen_logits(x, queries, keys), norm).to(lse.dtype)
 
 
-def _weights(s: Float[Tensor, "b h q k"], lse: Float[Tensor, "b h q"]) -> Float[Tensor, "b h q k"]:
+def _weights(s: Float[Tensor, "b h q k"], norm: Norm) -> Float[Tensor, "b h q k"]:
     hidden = s == -math.inf
-    away = torch.where(hidden, 0.0, s - lse[..., None])
-    return torch.where(hidden, 0.0, away.exp())
+    # A row that was found to see nothing gives nothing, whatever its logits are.
+    hidden |= norm.lse[..., None] == -math.inf
+    away = s - norm.lse[..., None]
+    if norm.rest is not None:
+        away = away - norm.rest[..., None]
+    return torch.where(hidden, 0.0, torch.where(hidden, 0.0, away).exp())
 
 
 def _runs(places: Int[Tensor, "q"], step: int) -> Iterator[tuple[Int[Tensor, "some"], slice]]:
     """Places in order, some at a time: their indices, and where they are without copying."""
     for start in range(0, len(places), step):
         yield places[start : start + step], slice(start, start + step)
-
-
-def chosen_logits(
-    x: AttentionInputs, queries: Int[Tensor, "q"], keys: Int[Tensor, "k"]
-) -> Float[Tensor, "b h q k"]:
-    """Logits of chosen queries and keys, made of differentiable operations."""
-    return _logits(x, x.q[:, :, queries], queries, keys)
-
-
-def _logits(
-    x: AttentionInputs,
-    q: Float[Tensor, "b h q d"],
-    queries: Int[Tensor, "q"],
-    keys: Int[Tensor, "k"],
-) -> Float[Tensor, "b h q k"]:
-    """The same, where the vectors of the queries are at hand."""
-    q, k = q.to(x.compute_dtype), x.k[:, :, keys].to(x.compute_dtype)
-    broken = _broken(q)[..., None] | _broken(k).repeat_interleave(x.group, dim=1)[..., None, :]
-    if torch.is_grad_enabled():
-        # What is not finite stays in its own pair, but would spoil the gradients of others.
-        q, k = finite(q), finite(k)
-    s = x.comparison.logits(q.unflatten(1, (-1, x.group)), k).flatten(1, 2)
-    s = s.masked_fill(broken, math.nan)
-    if x.softcap is not None:
-        s = x.softcap * torch.tanh(s / x.softcap)
-    if x.bias is not None:
-        s = s + x.bias.at(queries, keys).to(s.dtype)
-    return s if x.mask is None else s.masked_fill(~pairs(x.mask, queries, keys), -math.inf)
-
-
-def _broken(vectors: Float[Tensor, "b h n d"]) -> Bool[Tensor, "b h n"]:
-    """Which vectors hold NaN or infinity. The largest number of each says so in one pass."""
-    if not vectors.shape[-1]:
-        return vectors.new_zeros(vectors.shape[:-1], dtype=torch.bool)
-    largest: Tensor = torch.linalg.vector_norm(vectors.detach(), math.inf, -1)
-    return ~largest.isfinite()
 
 
 class Overlap(NamedTuple):

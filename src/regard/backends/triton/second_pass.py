@@ -6,6 +6,8 @@ queries. Nothing of size n×n is written. Pooled maps have a file of their own, 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -13,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.backends.contract import Pool, Top
+from regard.backends.exactness import widened
 from regard.backends.tiled.second_pass import TiledPass
 from regard.backends.triton.arguments import (
     added,
@@ -147,9 +150,9 @@ def _top_and_mean(
 def _mass(
     q, k, lse, keys, out, rule, bias, scoring, n, many,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, LOGITS: tl.constexpr,
 ):  # fmt: skip
-    """What falls from each query on the keys of a list."""
+    """What falls from each query on the keys of a list, or the largest of their logits."""
     b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
     first = tl.program_id(0) * BM
     row = first + tl.arange(0, BM)
@@ -157,10 +160,11 @@ def _mass(
     qs = load_rows(q, b, h, first, n.queries, D, BD, BM, False)
     limit = limit_of(rule, n, b)
     at = tl.program_id(1).to(tl.int64) * n.queries + row
-    norm = norms(lse, at, row < n.queries)[:, None]
+    if not LOGITS:
+        norm = norms(lse, at, row < n.queries)[:, None]
     base = k.ptr + b.to(tl.int64) * k.batch + (h // n.group).to(tl.int64) * k.head
     column = tl.arange(0, BD)[:, None]
-    total = tl.zeros((BM,), tl.float32)
+    total = tl.full((BM,), float("-inf") if LOGITS else 0.0, tl.float32)
     for start in range(0, many, BN):
         slot = start + tl.arange(0, BN)
         key = tl.load(keys + slot, mask=slot < many, other=0).to(tl.int32)[None, :]
@@ -168,14 +172,18 @@ def _mass(
         s = product(qs, ks, None, PRECISION)
         s, _ = logits_of(s, scoring, bias, b, heads, place, key, n)
         seen = allowed(rule, place, key, limit, 0, BM, BN) & (slot < many)[None, :]
-        total += tl.sum(tl.where(seen, tl.exp2(s - norm), 0.0), 1)
+        if LOGITS:
+            total = tl.maximum(total, tl.max(tl.where(seen, s * LN2, float("-inf")), 1))
+        else:
+            total += tl.sum(tl.where(seen, tl.exp2(s - norm), 0.0), 1)
     tl.store(out + at, total, mask=row < n.queries)
 
 
 class TritonPass(TiledPass):
     """The tiled answers, with kernels for those that look at every pair or are asked for often.
 
-    `weights` looks only at what was asked for: plain products serve it well.
+    `weights` looks only at what was asked for: plain products serve it well. So they do where
+    logits are too large for float32, which is all that the kernels compute in.
     """
 
     def mass(
@@ -183,23 +191,21 @@ class TritonPass(TiledPass):
     ) -> Float[Tensor, "b h q"]:
         x = inputs
         learns = torch.is_grad_enabled() and any(t.requires_grad for t in (*x.tensors(), lse))
-        if learns or not len(keys) or not is_simple(x.mask) or not _takes(x):
+        if learns or not len(keys) or not is_simple(x.mask) or not _tells(x, lse):
             return super().mass(x, lse, keys)
-        how, out = looking_settings(x), torch.empty_like(lse, memory_format=torch.contiguous_format)
-        rule = rule_of(x.mask, x.shape, (how.rows, 16), x.q.device, by_keys=False)
-        with on_card(lse):
-            _mass[(tiles_of(x.shape.Q, how.rows), x.shape.B * x.shape.H)](
-                sheet(x.q), sheet(x.k), lse.contiguous(), keys.contiguous(), out, rule, added(x),
-                score(x), sizes(x), len(keys), **constants_of(x, how.rows, 16, how.precision),
-                num_warps=4,
-            )  # fmt: skip
-        return out
+        return _of_keys(x, lse, keys)
+
+    @torch.no_grad()
+    def first_logit(self, inputs: AttentionInputs) -> Float[Tensor, "b h q"]:
+        if not is_simple(inputs.mask) or not _takes(inputs):
+            return super().first_logit(inputs)
+        return _of_keys(inputs, None, _first_key(inputs.q.device))
 
     @torch.no_grad()
     def received(
         self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"]
     ) -> Float[Tensor, "b h k"]:
-        if not _takes(inputs):
+        if not _tells(inputs, lse):
             return super().received(inputs, lse)
         with on_card(lse):
             return _received_by_keys(inputs, lse)
@@ -216,7 +222,7 @@ class TritonPass(TiledPass):
     ) -> Float[Tensor, "b h rows columns"]:
         # Tiles add to the cells they share in no fixed order.
         unordered = pool != "max" and torch.are_deterministic_algorithms_enabled()
-        if unordered or not _takes(inputs):
+        if unordered or not _tells(inputs, lse):
             return super().pooled(inputs, lse, cells, queries, keys, pool)
         with on_card(lse):
             return pooled_map(inputs, looking_settings(inputs), lse, cells, queries, keys, pool)
@@ -224,7 +230,7 @@ class TritonPass(TiledPass):
     @torch.no_grad()
     def top(self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], n: int) -> Top:
         many = min(n, inputs.shape.K)
-        if not _takes(inputs) or not 0 < many <= 64:
+        if not 0 < many <= 64 or not _tells(inputs, lse):
             return super().top(inputs, lse, n)
         x = inputs
         values = lse.new_empty(*lse.shape, many)
@@ -249,6 +255,32 @@ def _takes(x: AttentionInputs) -> bool:
     from regard.backends.triton import why_not
 
     return not why_not(x)
+
+
+def _tells(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> bool:
+    """Whether kernels take such a call, and float32 tells its weights."""
+    return _takes(x) and widened(x, lse) is None
+
+
+@cache
+def _first_key(device: torch.device) -> Int[Tensor, "1"]:
+    return torch.zeros(1, dtype=torch.int64, device=device)
+
+
+def _of_keys(
+    x: AttentionInputs, lse: Float[Tensor, "b h q"] | None, keys: Int[Tensor, "k"]
+) -> Float[Tensor, "b h q"]:
+    """What falls from each query on some keys; without an lse, the largest of their logits."""
+    how = looking_settings(x)
+    out = torch.empty(x.shape[:3], dtype=torch.float32, device=x.q.device)
+    rule = rule_of(x.mask, x.shape, (how.rows, 16), x.q.device, by_keys=False)
+    with on_card(out):
+        _mass[(tiles_of(x.shape.Q, how.rows), x.shape.B * x.shape.H)](
+            sheet(x.q), sheet(x.k), None if lse is None else lse.contiguous(), keys.contiguous(),
+            out, rule, added(x), score(x), sizes(x), len(keys),
+            **constants_of(x, how.rows, 16, how.precision), LOGITS=lse is None, num_warps=4,
+        )  # fmt: skip
+    return out
 
 
 def _received_by_keys(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> Float[Tensor, "b h k"]:

@@ -1,0 +1,60 @@
+"""Which calls have logits too large for float32 to tell their weights, and what tells them then.
+
+A product of float32 numbers that add up to size s is rounded by about s · 2^-24, and by another
+rounding in a product of matrices of another shape. A weight is exp of a logit: where s is in the
+thousands, two questions about one pair would no longer get one answer, and exp(logit - lse) could
+be more than 1. Such calls are asked in float64, with a log-sum-exp of the same numbers.
+
+The output and the row statistics stay what the forward pass made of float32 logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.inputs import AttentionInputs
+from regard.scores.comparison import Dot, DotInOrder
+
+SURE = 2.0**-13
+"""What rounding may change a weight by, as a share of itself, before it is asked in float64. In
+float32 that is a logit of 1024; logits of models that are well are below a hundred."""
+
+
+def widened(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> AttentionInputs | None:
+    """The call in float64, without values, if rounding could change its weights noticeably."""
+    if _undecidable(x.q):
+        return None
+    size = x.largest_sum
+    if x.bias is not None or x.sink is not None:
+        # They are part of the lse. A pair that matters has a logit about as large.
+        size += float(lse.detach().abs().nan_to_num_(0.0, 0.0, 0.0).amax()) if lse.numel() else 0.0
+    double = x.q.dtype == torch.float64
+    if _rounding(torch.float64 if double else torch.float32) * size <= SURE:
+        return None
+    how = x.comparison
+    if isinstance(how, Dot) and _rounding(torch.float64) * x.largest_sum > SURE:
+        how = DotInOrder(how.scale)
+    q, k, v = (t.to(torch.float64) for t in (x.q, x.k, x.v[..., :0]))
+    return replace(x, q=q, k=k, v=v, comparison=how, dropout=0.0, seed=None)
+
+
+def as_found(
+    exact: Float[Tensor, "b h *q"], lse: Float[Tensor, "b h *q"]
+) -> Float[Tensor, "b h *q"]:
+    """Numbers in float64 for rows whose lse is finite. What the forward pass found broken (or
+    nothing in) stays so, also where float64 would not have overflowed."""
+    return torch.where(lse.isfinite(), exact, lse.to(exact.dtype))
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
+
+def _undecidable(t: Tensor) -> bool:
+    """Whether nobody can say how large numbers are: while a call is compiled or transformed there
+    are none yet."""
+    return t.is_meta or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
