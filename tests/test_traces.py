@@ -42,6 +42,26 @@ REPRS = {
         lambda: regard.trace(*(t[0, 0].bfloat16() for t in qkv()), backend="reference"),
         "Trace(batch 1, heads 1, queries 5, keys 6, width 4, bfloat16 on cpu, by reference)",
     ),
+    "all-said": (
+        lambda: regard.trace(
+            *qkv(G=4),
+            mask=masks.causal(),
+            bias=biases.relative(numbers(4, 7)),
+            softcap=30.0,
+            sink=numbers(4),
+            scale=0.3,
+        ),
+        "Trace(batch 3, heads 4, queries 5, keys 6, width 4, float32 on cpu, mask=causal(), "
+        "bias=relative, softcap=30, a sink per head, scale=0.3, by tiled)",
+    ),
+    "default-scale": (
+        lambda: regard.trace(*qkv(G=4), scale=0.5),
+        "Trace(batch 3, heads 4, queries 5, keys 6, width 4, float32 on cpu, by tiled)",
+    ),
+    "no-dot": (
+        lambda: regard.trace(*qkv(G=4), score=scores.distance()),
+        "Trace(batch 3, heads 4, queries 5, keys 6, width 4, float32 on cpu, by tiled)",
+    ),
 }
 
 
@@ -190,11 +210,21 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "floats": (torch.tensor([0.5]), "queries cannot be chosen by this"),
     "two-axes": ([[0, 1]], "an index, a slice, a list of indices, or 5 booleans"),
     "too-few-booleans": ([True, False], "or 5 booleans"),
+    "text": (
+        "a",
+        "queries cannot be chosen by this\n  got:      'a'\n  accepted: an index",
+    ),
+    "one-boolean": (True, "queries cannot be chosen by this"),
+    "nothing-in-a-list": ([None], "got:      [None]"),
+    "a-set": ({1}, "got:      {1}"),
+    "complex": (torch.tensor([1j]), "queries cannot be chosen by this"),
 }
 
 
 @pytest.mark.parametrize("choice", REFUSED)
-def test_choices_that_are_refused(choice: str) -> None:
+def test_choices_that_are_refused(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Outside the tests nobody checks annotations.
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     chosen, text = REFUSED[choice]
     t = regard.trace(*qkv())
     if isinstance(chosen, list) and isinstance(chosen[0], list):
@@ -204,7 +234,8 @@ def test_choices_that_are_refused(choice: str) -> None:
     assert text in str(error.value)
 
 
-def test_questions_that_are_refused() -> None:
+def test_questions_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     t = regard.trace(*qkv())
     with pytest.raises(RegardError, match="top counts keys"):
         t.top(0)
@@ -214,9 +245,83 @@ def test_questions_that_are_refused() -> None:
         t.map(3, keys=(2, 7))
     with pytest.raises(RegardError, match="a region of queries"):
         t.map(3, queries=(3, 2))
+    with pytest.raises(RegardError, match=r"must be a whole number\n  got:      '3' \(str\)"):
+        t.top("3")
+    with pytest.raises(RegardError, match=r"top: n must be a whole number\n  got:      2.5"):
+        t.top(2.5)
+    with pytest.raises(RegardError, match="a number of cells must be a whole number"):
+        t.map("a")
+    with pytest.raises(RegardError, match="a number of cells must be a whole number"):
+        t.map((2, 2.5))
+    with pytest.raises(RegardError, match=r"cells are a number, or \(rows, columns\)"):
+        t.map((1, 2, 3))
+    for region in ("ab", 5, slice(0, 5, 2), range(0, 4, 2), range(0, 9), (0, 1, 2), (-1, 2)):
+        with pytest.raises(RegardError, match=r"a region of queries is \(start, stop\)") as error:
+            t.map(4, queries=region)
+        assert "0 <= start <= stop <= 5; or a slice or range without steps" in str(error.value)
+    with pytest.raises(RegardError, match="an end of a region of keys must be a whole"):
+        t.map(4, keys=(0, 2.5))
     flat = regard.trace(*(x[0, 0] for x in qkv()))
     with pytest.raises(RegardError, match="heads= needs inputs that have heads"):
         flat.weights(heads=[0])
+    with pytest.raises(RegardError, match="heads= needs inputs that have heads"):
+        flat.logits(heads=[0])
+
+
+def test_a_region_can_be_a_slice_or_a_range() -> None:
+    t = regard.trace(*qkv())
+    wanted = t.map(2, queries=(1, 4), keys=(0, 6))
+    for rows, columns in (
+        (slice(1, 4), slice(None)),
+        (range(1, 4), range(6)),
+        (slice(1, -1), slice(0, 99)),
+        (slice(1, 4, 1), (0, 6)),
+    ):
+        assert torch.equal(t.map(2, queries=rows, keys=columns), wanted)
+    assert t.map(2, queries=slice(4, 1)).shape == (3, 4, 0, 2)
+
+
+@pytest.mark.parametrize("rank", [2, 3, 4])
+def test_a_trace_gives_one_of_each_batch_entry(rank: int) -> None:
+    axes = {4: (3, 4), 3: (3,), 2: ()}[rank]
+    x = numbers(*axes, 5, 4)
+    t = regard.trace(x, x, x, mask=masks.causal())
+    each = list(t)
+    assert len(t) == len(each) == (1 if rank == 2 else 3)
+    assert_close(torch.cat([one.lse.view(-1, 5) for one in each]), t.lse.view(-1, 5))
+    assert bool(regard.trace(*qkv())[:0])
+
+
+@every_backend
+@pytest.mark.parametrize("call", PER_HEAD)
+def test_logits_are_what_the_weights_are_made_of(backend: str, call: str) -> None:
+    t = regard.trace(*qkv(), **PER_HEAD[call](), backend=backend)
+    s = t.logits()
+    assert_close((s - t.lse[..., None]).exp(), t.weights())
+    assert_close(s.amax(-1), t.max_logit)
+    assert_close(t.logits(queries=[3, 1], keys=slice(1, 5)), s[:, :, [3, 1]][..., 1:5])
+    assert_close(t.logits(heads=[2]), s[:, 2:3])
+
+
+@every_backend
+def test_logits_are_exact_where_weights_are_nothing(backend: str) -> None:
+    q, k, v = qkv(G=4)
+    t = regard.trace(1e3 * q, k, v, mask=masks.causal(), backend=backend)
+    seen = masks.causal().dense(5, 6).expand(3, 4, 5, 6)
+    wanted = (1e3 * q.double()) @ k.double().mT / 2
+    assert (t.weights()[seen] == 0).any()
+    assert_close(t.logits()[seen].double(), wanted[seen], rtol=1e-5, atol=1e-3)
+    assert (t.logits()[~seen] == -torch.inf).all()
+
+
+@every_backend
+def test_logits_are_differentiable(backend: str) -> None:
+    q, k, v = (t.double().requires_grad_() for t in qkv(B=1, H=2, G=1, Q=3, K=4, D=2))
+
+    def ask(q: Tensor, k: Tensor) -> Tensor:
+        return regard.trace(q, k, v, softcap=2.0, backend=backend).logits(queries=[0, 2])
+
+    assert torch.autograd.gradcheck(ask, (q, k))
 
 
 @every_backend

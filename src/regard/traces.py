@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,8 +16,11 @@ from regard.display import Displayed
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask
+from regard.scores.comparison import Dot
+from regard.values import whole
 
 Chosen = int | slice | range | Sequence[int] | Tensor | None
+Region = tuple[int, int] | slice | range | None
 Change = Callable[[Tensor], Tensor]
 
 
@@ -78,8 +82,15 @@ class Trace(Displayed):
     def top(self, n: int) -> Top:
         """Weights and key indices of each query's n strongest keys, strongest first.
 
-        A query that sees fewer keys has weight 0 and index -1 for the rest."""
-        if n < 1:
+        A query that sees fewer keys has weight 0 and index -1 for the rest. With n above the number
+        of keys K there are K of them: the last axis is min(n, K) long.
+
+        >>> import regard, torch
+        >>> x = torch.randn(5, 4)
+        >>> regard.trace(x, x, x, mask=regard.masks.causal()).top(9).indices[0]
+        tensor([ 0, -1, -1, -1, -1])
+        """
+        if whole("top: n", n) < 1:
             raise RegardError("top counts keys", got=str(n), accepted="1 or more")
         found = self.second_pass.top(self.inputs, self._lse, n)
         return Top(*(self.inputs.in_kind(part) for part in found))
@@ -90,6 +101,30 @@ class Trace(Displayed):
         """The exact weights of chosen queries, keys and heads; of all of them if none are named.
 
         Differentiable. Only what was asked for is computed."""
+        part, q, k = self._chosen(queries, keys, heads)
+        return part.inputs.in_kind(part.second_pass.weights(part.inputs, part.rows.lse, q, k))
+
+    def logits(
+        self, queries: Chosen = None, keys: Chosen = None, heads: Chosen = None
+    ) -> Float[Tensor, "*bh q k"]:
+        """The scores before softmax, of chosen queries, keys and heads: after scale, soft-cap and
+        bias, exact also where a weight is too small for its number; -inf where a pair is hidden.
+
+        Differentiable. Only what was asked for is computed.
+
+        >>> import regard, torch
+        >>> q, k = torch.tensor([[1000.0]]), torch.tensor([[1.0], [0.5]])
+        >>> t = regard.trace(q, k, k)
+        >>> t.weights(), t.logits()
+        (tensor([[1., 0.]]), tensor([[1000.,  500.]]))
+        """
+        part, q, k = self._chosen(queries, keys, heads)
+        return part.inputs.in_kind(part.second_pass.logits(part.inputs, q, k))
+
+    def _chosen(
+        self, queries: Chosen, keys: Chosen, heads: Chosen
+    ) -> tuple[Trace, Int[Tensor, "q"], Int[Tensor, "k"]]:
+        """The trace of chosen heads, and the places of chosen queries and keys."""
         if heads is not None and self.inputs.rank < 4:
             raise RegardError(
                 "heads= needs inputs that have heads",
@@ -100,8 +135,7 @@ class Trace(Displayed):
         part = self if heads is None else self[(*every, heads)]
         x = part.inputs
         q = places(queries, x.shape.Q, "queries", x.q.device)
-        k = places(keys, x.shape.K, "keys", x.q.device)
-        return x.in_kind(part.second_pass.weights(x, part.rows.lse, q, k))
+        return part, q, places(keys, x.shape.K, "keys", x.q.device)
 
     def mass(self, keys: Chosen) -> Float[Tensor, "*bh q"]:
         """The share of each row that falls on given keys; `mass(0)` is the first-token sink.
@@ -112,18 +146,29 @@ class Trace(Displayed):
     def map(
         self,
         cells: int | tuple[int, int],
-        queries: tuple[int, int] | None = None,
-        keys: tuple[int, int] | None = None,
+        queries: Region = None,
+        keys: Region = None,
         pool: Pool = "mean",
     ) -> Float[Tensor, "*bh rows columns"]:
         """The weights of a region, pooled into cells; each head apart.
 
-        The region is (start, stop) of queries and of keys, the whole by default. A region with
-        fewer places than cells gives one cell per place. The mean counts hidden pairs as 0."""
+        The region is (start, stop) of queries and of keys, or a slice or range without steps; the
+        whole by default. Place i of a region's n (from 0, at its start) is in cell ⌊i · cells / n⌋,
+        so cells differ by one place at most. A region with fewer places than cells gives one cell
+        per place. The mean counts hidden pairs as 0.
+
+        >>> import regard, torch
+        >>> x = torch.randn(7, 4)
+        >>> t = regard.trace(x, x, x)
+        >>> torch.allclose(t.map(3, pool="sum")[0, 1], t.weights()[0:3, 3:5].sum())
+        True
+        """
         B, H, Q, K = self.inputs.shape
         rows, columns = _region(queries, Q, "queries"), _region(keys, K, "keys")
-        wanted = cells if isinstance(cells, tuple) else (cells, cells)
-        if min(wanted) < 1:
+        wanted = tuple(cells) if isinstance(cells, (tuple, list)) else (cells, cells)
+        if len(wanted) != 2:
+            raise RegardError("map: cells are a number, or (rows, columns)", got=repr(cells))
+        if min(whole("map: a number of cells", n) for n in wanted) < 1:
             raise RegardError("map counts cells", got=str(cells), accepted="1 or more")
         if pool not in ("mean", "max", "sum"):
             raise RegardError(
@@ -150,7 +195,7 @@ class Trace(Displayed):
         torch.Size([1, 3, 2, 5])
         """
         H, device = self.inputs.shape.H, self.inputs.q.device
-        b, lead, heads = self._chosen(which)
+        b, lead, heads = self._picked(which)
         h = places(heads, H, "heads", device)
         group = self.inputs.group
         everything = heads is None or (
@@ -161,7 +206,7 @@ class Trace(Displayed):
         inputs = replace(self.inputs.select(b, h, g), lead=lead)
         return replace(self, inputs=inputs, rows=Rows(*(t[b][:, h] for t in self.rows)))
 
-    def _chosen(
+    def _picked(
         self, which: Chosen | tuple[Chosen, ...]
     ) -> tuple[Int[Tensor, "b"], tuple[int, ...], Chosen]:
         """Batch entries, the axes they had, and heads."""
@@ -182,6 +227,40 @@ class Trace(Displayed):
             if axis < len(indices):
                 batch = batch.index_select(axis, places(indices[axis], n, "batch", device))
         return batch.flatten(), tuple(batch.shape) if self.inputs.lead else (), heads
+
+    def __len__(self) -> int:
+        """How many batch entries there are; with more axes than four, along the first."""
+        return (self.inputs.lead or (self.inputs.shape.B,))[0]
+
+    def __iter__(self) -> Iterator[Trace]:
+        """A trace of each of them, as `trace[b]` gives it; all axes stay.
+
+        >>> import regard, torch
+        >>> x = torch.randn(3, 4, 5, 8)
+        >>> [t.lse.shape for t in regard.trace(x, x, x)][2]
+        torch.Size([1, 4, 5])
+        """
+        return (self[b] for b in range(len(self)))
+
+    def __bool__(self) -> bool:
+        # A trace of no batch entries is a trace.
+        return True
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write this trace to a file, which `regard.load` opens; `.trace` of that is the trace.
+
+        >>> import regard, tempfile, torch
+        >>> x = torch.randn(1, 2, 5, 4)
+        >>> t = regard.trace(x, x, x)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     t.save(f"{folder}/one.regard")
+        ...     with regard.load(f"{folder}/one.regard") as file:
+        ...         torch.equal(file.trace.weights(), t.weights())
+        True
+        """
+        from regard.watching.store import save_trace
+
+        save_trace(self, path)
 
     def to(self, device: torch.device | str) -> Trace:
         """The same trace on another device."""
@@ -215,10 +294,20 @@ class Trace(Displayed):
         G = self.inputs.k.shape[1]
         heads = f"heads {H}" if G == H else f"heads {H} over {G}"
         dtype = str(self.inputs.q.dtype).removeprefix("torch.")
-        mask = "" if self.mask is None else f", mask={self.mask!r}"
+        x, width = self.inputs, self.inputs.q.shape[-1]
+        how = x.comparison
+        said = {
+            f"mask={self.mask!r}": self.mask is not None,
+            f"bias={x.bias._called() if x.bias else None}": x.bias is not None,
+            f"softcap={x.softcap or 0:g}": x.softcap is not None,
+            "a sink per head": x.sink is not None,
+            f"scale={getattr(how, 'scale', 1):g}": isinstance(how, Dot)
+            and how.scale != max(width, 1) ** -0.5,
+        }
+        more = "".join(f", {text}" for text, is_so in said.items() if is_so)
         return (
-            f"Trace(batch {B}, {heads}, queries {Q}, keys {K}, width {self.inputs.q.shape[-1]}, "
-            f"{dtype} on {self.inputs.q.device}{mask}, by {self.backend})"
+            f"Trace(batch {B}, {heads}, queries {Q}, keys {K}, width {width}, "
+            f"{dtype} on {x.q.device}{more}, by {self.backend})"
         )
 
 
@@ -228,18 +317,31 @@ def places(chosen: Chosen, n: int, what: str, device: torch.device) -> Int[Tenso
         return torch.arange(n, device=device)
     if isinstance(chosen, slice):
         return torch.arange(*chosen.indices(n), device=device)
-    if isinstance(chosen, int):
+    if isinstance(chosen, int) and not isinstance(chosen, bool):
         chosen = [chosen]
-    index = torch.as_tensor(list(chosen) if isinstance(chosen, range) else chosen, device=device)
+    accepted = f"an index, a slice, a list of indices, or {n} booleans"
+    try:
+        index = torch.as_tensor(
+            list(chosen) if isinstance(chosen, range) else chosen, device=device
+        )
+    except (TypeError, ValueError, RuntimeError):
+        raise RegardError(
+            f"{what} cannot be chosen by this", got=repr(chosen), accepted=accepted
+        ) from None
     if not index.numel():
         index = index.long()
     if index.dtype == torch.bool and index.shape == (n,):
         return index.nonzero().squeeze(-1)
-    if index.ndim != 1 or index.is_floating_point() or index.dtype == torch.bool:
+    if (
+        index.ndim != 1
+        or index.dtype.is_floating_point
+        or index.dtype.is_complex
+        or (index.dtype == torch.bool)
+    ):
         raise RegardError(
             f"{what} cannot be chosen by this",
             got=f"{index.dtype} {list(index.shape)}",
-            accepted=f"an index, a slice, a list of indices, or {n} booleans",
+            accepted=accepted,
         )
     index = index.long()
     if len(index) and (int(index.min()) < -n or int(index.max()) >= n):
@@ -251,14 +353,22 @@ def places(chosen: Chosen, n: int, what: str, device: torch.device) -> Int[Tenso
     return torch.where(index < 0, index + n, index)
 
 
-def _region(region: tuple[int, int] | None, n: int, what: str) -> tuple[int, int]:
-    if region is None:
-        return 0, n
-    start, stop = region
-    if not 0 <= start <= stop <= n:
-        raise RegardError(
-            f"map: a region of {what} is (start, stop)",
-            got=str(region),
-            accepted=f"0 <= start <= stop <= {n}",
-        )
-    return start, stop
+def _region(region: Region, n: int, what: str) -> tuple[int, int]:
+    """Where a region starts and stops, from whatever people use to name one."""
+    match region:
+        case None:
+            return 0, n
+        case slice(step=None | 1):
+            start, stop, _ = region.indices(n)
+            return start, max(start, stop)
+        case range(start=start, stop=stop, step=1) if 0 <= start <= stop <= n:
+            return start, stop
+        case (start, stop) if not isinstance(region, range):
+            start, stop = (whole(f"map: an end of a region of {what}", i) for i in region)
+            if 0 <= start <= stop <= n:
+                return start, stop
+    raise RegardError(
+        f"map: a region of {what} is (start, stop)",
+        got=str(region),
+        accepted=f"0 <= start <= stop <= {n}; or a slice or range without steps",
+    )

@@ -237,6 +237,32 @@ def test_a_watched_model_comes_back(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["x"]
 
 
+def test_one_trace_comes_back(tmp_path: Path) -> None:
+    q, k, v = (t.requires_grad_() for t in torch.randn(3, 2, 4, 9, 8))
+    t = regard.trace(q, k, v, mask=masks.causal(), sink=torch.randn(4), softcap=5.0)
+    t.save(tmp_path / "one.regard")
+    with regard.load(tmp_path / "one.regard") as file:
+        again = file.trace
+        assert file[""].calls == 1
+    assert repr(again) == repr(t)
+    assert not again.out.requires_grad
+    for name in ("out", "lse", "max_logit", "entropy"):
+        assert torch.equal(getattr(again, name), getattr(t, name))
+    assert torch.equal(again.weights(), t.weights())
+    assert torch.equal(again.map(4), t.map(4))
+
+
+def test_several_layers_are_not_one_trace() -> None:
+    seen = Seen()
+    with pytest.raises(RegardError, match="what was seen is not one trace\n  got:      0 layers"):
+        _ = seen.trace
+    x = torch.randn(1, 1, 3, 2)
+    for path in ("a", "b"):
+        seen.layer(path).take(regard.trace(x, x, x), 0, keep=True)
+    with pytest.raises(RegardError, match="got:      2 layers\n  do:       choose a layer"):
+        _ = seen.trace
+
+
 def test_statistics_alone(tmp_path: Path) -> None:
     seen = watched("statistics")
     seen.save(tmp_path / "x")

@@ -99,6 +99,13 @@ class SecondPass(Protocol):
 
     def mean_logit(self, inputs: AttentionInputs) -> Float[Tensor, "b h q"]: ...
 
+    def logits(
+        self,
+        inputs: AttentionInputs,
+        queries: Int[Tensor, "some_q"],
+        keys: Int[Tensor, "some_k"],
+    ) -> Float[Tensor, "b h some_q some_k"]: ...
+
     def weights(
         self,
         inputs: AttentionInputs,

@@ -64,9 +64,13 @@ def logits(x: AttentionInputs) -> Float[Tensor, "b h q k"]:
     dtype = x.compute_dtype
     q, k = x.q.to(dtype), x.k.to(dtype).repeat_interleave(x.group, dim=1)
     broken = ~q.isfinite().all(-1)[..., :, None] | ~k.isfinite().all(-1)[..., None, :]
-    s = _compare(x.comparison, finite(q), finite(k)).masked_fill(broken, math.nan)
+    s = _compare(x.comparison, finite(q), finite(k))
     if x.softcap is not None:
         s = x.softcap * torch.tanh(s / x.softcap)
+    # A vector that is not finite has no logit with anybody. Its products could all be -inf, and the
+    # row would pass for one that sees nothing; its gradients are NaN like the output they are of,
+    # so that whoever skips a step on NaN skips this one.
+    s = s + torch.where(broken, math.nan, 0.0)
     q_places, k_places = _places(x)
     if x.bias is not None:
         s = s + x.bias.at(q_places, k_places).to(dtype)
@@ -169,6 +173,15 @@ class ReferencePass:
         count = seen.sum(-1)
         mean = torch.where(seen, s, 0.0).sum(-1) / count.clamp_min(1)
         return torch.where(count > 0, mean, -math.inf)
+
+    @in_full_precision
+    def logits(
+        self,
+        inputs: AttentionInputs,
+        queries: Int[Tensor, "some_q"],
+        keys: Int[Tensor, "some_k"],
+    ) -> Float[Tensor, "b h some_q some_k"]:
+        return logits(inputs)[..., queries, :][..., keys]
 
     @in_full_precision
     def weights(

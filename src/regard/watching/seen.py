@@ -170,6 +170,17 @@ class Seen(Displayed, Mapping[str, Layer]):
     def __len__(self) -> int:
         return len(self._layers)
 
+    @property
+    def trace(self) -> Trace:
+        """The trace of the only call of the only layer, as `Trace.save` writes it."""
+        if len(self) == 1:
+            return next(iter(self.values())).trace
+        raise RegardError(
+            "what was seen is not one trace",
+            got=f"{len(self)} layers",
+            do="choose a layer by its path, then .trace or one of .traces",
+        )
+
     def clear(self) -> None:
         """Forget everything seen so far."""
         self._layers.clear()

@@ -94,6 +94,13 @@ def save(
         draft.write(file, describe, progress)
 
 
+def save_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
+    """Write one trace to a file: as what was seen of the only call of a layer without a name."""
+    seen = Seen()
+    seen.layer("").take(trace.detach(), 0, keep=True)
+    save(seen, path)
+
+
 def description(seen: Seen, tokens: Tokens | None, layers: list[dict[str, Any]]) -> dict[str, Any]:
     """What a file says of itself, but for its tensors."""
     return {

@@ -142,6 +142,15 @@ class TiledPass:
         return torch.where(count > 0, total / count.clamp_min(1), -math.inf)
 
     @in_full_precision
+    def logits(
+        self,
+        inputs: AttentionInputs,
+        queries: Int[Tensor, "some_q"],
+        keys: Int[Tensor, "some_k"],
+    ) -> Float[Tensor, "b h some_q some_k"]:
+        return chosen_logits(inputs, queries, keys)
+
+    @in_full_precision
     def weights(
         self,
         inputs: AttentionInputs,
