@@ -812,3 +812,46 @@ def test_scales_that_are_not_above_zero(
     got = regard.attention(q, k, v, mask=mask, scale=scale, backend=backend)
     want = regard.attention(*(t.double() for t in (q, k, v)), mask=mask, scale=scale)
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
+
+
+@every_backend
+@pytest.mark.parametrize("poison", POISONS.values(), ids=POISONS)
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_a_query_that_is_not_finite_has_no_logits(
+    backend: str, poison: float, softcap: float | None
+) -> None:
+    """Its row is NaN, as are its gradients, also where all its products are -inf."""
+    if backend == "sdpa" and softcap is not None:
+        return
+    q, k, v = qkv(Q=5, K=5)
+    # All products with the query's first number are -inf.
+    k[..., 0] = -k[..., 0].abs() * (1 if poison > 0 else -1)
+    q[0, 1, 2, 0] = poison
+    mask = masks.causal() & masks.padding([5, 0])
+    q[1, 0, 3, 0] = poison
+    leaves = learned(q, k, v)
+    inputs = checked(leaves, mask=masks.causal() if backend == "sdpa" else mask, softcap=softcap)
+    run = BACKENDS[backend]
+    rows = None if backend == "sdpa" else run.observe(inputs)
+    out = run.attend(inputs)
+    broken = torch.zeros(2, 2, 5, dtype=torch.bool, device=cases.DEVICE)
+    broken[0, 1, 2] = True
+    # In the second sequence nobody sees anything, so that query is not heard of.
+    broken[1, 0, 3] = backend == "sdpa"
+    assert torch.equal(out.isnan(), broken[..., None].expand_as(out))
+    if rows is None:
+        # PyTorch's backward pass would spoil keys that the row does not see: it is given finite
+        # numbers, and NaN comes to the gradients from what is made of the output.
+        return
+    for found in (rows.lse, rows.max_logit, rows.entropy):
+        assert torch.equal(found.isnan(), broken)
+    assert torch.equal(rows.out.isnan(), out.isnan())
+    (rows.out.sum() + rows.lse.sum()).backward()
+    dq, dk, _ = (t.grad for t in leaves)
+    assert dq is not None
+    assert dk is not None
+    assert dq[0, 1, 2, 1:].isnan().all()
+    assert dk[0, 1, :3, 1:].isnan().all()
+    assert dq[~broken].isfinite().all()
+    assert dk[0, 0].isfinite().all()
+    assert dk[0, 1, 3:].isfinite().all()

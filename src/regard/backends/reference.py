@@ -70,7 +70,7 @@ def logits(x: AttentionInputs) -> Float[Tensor, "b h q k"]:
     # A vector that is not finite has no logit with anybody. Its products could all be -inf, and the
     # row would pass for one that sees nothing; its gradients are NaN like the output they are of,
     # so that whoever skips a step on NaN skips this one.
-    s = s + torch.where(broken, math.nan, 0.0)
+    s = s + torch.zeros_like(s).masked_fill(broken, math.nan)
     q_places, k_places = _places(x)
     if x.bias is not None:
         s = s + x.bias.at(q_places, k_places).to(dtype)

@@ -29,13 +29,16 @@ def logits_at(
     """The same, where the vectors of the queries are at hand."""
     q, k = q.to(x.compute_dtype), x.k[:, :, keys].to(x.compute_dtype)
     broken = _broken(q)[..., None] | _broken(k).repeat_interleave(x.group, dim=1)[..., None, :]
-    if torch.is_grad_enabled():
+    learned = torch.is_grad_enabled()
+    if learned:
         # What is not finite stays in its own pair, but would spoil the gradients of others.
         q, k = finite(q), finite(k)
     s = x.comparison.logits(q.unflatten(1, (-1, x.group)), k).flatten(1, 2)
-    s = s.masked_fill(broken, math.nan)
     if x.softcap is not None:
         s = x.softcap * torch.tanh(s / x.softcap)
+    # Added, NaN reaches the gradients of its own pair.
+    nan = torch.zeros_like(s).masked_fill_(broken, math.nan) if learned else None
+    s = s.masked_fill(broken, math.nan) if nan is None else s + nan
     if x.bias is not None:
         s = s + x.bias.at(queries, keys).to(s.dtype)
     return s if x.mask is None else s.masked_fill(~pairs(x.mask, queries, keys), -math.inf)

@@ -118,7 +118,10 @@ class RowTile:
 
     def __init__(self, slab: Slab, rows: slice, cuts: list[Cut]) -> None:
         self.slab, self.rows, self.cuts = slab, rows, cuts
-        self.q = slab.q[:, :, :, rows]
+        q = slab.q[:, :, :, rows]
+        # A query that is not finite has no logits: 0 · ∞ is NaN. Its products with keys could all
+        # be -inf, and the row would pass for one that sees nothing.
+        self.q = torch.add(q, q, alpha=0.0)
         how = slab.x.comparison
         self._scaled = (self.q * how.scale).flatten(2, 3) if isinstance(how, Dot) else None
 

@@ -20,6 +20,7 @@ from regard.backends.triton.pairs import (
     LN2,
     LOG2E,
     NO_BIAS,
+    broken_whole,
     finite_only,
     flagged,
     kept,
@@ -158,6 +159,7 @@ def _attend(
     at_query = b.to(tl.int64) * q.batch + h.to(tl.int64) * q.head + place.to(tl.int64) * q.row
     keep = inside[:, None] & (wide_d < D)[None, :]
     qs = tl.load(q.ptr + at_query[:, None] + wide_d[None, :], mask=keep, other=0.0)
+    qs = broken_whole(qs)
 
     mixed = tl.zeros((BM, BE), tl.float32)
     bad = tl.zeros((BM, BE), tl.float32)

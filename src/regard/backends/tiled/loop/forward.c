@@ -66,6 +66,9 @@ static void attend(forward *f, long b, long h, long index, float *s)
     const long row = place_of(c, &r), v_step = c->v_steps[2];
     float *q = s + c->rows * c->keys, *sums = q + c->rows * c->D, *mixed = f->out + row * c->E;
     gather(&r, c->q, c->q_steps, c->D, c->scale, q);
+    /* 0 times infinity is NaN: a query that is not finite has no logits (see walk.py). */
+    for (long d = 0; d < r.n * c->D; d++)
+        q[d] += q[d] * 0;
     tile t = {s,    sums, sums + c->rows, f->entropy ? sums + 2 * c->rows : NULL,
               NULL, r.n,  0,              c->E};
     int hides = 0;
