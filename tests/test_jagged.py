@@ -209,6 +209,8 @@ def test_views_draw_one_sequence() -> None:
 
 QUESTIONS = {
     "weights": lambda t: t.weights(),
+    "logits": lambda t: t.logits(),
+    "save": lambda t: t.save("one.regard"),
     "map": lambda t: t.map(3),
     "mass": lambda t: t.mass(0),
 }

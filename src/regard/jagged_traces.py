@@ -66,8 +66,14 @@ class JaggedTrace(Trace):
     def weights(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse("weights")
 
+    def logits(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("logits")
+
     def mass(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse("mass")
+
+    def save(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("save")
 
     def map(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse("map")

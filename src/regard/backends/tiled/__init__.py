@@ -6,13 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.backends.contract import Rows, Work
-from regard.backends.tiled.fused import (
-    fused_pairs,
-    fused_size,
-    fusing,
-    outruns_pytorch,
-    scratch_numbers,
-)
+from regard.backends.tiled.fused import Plan, fusing, outruns_pytorch
 from regard.backends.tiled.inner_loop import described
 from regard.backends.tiled.operators import run
 from regard.backends.tiled.second_pass import TiledPass
@@ -37,18 +31,16 @@ class Tiled:
         return run(inputs, statistics=True)
 
     def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
-        fused = fusing(inputs) is not None
-        size = fused_size(inputs) if fused else tile_size(inputs)
-        pairs = fused_pairs(inputs, size) if fused else None
-        if pairs is None:
-            pairs = visited_pairs(inputs, size.rows, KEY_TILE)
-        if fused:
-            numbers = scratch_numbers(inputs, size)
+        if fusing(inputs) is not None:
+            plan = Plan.of(inputs)
+            pairs = plan.pairs
+            if pairs is None:
+                pairs = visited_pairs(inputs, plan.rows, KEY_TILE)
+            numbers, loop = plan.scratch, described(inputs, fused=True)
         else:
+            size = tile_size(inputs)
+            pairs = visited_pairs(inputs, size.rows, KEY_TILE)
             tile = size.heads * inputs.group * size.rows * min(size.keys, inputs.shape.K)
             numbers = 2 * tile * inputs.comparison.scratch
-        return Work(
-            pairs,
-            numbers * inputs.compute_dtype.itemsize,
-            described(inputs, fused=fused),
-        )
+            loop = described(inputs, fused=False)
+        return Work(pairs, numbers * inputs.compute_dtype.itemsize, loop)

@@ -26,10 +26,9 @@ from regard.backends.tiled.compiled import Attend, Loop, Pull
 from regard.backends.tiled.inner_loop import loop_for
 from regard.backends.tiled.walk import Cut, Slab, TileSize, slabs, spans
 from regard.inputs import AttentionInputs
+from regard.masks.algebra import Mask
 from regard.scores.comparison import Dot
 
-SMALL = 1 << 10
-"""Multiplications below which a product of two matrices is small; PyTorch's bound is 400."""
 SLAB = 1 << 22
 """Numbers of q, or of k, in a slab, unless that leaves too few heads for all threads."""
 HELD = 1 << 22
@@ -62,10 +61,7 @@ def fusing(x: AttentionInputs) -> Loop | None:
     plain = isinstance(x.comparison, Dot) and x.softcap is None and x.bias is None
     if not plain or x.dropout:
         return None
-    # Small products PyTorch makes by other means, which round differently; then large logits would
-    # not be the same when a trace is looked into.
-    Q, K, D = x.shape.Q, x.shape.K, x.q.shape[-1]
-    if min(Q, K) < 2 or Q * K * D < SMALL or not x.v.shape[-1]:
+    if not (x.q.numel() and x.k.numel() and x.v.numel()):
         return None
     loop = loop_for(x.q.device, x.compute_dtype)
     return loop if loop is not None and loop.multiply else None
@@ -95,44 +91,70 @@ def _multiplies(dtype: torch.dtype) -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def fused_size(x: AttentionInputs) -> TileSize:
-    """Tiles of logits that fit the cache of one core, and heads enough for all of them."""
-    # Half precision is copied to float32 slab by slab, so a slab is not everything at once.
-    heads = SLAB // max(1, max(x.shape.Q * x.group, x.shape.K) * x.q.shape[-1])
-    rows = 256 if x.shape.Q >= 4096 else 128
-    return TileSize(max(4 * torch.get_num_threads(), heads), rows, 512)
+class Plan(NamedTuple):
+    """How a call is cut, settled once."""
 
+    B: int
+    H: int
+    Q: int
+    K: int
+    G: int
+    D: int
+    E: int
+    band: tuple[int, int] | None
+    """The least and the largest key - query that may be seen, if that says everything."""
+    rows: int
+    keys: int
+    threads: int
 
-def fused_pairs(x: AttentionInputs, size: TileSize) -> int | None:
-    """Pairs computed under a band or no mask; None where the mask is another."""
-    band = _band(x)
-    if band is None:
-        return None
-    B, H, Q, K = x.shape
-    pairs = 0
-    for start in range(0, Q, size.rows):
-        stop = min(start + size.rows, Q)
-        keys = max(0, min(K, stop + band[1]) - max(0, start + band[0]))
-        pairs += (stop - start) * keys
-    return B * H * pairs
+    @classmethod
+    def of(cls, x: AttentionInputs) -> Plan:
+        """Tiles of logits that fit the cache of one core, and threads for what is worth them."""
+        B, H, Q, D = x.q.shape
+        _, G, K, E = x.v.shape
+        threads = 1 if B * H * Q * K * D < ALONE else torch.get_num_threads()
+        rows = 256 if Q >= 4096 else 128
+        return cls(B, H, Q, K, G, D, E, _band(x.mask, Q, K), rows, min(512, K), threads)
 
+    @property
+    def group(self) -> int:
+        return self.H // self.G
 
-def scratch_numbers(x: AttentionInputs, size: TileSize) -> int:
-    """A tile of logits, one of queries, and three sums of each row, for each thread."""
-    return _threads(x) * size.rows * (min(size.keys, x.shape.K) + x.q.shape[-1] + 3)
+    @property
+    def scratch(self) -> int:
+        """Numbers held for all threads: a tile of logits, one of queries, three sums of rows."""
+        return self.threads * self.rows * (self.keys + self.D + 3)
+
+    @property
+    def pairs(self) -> int | None:
+        """Pairs computed under a band or no mask; None where the mask is another."""
+        if self.band is None:
+            return None
+        low, high = self.band
+        pairs = 0
+        for start in range(0, self.Q, self.rows):
+            stop = min(start + self.rows, self.Q)
+            pairs += (stop - start) * max(0, min(self.K, stop + high) - max(0, start + low))
+        return self.B * self.H * pairs
+
+    def tile_size(self) -> TileSize:
+        """The same for who walks over the tiles in Python."""
+        # Half precision is copied to float32 slab by slab, so a slab is not everything at once.
+        heads = SLAB // (max(self.Q * self.group, self.K) * self.D)
+        return TileSize(max(4 * torch.get_num_threads(), heads), self.rows, 512)
 
 
 def attend(x: AttentionInputs, loop: Loop, *, statistics: bool) -> Passed | None:
     """The forward pass. None: a hidden value that is not finite may have done harm."""
-    B, H, Q, _ = x.shape
-    out = x.v.new_empty(B, H, Q, x.v.shape[-1], dtype=torch.float32)
+    plan = Plan.of(x)
+    B, H, Q = plan[:3]
+    out = x.v.new_empty(B, H, Q, plan.E, dtype=torch.float32)
     lse, rest = out.new_empty(B, H, Q), out.new_empty(B, H, Q)
     many = (B, H, Q) if statistics else (0,)
     largest, entropy = out.new_empty(many), out.new_empty(many)
     sink = None if x.sink is None else x.sink.to(out.dtype).contiguous()
-    size, threads = fused_size(x), _threads(x)
-    scratch = out.new_empty(scratch_numbers(x, size))
-    for piece in _pieces(x, size):
+    scratch = out.new_empty(plan.scratch)
+    for piece in _pieces(x, plan):
         call = Attend(
             out=piece.address(out),
             lse=piece.address(lse),
@@ -140,11 +162,11 @@ def attend(x: AttentionInputs, loop: Loop, *, statistics: bool) -> Passed | None
             largest=piece.address(largest) if statistics else None,
             entropy=piece.address(entropy) if statistics else None,
             sink=None if sink is None else sink[piece.heads].data_ptr(),
-            **_described(x, loop, piece, size, scratch, threads),
+            **_described(x, loop, piece, plan, scratch),
         )
-        for lot in _lots(x, piece, size, threads):
+        for lot in _lots(piece, plan):
             lot.put(call)
-            if not loop.attend(call, threads):
+            if not loop.attend(call, plan.threads):
                 return None
     return Passed(Rows(out.to(x.v.dtype), lse, largest, entropy), rest)
 
@@ -158,10 +180,10 @@ def pull(
     g_entropy: Float[Tensor, "b h q"] | None,
 ) -> Gradients:
     """The backward pass. `shift` is what every weight of a row is shifted by."""
-    B, H, Q, K = x.shape
-    G, D, E = x.k.shape[1], x.q.shape[-1], x.v.shape[-1]
-    size, threads = fused_size(x), _threads(x)
-    hands = 1 if 4 * threads <= B * G else min(threads, HANDS, -(-Q // size.rows))
+    plan = Plan.of(x)
+    B, H, Q, K, G, D, E = plan[:7]
+    few = 4 * plan.threads > B * G
+    hands = min(plan.threads, HANDS, -(-Q // plan.rows)) if few else 1
     dq = x.q.new_empty(B, H, Q, D, dtype=torch.float32)
     dk, dv = dq.new_zeros(hands, B, G, K, D), dq.new_zeros(hands, B, G, K, E)
     lse, heat = passed.rows.lse.contiguous(), g_entropy
@@ -169,8 +191,8 @@ def pull(
     if heat is not None:
         heat, expected = heat.contiguous(), (lse - passed.rows.entropy).contiguous()
     rest, shift = passed.lse_rest.contiguous(), shift.contiguous()
-    scratch = dq.new_empty(threads * size.rows * (2 * min(size.keys, K) + D + E))
-    for piece in _pieces(x, size):
+    scratch = dq.new_empty(plan.threads * plan.rows * (2 * plan.keys + D + E))
+    for piece in _pieces(x, plan):
         g = _in_rows(g_out[piece.batch, piece.heads])
         keys = (0, piece.batch, piece.key_heads)
         call = Pull(
@@ -188,12 +210,15 @@ def pull(
             dv_step=B * G * K * E,
             key_heads=G,
             hands=hands,
-            **_described(x, loop, piece, size, scratch, threads),
+            **_described(x, loop, piece, plan, scratch),
         )
-        for lot in _lots(x, piece, size, threads):
+        for lot in _lots(piece, plan):
             lot.put(call)
-            loop.pull(call, threads)
+            loop.pull(call, plan.threads)
     return Gradients(dq, *(t[0] if hands == 1 else t.sum(0) for t in (dk, dv)))
+
+
+_EVERYTHING = slice(None)
 
 
 class _Piece(NamedTuple):
@@ -214,31 +239,31 @@ class _Piece(NamedTuple):
         return t.data_ptr() + (batch * t.stride(0) + head * t.stride(1)) * t.element_size()
 
 
-def _pieces(x: AttentionInputs, size: TileSize) -> Iterator[_Piece]:
-    if _band(x) is None:
-        for slab in slabs(x, size, is_finite=True):
+def _pieces(x: AttentionInputs, plan: Plan) -> Iterator[_Piece]:
+    if plan.band is None:
+        for slab in slabs(x, plan.tile_size(), is_finite=True):
             q, k, v = (_in_rows(t) for t in (slab.q.flatten(1, 2), slab.k, slab.v))
             yield _Piece(q, k, v, slab.batch, slab.heads, slab.key_heads, slab)
         return
     if x.q.dtype == torch.float32:
-        q, k, v = (_in_rows(t) for t in (x.q, x.k, x.v))
-        everything = slice(None)
-        yield _Piece(q, k, v, everything, everything, everything, None)
+        q, k, v = _in_rows(x.q), _in_rows(x.k), _in_rows(x.v)
+        yield _Piece(q, k, v, _EVERYTHING, _EVERYTHING, _EVERYTHING, None)
         return
-    for batch, key_heads in spans(x, size):
-        heads = slice(key_heads.start * x.group, key_heads.stop * x.group)
+    for batch, key_heads in spans(x, plan.tile_size()):
+        heads = slice(key_heads.start * plan.group, key_heads.stop * plan.group)
         parts = (x.q[batch, heads], x.k[batch, key_heads], x.v[batch, key_heads])
         q, k, v = (_in_rows(t.to(torch.float32)) for t in parts)
         yield _Piece(q, k, v, batch, heads, key_heads, None)
 
 
 def _described(
-    x: AttentionInputs, loop: Loop, piece: _Piece, size: TileSize, scratch: Tensor, threads: int
+    x: AttentionInputs, loop: Loop, piece: _Piece, plan: Plan, scratch: Tensor
 ) -> dict[str, Any]:
     """The fields of a call that both passes share, but for its lot of row tiles."""
     assert isinstance(x.comparison, Dot)
     q, k, v = piece.q, piece.k, piece.v
-    low, high = _band(x) or (0, 0)
+    low, high = plan.band or (0, 0)
+    group = plan.group
     return {
         "multiply": loop.multiply,
         "q": q.data_ptr(),
@@ -247,22 +272,22 @@ def _described(
         "q_steps": _steps(q),
         "k_steps": _steps(k),
         "v_steps": _steps(v),
-        "rows_step": x.shape.H * x.shape.Q,
+        "rows_step": plan.H * plan.Q,
         "B": k.shape[0],
         "G": k.shape[1],
-        "R": x.group,
-        "Q": x.shape.Q,
-        "K": x.shape.K,
-        "D": k.shape[3],
-        "E": v.shape[3],
+        "R": group,
+        "Q": plan.Q,
+        "K": plan.K,
+        "D": plan.D,
+        "E": plan.E,
         # Few queries of heads that share keys make one product together.
-        "stacked": x.group > 1 and x.group * x.shape.Q <= size.rows,
+        "stacked": group > 1 and group * plan.Q <= plan.rows,
         "low": low,
         "high": high,
-        "rows": size.rows,
-        "keys": min(size.keys, x.shape.K),
+        "rows": plan.rows,
+        "keys": plan.keys,
         "scratch": scratch.data_ptr(),
-        "scratch_step": len(scratch) // threads,
+        "scratch_step": len(scratch) // plan.threads,
         "scale": x.comparison.scale,
     }
 
@@ -282,13 +307,13 @@ class _Lot(NamedTuple):
             call.tiles, call.cuts, call.parts = (t.buffer_info()[0] for t in self.tables)
 
 
-def _lots(x: AttentionInputs, piece: _Piece, size: TileSize, threads: int) -> Iterator[_Lot]:
+def _lots(piece: _Piece, plan: Plan) -> Iterator[_Lot]:
     heads = piece.q.shape[0] * piece.q.shape[1]
-    width = x.q.shape[-1] + x.v.shape[-1]
+    width = plan.D + plan.E
     if piece.slab is None:
-        tiles = -(-x.shape.Q // size.rows)
-        work = heads * min(size.rows, x.shape.Q) * x.shape.K * width
-        step = max(1, LOT * threads // work)
+        tiles = -(-plan.Q // plan.rows)
+        work = heads * min(plan.rows, plan.Q) * plan.K * width
+        step = max(1, LOT * plan.threads // work)
         for first in range(0, tiles, step):
             yield _Lot(first, min(first + step, tiles))
         return
@@ -297,9 +322,9 @@ def _lots(x: AttentionInputs, piece: _Piece, size: TileSize, threads: int) -> It
     for rows, cuts in piece.slab.rows():
         lot.append((rows, cuts))
         held += sum(hidden.numel() for cut in cuts for _, hidden in cut.partial)
-        work += heads * size.rows * width * sum(cut.keys.stop - cut.keys.start for cut in cuts)
-        busy = len(lot) * heads >= 4 * threads
-        if (held > HELD and busy) or work > LOT * threads:
+        work += heads * plan.rows * width * sum(cut.keys.stop - cut.keys.start for cut in cuts)
+        busy = len(lot) * heads >= 4 * plan.threads
+        if (held > HELD and busy) or work > LOT * plan.threads:
             yield _tabled(first, lot, piece.slab)
             first, lot, held, work = first + len(lot), [], 0, 0
     if lot:
@@ -321,21 +346,14 @@ def _tabled(first: int, lot: list[tuple[slice, list[Cut]]], slab: Slab) -> _Lot:
     return _Lot(first, first + len(lot), (tiles, cuts, parts), (lot,))
 
 
-def _band(x: AttentionInputs) -> tuple[int, int] | None:
-    """The least and the largest key - query that may be seen, if that says everything."""
-    Q, K = x.shape.Q, x.shape.K
-    if x.mask is None:
+def _band(mask: Mask | None, Q: int, K: int) -> tuple[int, int] | None:
+    if mask is None:
         return -Q, K
-    band = x.mask.band()
+    band = mask.band()
     if band is None:
         return None
     low, high = band
     return int(min(max(low, -Q), K)), int(max(min(high, K), -Q - 1))
-
-
-def _threads(x: AttentionInputs) -> int:
-    B, H, Q, K = x.shape
-    return 1 if B * H * Q * K * x.q.shape[-1] < ALONE else torch.get_num_threads()
 
 
 def _in_rows(t: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
