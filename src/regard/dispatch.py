@@ -115,10 +115,9 @@ def trace(
         dropout=dropout, training=training,
     )  # fmt: skip
     chosen = choose(inputs, backend, statistics=True)
-    seen = Trace(inputs, chosen.observe(inputs), chosen.name, second_pass(chosen), mask)
     if WATCHERS:
-        _show(seen)
-    return seen
+        return _trace_and_show(inputs, chosen, mask)
+    return Trace(inputs, chosen.observe(inputs), chosen.name, second_pass(chosen), mask)
 
 
 def plan(
@@ -238,17 +237,23 @@ def _show(trace: Trace) -> None:
             see(trace)
 
 
+def _trace_and_show(inputs: AttentionInputs, chosen: Backend, mask: Mask | None) -> Trace:
+    # Whoever watches has PyTorch ask about each function that is called. Ours need no asking, and
+    # asking takes longer than the card does.
+    with torch._C.DisableTorchFunction():
+        seen = Trace(inputs, chosen.observe(inputs), chosen.name, second_pass(chosen), mask)
+        _show(seen)
+        return seen
+
+
 def _attend_and_show(
     inputs: AttentionInputs, name: str | None, mask: Mask | None
 ) -> Float[Tensor, "b h q e"]:
     """The output, shown with its trace. A backend asked for by name still gives the output."""
-    # Whoever watches has PyTorch ask about each function that is called. Ours need no asking, and
-    # asking takes longer than the card does.
     with torch._C.DisableTorchFunction():
         chosen = None if name is None else choose(inputs, name, statistics=False)
         seer = choose(inputs, name if chosen and chosen.observes else None, statistics=True)
-        seen = Trace(inputs, seer.observe(inputs), seer.name, second_pass(seer), mask)
-        _show(seen)
+    seen = _trace_and_show(inputs, seer, mask)
     if chosen is None or seer is chosen:
         return seen.rows.out
     with unwatched():

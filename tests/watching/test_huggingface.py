@@ -473,6 +473,111 @@ def test_weights_that_were_asked_of_the_model(family: str) -> None:
             torch.testing.assert_close(b, a, atol=2e-6, rtol=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("family", "dropout"),
+    [("llama", 0.0), ("llama", 0.5), ("gpt_oss", 0.0), ("t5", 0), ("bert", 0)],
+)
+def test_weights_that_were_asked_for_have_gradients(family: str, dropout: float) -> None:
+    off = {n: 0.0 for n in vars(build(family).config) if "dropout" in n}
+    model = build(family, **off | ({"attention_dropout": dropout} if dropout else {})).train()
+    given = inputs(model, family) | {"output_attentions": True}
+    # Rows that see nothing are spread over everything by eager attention.
+    given.pop("attention_mask", None)
+
+    def learn() -> tuple[list[Tensor], Any]:
+        model.zero_grad()
+        output = model(**given)
+        name = next(n for n in ("attentions", "encoder_attentions") if output.get(n))
+        for weights in output[name]:
+            weights.retain_grad()
+        answer = next(iter(answers(output, {})))[0]
+        (answer * random(*answer.shape)).sum().backward()
+        return [weights.grad for weights in output[name]], output
+
+    want, _ = learn()
+    with regard.watch(model, keep="traces") as seen:
+        got, output = learn()
+    assert all(grad is not None and grad.any() for grad in (*want, *got))
+    if not dropout:
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b, atol=2e-5 * float(b.abs().max()), rtol=1e-3)
+    shown = output.get("attentions") or output["encoder_attentions"]
+    torch.testing.assert_close(next(iter(seen.values())).trace.weights(), shown[0].detach())
+
+
+HARMLESS: dict[str, Any] = {
+    "shift_labels": torch.ones(1, N, dtype=torch.int64),
+    "ignore_index": -1,
+    "cache_position": torch.arange(N),
+    "seq_idx": torch.zeros(1, N, dtype=torch.int32),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_arguments_that_change_no_attention_are_passed_over(name: str) -> None:
+    model = build("llama")
+    with torch.no_grad():
+        want = model(tokens(1), **{name: HARMLESS[name]}).logits
+        with regard.watch(model, keep="traces") as seen:
+            got = model(tokens(1), **{name: HARMLESS[name]}).logits
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-5)
+    assert seen["model.layers.0.self_attn"].trace.mask == masks.causal()
+
+
+def ends(*places: int) -> dict[str, Any]:
+    """Sequences that stand one after the other, as FlashAttention is told of them."""
+    at = torch.tensor(places, dtype=torch.int32)
+    longest = int(at.diff().max())
+    return {
+        "cu_seq_lens_q": at, "cu_seq_lens_k": at, "max_length_q": longest, "max_length_k": longest,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_packed_sequences_are_passed_over_where_the_model_does(implementation: str) -> None:
+    model = build("llama", implementation)
+    with torch.no_grad():
+        want = model(tokens(1), **ends(0, 4, 7, 9)).logits
+        with regard.watch(model, keep="traces") as seen:
+            got = model(tokens(1), **ends(0, 4, 7, 9)).logits
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-5)
+    assert seen["model.layers.0.self_attn"].trace.mask == masks.causal()
+
+
+def test_packed_sequences_stay_apart_where_flash_attention_keeps_them_apart() -> None:
+    """FlashAttention runs on a card; what it would give is known: each sequence by itself."""
+    places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1]])
+    with torch.no_grad():
+        alone = [build("llama")(part).logits for part in tokens(1).split((4, 3, 2), 1)]
+        model = build("llama")
+        model.config._attn_implementation_internal = "flash_attention_2"
+        with regard.watch(model, keep="traces") as seen:
+            for how in ({"position_ids": places, "use_cache": False}, {"position_ids": places}):
+                got = model(tokens(1), **how, **ends(0, 4, 7, 9)).logits
+                torch.testing.assert_close(got, torch.cat(alone, 1), atol=1e-4, rtol=1e-5)
+            # Less than all four arguments say nothing to FlashAttention either.
+            some = ends(0, 4, 7, 9) | {"max_length_q": None}
+            model(tokens(1), **some)
+    layer = seen["model.layers.0.self_attn"]
+    apart = layer.traces[1].weights()
+    assert apart[..., 4:, :4].eq(0).all()
+    assert apart[..., 7:, :7].eq(0).all()
+    assert layer.traces[2].mask == masks.causal()
+
+
+def test_packed_sequences_that_cannot_be_told_apart_are_refused() -> None:
+    q = random(2, 2, 5, 8)
+    mask = huggingface.make_mask(2, 5, 5)
+    huggingface.attend(nn.Identity(), q, q, q, mask, **ends(0, 2, 5, 10))
+    with pytest.raises(RegardError, match="go on in the next row"):
+        huggingface.attend(nn.Identity(), q, q, q, mask, **ends(0, 2, 10))
+    with pytest.raises(RegardError, match="other sequences than keys"):
+        huggingface.attend(nn.Identity(), q, q, q, mask, **ends(0, 2, 5))
+    other = ends(0, 5, 10) | {"cu_seq_lens_q": torch.tensor([0, 2, 10])}
+    with pytest.raises(RegardError, match="other sequences than keys"):
+        huggingface.attend(nn.Identity(), q, q, q, mask, **other)
+
+
 def state(model: nn.Module) -> Any:
     configs = [m.config for m in model.modules() if hasattr(m, "config")]
     return (
@@ -605,7 +710,8 @@ def test_attention_computed_by_hand_is_reported_at_once(family: str) -> None:
     kind = getattr(transformers, name)
     model = kind(kind.config_class(**{"vocab_size": 64} | sizes))
     before = state(model)
-    with pytest.raises(RegardError, match=f"^{family} models compute attention by hand"):
+    said = rf"^{family} models compute attention by hand[\s\S]*output_attentions=True"
+    with pytest.raises(RegardError, match=said):
         regard.watch(model).attach()
     assert state(model) == before
 
@@ -620,7 +726,11 @@ def test_attention_that_is_by_hand_only_sometimes() -> None:
     with torch.no_grad(), regard.watch(quick) as seen:
         quick(tokens())
     assert len(seen) == 2
-    failing = pytest.raises(RegardError, match=r"FalconForCausalLM \(falcon\), run 1 times")
+    failing = pytest.raises(
+        RegardError,
+        match=r"FalconForCausalLM \(falcon\), run 1 times; attention by hand in transformer\.h\.0"
+        r'[\s\S]*do:       load it with attn_implementation="sdpa"',
+    )
     with failing, torch.no_grad(), regard.watch(slow):
         slow(tokens())
 
@@ -647,7 +757,22 @@ def test_layers_that_go_unseen_are_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(seen) == 1
 
 
-@pytest.mark.parametrize("name", ["cache", "block_indices", "cu_seq_lens_q", "my_own"])
+def test_modules_that_say_so_in_their_name_are_named() -> None:
+    """Linear attention beside attention: nothing of it can be seen."""
+    config = transformers.MiniMaxConfig(
+        **GROUPED, layer_types=["linear_attention", "full_attention"], num_local_experts=2,
+        num_experts_per_tok=1, block_size=4,
+    )  # fmt: skip
+    model = enlivened(transformers.MiniMaxForCausalLM(config))
+    failing = pytest.raises(RegardError, match=r"MiniMaxForCausalLM: model\.layers\.0\.self_attn\n")
+    with failing, torch.no_grad(), regard.watch(model):
+        model(tokens())
+    with torch.no_grad(), regard.watch(model, layers="*.1.*") as seen:
+        model(tokens())
+    assert list(seen) == ["model.layers.1.self_attn"]
+
+
+@pytest.mark.parametrize("name", ["cache", "block_indices", "block_table", "my_own"])
 def test_arguments_that_are_not_known_are_refused(name: str) -> None:
     q = random(1, 2, 5, 8)
     with pytest.raises(RegardError, match=f"got:      {name}="):

@@ -3,6 +3,7 @@ changes."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -294,6 +295,48 @@ def test_some_layers_some_heads_some_runs() -> None:
     torch.testing.assert_close(seen["layers.1"].entropy[0], every["layers.1"].entropy[1])
 
 
+@pytest.mark.parametrize("layers", ["*.1", ["*.1"], ("nothing", "layers.1"), {"*.1"}])
+def test_one_pattern_or_several(layers: Any) -> None:
+    m = model()
+    with torch.no_grad(), regard.watch(m, layers=layers) as seen:
+        m(X)
+    assert list(seen) == ["layers.1"]
+
+
+@pytest.mark.parametrize("heads", [1, [1], range(1, 2), torch.tensor([1]), torch.tensor(1)])
+def test_one_head_or_several(heads: Any) -> None:
+    m = model()
+    with torch.no_grad(), regard.watch(m) as every, regard.watch(m, heads=heads) as seen:
+        m(X)
+    torch.testing.assert_close(seen["layers.1"].entropy, every["layers.1"].entropy[1:])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"layers": [1]}, r"layers= names modules by their paths\n  got:      \[1\]"),
+        ({"layers": 1}, "got:      1"),
+        ({"layers": b"layers"}, "got:      b'layers'"),
+        ({"heads": "01"}, r"heads= are numbers of heads\n  got:      '01'"),
+        ({"heads": [0.5]}, r"got:      \[0\.5\]"),
+        ({"heads": [True]}, r"got:      \[True\]"),
+        ({"heads": 1.0}, r"got:      1\.0"),
+    ],
+)
+def test_what_names_no_layers_or_heads_is_refused(
+    wrong: dict[str, Any], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    with pytest.raises(RegardError, match=what):
+        regard.watch(model(), **wrong)
+
+
+def test_a_head_that_is_not_there() -> None:
+    m = model()
+    with pytest.raises(RegardError, match="heads: index out of range"), regard.watch(m, heads=2):
+        m(X)
+
+
 def test_attach_and_detach() -> None:
     m = model()
     watch = regard.watch(m)
@@ -355,6 +398,48 @@ def test_watching_inside_watching() -> None:
     assert list(inner) == [""]
 
 
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_two_watches_of_one_multihead_attention(need_weights: bool, grad: bool) -> None:
+    m = nn.MultiheadAttention(16, 2, batch_first=True)
+    with torch.set_grad_enabled(grad), regard.watch(m) as outer, regard.watch(m) as inner:
+        m(X, X, X, need_weights=need_weights)
+    assert (outer[""].calls, inner[""].calls) == (1, 1)
+
+
+def test_two_watches_of_a_model_that_learns() -> None:
+    m = model()
+    with regard.watch(m) as outer, regard.watch(m) as inner:
+        m(X)
+    for seen in (outer, inner):
+        assert [layer.calls for layer in seen.values()] == [1, 1]
+
+
+def test_other_threads_are_not_seen() -> None:
+    m, t = model(), x(1, 2, 5, 8)
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own, self.shared = m.layers[0], m.layers[1]
+
+        def forward(self, given: Tensor) -> Tensor:
+            def elsewhere() -> None:
+                regard.attention(t, t, t)
+                self.shared(given)
+
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+            return self.own(given)
+
+    both = Both()
+    with regard.watch(both) as seen:
+        both(X)
+    assert list(seen) == ["own"]
+    assert seen["own"].calls == 1
+
+
 def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     # Wrong types reach regard's own checks even when the shape-checking hook is on.
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
@@ -409,3 +494,24 @@ def test_compiled_models(when: str) -> None:
         torch.testing.assert_close(compiled(X), want)
     assert [layer.calls for layer in seen.values()] == [2, 2]
     assert list(seen) == ["_orig_mod.layers.0", "_orig_mod.layers.1"]
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("when", ["before", "inside"])
+def test_compiled_transformer_layers(when: str, grad: bool, train: bool) -> None:
+    torch.manual_seed(0)
+    m = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True).train(train)
+    compiled = torch.compile(m, backend="aot_eager")
+    with torch.set_grad_enabled(grad):
+        want = m(X)
+        if when == "before":
+            compiled(X)
+        with regard.watch(compiled, keep="traces") as seen:
+            torch.testing.assert_close(compiled(X), want)
+        torch.testing.assert_close(compiled(X), want)
+    assert list(seen) == ["_orig_mod.self_attn"]
+    with torch.no_grad():
+        _, weights = m.self_attn(X, X, X, average_attn_weights=False)
+    torch.testing.assert_close(seen["_orig_mod.self_attn"].trace.weights(), weights)

@@ -13,21 +13,24 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
-from functools import cache
+from functools import cache, partial
 from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel, masking_utils
+from transformers.integrations import flash_attention
 from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from regard import biases, dispatch, masks
 from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.values import Shape
+from regard.watching.choices import matches
 from regard.watching.recovery import EVERYTHING, Places, recovered
 from regard.watching.symbolic import SymbolicMask
 
@@ -37,9 +40,12 @@ transformers."""
 
 # Known to say nothing about who may see whom, or how much.
 _HARMLESS = frozenset({
-    "deterministic", "num_items_in_batch", "output_attentions", "output_hidden_states",
-    "output_router_logits", "position_ids", "return_dict", "use_cache",
+    "cache_position", "deterministic", "ignore_index", "num_items_in_batch", "output_attentions",
+    "output_hidden_states", "output_router_logits", "position_ids", "return_dict", "seq_idx",
+    "shift_labels", "use_cache",
 })  # fmt: skip
+_IGNORING = frozenset({"eager", "sdpa", "flex_attention"})
+"""Implementations of transformers that do not read cu_seq_lens_q and the like."""
 
 
 def attend(
@@ -56,6 +62,10 @@ def attend(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     indices: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    max_length_q: Any = None,
+    max_length_k: Any = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention of a transformers module: the output [B, Q, H, E], and weights if asked for."""
@@ -65,7 +75,7 @@ def attend(
             f"{type(module).__name__} asks its attention for something that is not known here",
             got=", ".join(f"{name}=" for name in unknown),
             accepted="dropout, scaling, is_causal, sliding_window, softcap, s_aux, position_bias, "
-            "indices",
+            "indices, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k",
             do="run the model unwatched, or without these arguments",
         )
     # The watcher has PyTorch ask about each function and each shape; here it need not.
@@ -76,6 +86,11 @@ def attend(
             chosen = indices.new_zeros(len(indices), 1, Q, K, dtype=torch.bool)
             some = masks.keep(chosen.scatter(-1, indices[:, None].long(), True))
             mask = some if mask is None else mask & some
+        packed = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+        # Only those who read all four know of packed sequences.
+        if all(part is not None for part in packed) and _own(module) not in _IGNORING:
+            alone = _packed(module, query, key, cu_seq_lens_q, cu_seq_lens_k)
+            mask = alone if mask is None else mask & alone
         if attention_mask is None and sliding_window is not None and sliding_window < K:
             raise RegardError(
                 f"{type(module).__name__} asks for a window and gives no mask to place it by",
@@ -95,9 +110,19 @@ def attend(
         if _weights_wanted(others):
             trace = dispatch.trace(query, key, value, **how)
             out, weights = trace.out, trace.weights().to(query.dtype)
+            if weights.requires_grad:
+                # Whoever asks for their gradients finds them between the output and the scores.
+                out = _mixed(weights, value, dropout)
         else:
             out = dispatch.attention(query, key, value, **how)
         return out.transpose(1, 2).contiguous(), weights
+
+
+def _mixed(weights: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """Values mixed by the very weights that the model gives away."""
+    group = weights.shape[1] // value.shape[1]
+    dropped = F.dropout(weights, dropout, training=dropout > 0)
+    return dropped @ value.repeat_interleave(group, 1)
 
 
 def _means_something(name: str, given: Any) -> bool:
@@ -135,6 +160,33 @@ def _mask_and_bias(
     else:
         bias = attention_mask if bias is None else bias + attention_mask
     return mask, None if bias is None else biases.dense(bias)
+
+
+def _own(module: nn.Module) -> str | None:
+    """The implementation that a module would call unwatched."""
+    held = _switched.get(id(getattr(module, "config", None)))
+    return None if held is None else held.own
+
+
+def _packed(module: nn.Module, query: Tensor, key: Tensor, ends_q: Any, ends_k: Any) -> Mask:
+    """Sequences that stand one after the other see only themselves. They are counted through all
+    rows of the batch."""
+    B, _, Q, _ = query.shape
+    if key.shape[2] != Q or not torch.equal(ends_q, ends_k) or int(ends_k[-1]) != B * Q:
+        raise RegardError(
+            f"{type(module).__name__} packs queries in other sequences than keys",
+            got=f"cu_seq_lens_q={ends_q}, cu_seq_lens_k={ends_k}, {B} × {Q} queries, "
+            f"{B} × {key.shape[2]} keys",
+            accepted="the same sequences for both, which hold all of them",
+        )
+    places = torch.arange(B * Q, device=query.device)
+    ids = torch.bucketize(places, ends_k.to(query.device, torch.int64), right=True).view(B, Q)
+    if B > 1 and bool((ids[1:, 0] == ids[:-1, -1]).any()):
+        raise RegardError(
+            f"{type(module).__name__} packs sequences that go on in the next row of the batch",
+            got=f"cu_seq_lens_k={ends_k}, rows of {Q}",
+        )
+    return masks.documents(ids)
 
 
 def _weights_wanted(others: dict[str, Any]) -> bool:
@@ -216,6 +268,24 @@ class Switch:
     def __init__(self, model: nn.Module) -> None:
         self.configs = {id(config): config for config in _configs(model)}
 
+    def refuse_others(self, sdpa: str | None) -> None:
+        """Say so if attention is computed by functions of others, which regard's would put aside:
+        they may do more, such as gather a sequence that is split over ranks. `sdpa` is who stands
+        in the place of PyTorch's own function."""
+        for key, config in self.configs.items():
+            held = _switched.get(key)
+            own = config._attn_implementation if held is None else held.own
+            other = sdpa if own == "sdpa" and sdpa is not None else _other(own)
+            if other is not None:
+                raise RegardError(
+                    "this model's attention is computed by somebody else's function, which "
+                    "watching would put aside",
+                    got=f"attn_implementation={own!r}, which is {other}",
+                    accepted="the functions of transformers and PyTorch, and of regard",
+                    do="watch without context or sequence parallelism (context_parallel, Ulysses, "
+                    "ring attention) and without packages that replace attention",
+                )
+
     def on(self) -> None:
         if self.configs:
             AttentionInterface.register(NAME, _attend)
@@ -237,6 +307,25 @@ class Switch:
         if not _switched:
             AttentionInterface._global_mapping.pop(NAME, None)
             AttentionMaskInterface._global_mapping.pop(NAME, None)
+
+
+def _other(implementation: str | None) -> str | None:
+    """Whose function an implementation is, if not of transformers or regard. A kernel from the hub,
+    named by its repository, is one that the model was loaded with."""
+    if implementation is None or "/" in implementation:
+        return None
+    function = ALL_ATTENTION_FUNCTIONS.get(implementation, None)
+    found = [function]
+    if "flash" in implementation:
+        found.append(flash_attention._flash_attention_forward)
+    for given in found:
+        while isinstance(given, partial):
+            given = given.func
+        # A wrapper may bear the names of what it wraps; what it can reach tells where it is from.
+        module = getattr(given, "__globals__", {}).get("__name__", type(given).__module__)
+        if given is not None and module.split(".")[0] not in ("transformers", "regard"):
+            return f"{module}.{getattr(given, '__qualname__', type(given).__qualname__)}"
+    return None
 
 
 def _configs(model: nn.Module) -> Iterator[Any]:
@@ -261,6 +350,46 @@ def _configs(model: nn.Module) -> Iterator[Any]:
             waiting += [sub for sub in below if sub is not None]
 
 
+def attenders_by_name(model: nn.Module) -> list[str]:
+    """Paths of the modules that attend when they run, and of those of transformers that say so in
+    their name."""
+    known = attenders(model)
+    return known + [
+        path
+        for path, module in model.named_modules()
+        if type(module).__module__.startswith("transformers.")
+        and type(module).__name__.endswith("Attention")
+        and path not in known
+    ]
+
+
+def hint(model: nn.Module, path: str) -> str:
+    """What helps to see a module that computes attention by hand, if transformers made it."""
+    for above in _upwards(path):
+        part = model.get_submodule(above)
+        if isinstance(part, PreTrainedModel) and type(part).__module__.startswith("transformers."):
+            held = _switched.get(id(part.config))
+            return _what_helps(part, part.config._attn_implementation if held is None else held.own)
+    return ""
+
+
+def _upwards(path: str) -> Iterator[str]:
+    """A path, and those of the modules around it."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""
+
+
+def _what_helps(model: PreTrainedModel, own: str | None) -> str:
+    if model._supports_sdpa and own != "sdpa":
+        return 'load it with attn_implementation="sdpa"'
+    return (
+        "run it unwatched with output_attentions=True, which gives n×n weights if this family "
+        "has them"
+    )
+
+
 def attenders(model: nn.Module) -> list[str]:
     """Paths of the modules that attend when they run: by transformers' interface, or by hand."""
     by_hand = {path for part in _by_hand(model) for path in part.attention}
@@ -281,15 +410,16 @@ def never_attends(module: nn.Module) -> bool:
 def refuse_by_hand(model: nn.Module, layers: Sequence[str] | None) -> None:
     """Say so if a model computes attention by hand, where nothing can be seen."""
     for part in _by_hand(model):
-        wanted = [path for path in part.attention if layers is None or _matches(path, layers)]
+        wanted = [path for path in part.attention if matches(path, layers)]
         if wanted and not any(_can_be_seen(module) for module in part.model.modules()):
             raise RegardError(
                 f"{family(part.model)} models compute attention by hand, where nothing can be seen",
                 got=f"{type(part.model).__name__}, for example {wanted[0]!r}",
                 accepted="families that use transformers' AttentionInterface, and models that call "
                 "F.scaled_dot_product_attention, nn.MultiheadAttention or regard",
-                do="write its attention with regard.attention; or, if other parts of the model can "
-                "be watched, name them in layers=",
+                do=f"{_what_helps(part.model, part.model.config._attn_implementation)}; write its "
+                "attention with regard.attention; or, if other parts of the model can be watched, "
+                "name them in layers=",
             )
 
 
@@ -319,10 +449,6 @@ def _can_be_seen(module: nn.Module) -> bool:
     return isinstance(module, nn.MultiheadAttention) or any(
         _mentions(module, name) for name in known
     )
-
-
-def _matches(path: str, layers: Sequence[str]) -> bool:
-    return any(fnmatch(path, name) for name in layers)
 
 
 def _mentions(module: nn.Module, name: str) -> bool:

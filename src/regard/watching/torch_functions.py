@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
 from regard import biases, dispatch, masks
+from regard.masks.algebra import Mask
 from regard.traces import Trace
+from regard.watching.by_hand import STEPS, HandWritten
+from regard.watching.compiling import uncompiled
 from regard.watching.flex_functions import FlexCalls
+from regard.watching.nested import Padded
+from regard.watching.ranks import split_along_the_sequence
 
 
 class AttentionMode(TorchFunctionMode):
@@ -22,11 +28,20 @@ class AttentionMode(TorchFunctionMode):
     Where nothing is differentiated the trace's output is used, so the work is done once. Where
     gradients are wanted, or dropout draws random numbers, PyTorch's own call gives the output and
     the trace is made beside it: gradients, checkpointing and random numbers stay as they were.
+
+    `leave` is told why a call cannot be traced: PyTorch then answers as if nobody watched.
     """
 
-    def __init__(self, where: Callable[[], str], wanted: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        where: Callable[[], str],
+        wanted: Callable[[str], bool],
+        by_hand: HandWritten,
+        leave: Callable[[str], None],
+    ) -> None:
         super().__init__()
         self._flex = FlexCalls(where, wanted)
+        self._by_hand, self._leave = by_hand, leave
         self.spared: Callable[[], AbstractContextManager[None]] = nullcontext
         """What looking is done in: an observer keeps its errors from the model there."""
 
@@ -46,13 +61,22 @@ class AttentionMode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
+        if func is _pytorch:
             return self.attend(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
+        if func is _multi_head_forward:
             return self._multi_head(*args, **kwargs)
+        if func in STEPS:
+            return self._step(func, args, kwargs)
         return func(*args, **kwargs)
 
-    def attend(
+    # Disabled, like the others below: the compiler would put PyTorch's functions into its graph as
+    # they are, and what is done here with them.
+    @uncompiled
+    def attend(self, *args: Any, **kwargs: Any) -> Tensor:
+        """What F.scaled_dot_product_attention gives, and its trace."""
+        return _pytorch(*args, **kwargs) if _looking.get() else self._look(*args, **kwargs)
+
+    def _look(
         self,
         query: Tensor,
         key: Tensor,
@@ -63,40 +87,116 @@ class AttentionMode(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        """What F.scaled_dot_product_attention gives, and its trace."""
-        how: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-        if not dispatch.WATCHERS:
-            return _pytorch(query, key, value, attn_mask, dropout_p, is_causal, **how)
-        if dropout_p or (torch.is_grad_enabled() and _learns(query, key, value, attn_mask)):
-            out = _pytorch(query, key, value, attn_mask, dropout_p, is_causal, **how)
-            with torch.no_grad(), self.spared():
-                _traced(query, key, value, attn_mask, is_causal, scale)
-            return out
-        with self.spared():
-            out = _traced(query, key, value, attn_mask, is_causal, scale).rows.out
-            return out.reshape(*query.shape[:-1], out.shape[-1])
-        return _pytorch(query, key, value, attn_mask, dropout_p, is_causal, **how)
+        def answered() -> Tensor:
+            return _pytorch(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
+                enable_gqa=enable_gqa,
+            )  # fmt: skip
 
+        if not dispatch.WATCHERS:
+            return answered()
+        with _alone():
+            if any(t.is_nested for t in (query, key, value)):
+                out = answered()
+                with self.spared():
+                    self._nested(query, key, value, attn_mask, is_causal, scale)
+                return out
+            split = split_along_the_sequence(query, key, value)
+            if split is not None:
+                self._leave(split)
+                return answered()
+            if dropout_p or (torch.is_grad_enabled() and _learns(query, key, value, attn_mask)):
+                out = answered()
+                with torch.no_grad(), self.spared():
+                    _traced(query, key, value, attn_mask, is_causal, scale)
+                return out
+            with self.spared():
+                out = _traced(query, key, value, attn_mask, is_causal, scale).rows.out
+                return out.reshape(*query.shape[:-1], out.shape[-1])
+            return answered()
+
+    def _nested(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        scale: float | None,
+    ) -> None:
+        """Trace sequences of several lengths, padded to the longest."""
+        padded = Padded.of(query, key, value)
+        if padded is None or attn_mask is not None or (is_causal and not padded.square):
+            self._leave("nested tensors of other lengths for queries than for keys, or with a mask")
+            return
+        padded.trace(is_causal=is_causal, scale=scale)
+
+    @uncompiled
+    def nested_multi_head(self, module: nn.MultiheadAttention, query: Tensor) -> None:
+        """Trace self-attention of nested tensors, which nn.MultiheadAttention gives to one kernel
+        together with its projections."""
+        with _alone(), torch.no_grad(), self.spared():
+            weight, bias = module.in_proj_weight, module.in_proj_bias
+            sizes = (3, module.num_heads, module.head_dim)
+            projected = (F.linear(x, weight, bias) for x in query.detach().unbind())
+            parts = [t.unflatten(-1, sizes).permute(1, 2, 0, 3).unbind() for t in projected]
+            q, k, v = zip(*parts, strict=True)
+            Padded.of_lists(q, k, v).trace()
+
+    @uncompiled
     def _multi_head(self, *args: Any, **kwargs: Any) -> Any:
         """nn.MultiheadAttention looks its function up where it is defined: it finds this one."""
-        with self._found_by_name():
-            named = dict(zip(_MULTI_HEAD, args, strict=False)) | kwargs
-            if not named.get("need_weights", True):
-                return _multi_head_forward(**named)
-            # With weights asked for it builds n×n and calls nothing that could be seen: it is
-            # asked once more without.
-            with torch.no_grad(), self.spared():
-                _multi_head_forward(**named | {"need_weights": False, "dropout_p": 0.0})
-        return _multi_head_forward(**named)
+        if _looking.get():
+            return _multi_head_forward(*args, **kwargs)
+        named = dict(zip(_MULTI_HEAD, args, strict=False)) | kwargs
+        with _alone():
+            with self._found_by_name():
+                if not named.get("need_weights", True):
+                    return _multi_head_forward(**named)
+                # With weights asked for it builds n×n and calls nothing that could be seen: it is
+                # asked once more without.
+                with torch.no_grad(), self.spared():
+                    _multi_head_forward(**named | {"need_weights": False, "dropout_p": 0.0})
+            return _multi_head_forward(**named)
+
+    @uncompiled
+    def _step(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = func(*args, **kwargs)
+        if not _looking.get():
+            with self.spared():
+                self._by_hand.step(func, args, kwargs, out)
+        return out
 
     @contextmanager
     def _found_by_name(self) -> Iterator[None]:
         own = F.scaled_dot_product_attention
-        F.scaled_dot_product_attention = self.attend
+        F.scaled_dot_product_attention = self._look
         try:
             yield
         finally:
             F.scaled_dot_product_attention = own
+
+
+_looking: ContextVar[bool] = ContextVar("looking", default=False)
+"""Whether a call is being looked at: one watch shows it to all, and what it does for it is not the
+model's."""
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    token = _looking.set(True)
+    try:
+        yield
+    finally:
+        _looking.reset(token)
+
+
+def replaced() -> str | None:
+    """Who put another function in the place of F.scaled_dot_product_attention, if anybody did."""
+    found: Any = F.scaled_dot_product_attention
+    if found is _pytorch or isinstance(getattr(found, "__self__", None), AttentionMode):
+        return None
+    return f"{getattr(found, '__module__', '?')}.{getattr(found, '__qualname__', found)}"
 
 
 _pytorch = F.scaled_dot_product_attention
@@ -124,7 +224,7 @@ def _traced(
 ) -> Trace:
     """The trace of a call, in PyTorch's conventions: True may be seen, causal from the start."""
     q, k, v = (_four_axes(t) for t in (query, key, value))
-    mask = masks.causal(offset=0) if is_causal else None
+    mask: Mask | None = masks.causal(offset=0) if is_causal else None
     bias = None
     if attn_mask is not None:
         shown = _four_axes(attn_mask) if attn_mask.ndim != 2 else attn_mask[None, None]

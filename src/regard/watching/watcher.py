@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Sequence
-from fnmatch import fnmatch
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard import dispatch
 from regard.errors import RegardError, RegardWarning
 from regard.traces import Trace
+from regard.watching.choices import Heads, Layers, matches, numbers, patterns
 from regard.watching.compiling import uncompiled
+from regard.watching.gaps import Gaps
 from regard.watching.memory import Weight
 from regard.watching.reading import Reading, reads_two_texts
 from regard.watching.seen import Seen
 from regard.watching.spilling import Spill, Spilled
 from regard.watching.statistics import Waiting
-from regard.watching.torch_functions import AttentionMode
+from regard.watching.torch_functions import AttentionMode, replaced
 
 Keep = Literal["statistics", "traces"]
 
@@ -33,14 +35,14 @@ class Watch:
     def __init__(
         self,
         model: nn.Module,
-        layers: Sequence[str] | None,
-        heads: Sequence[int] | None,
+        layers: Layers,
+        heads: Heads,
         keep: Keep,
         every: int,
         spill: str | os.PathLike[str] | None = None,
         tokenizer: Any = None,
     ) -> None:
-        self.model, self.layers, self.heads = model, layers, heads
+        self.model, self.layers, self.heads = model, patterns(layers), numbers(heads)
         self.keep, self.every = keep, every
         self.seen = Seen(type(model).__name__)
         self._reading = Reading(tokenizer)
@@ -51,8 +53,10 @@ class Watch:
         self._running: list[str] = []
         self._runs = 0
         self._looking = False
-        self._ran: set[str] = set()
-        self._attended: set[str] = set()
+        self._gaps = Gaps(model, self.layers, lambda: self._running[-1])
+        self._ran = self._gaps.ran
+        self._thread = 0
+        self._aside: _Aside | None = None
         self._switch: Any = None
         self._active: AttentionMode | None = None
         self._hooks: list[Any] = []
@@ -62,16 +66,18 @@ class Watch:
         """Start watching. What is seen grows in the returned value."""
         if self._hooks:
             raise RegardError("this watch is attached already", do="detach() it first")
-        self._ran.clear()
-        self._attended.clear()
+        self._gaps.clear()
         huggingface = _huggingface()
+        switch = None
         if huggingface is not None:
             huggingface.refuse_by_hand(self.model, self.layers)
+            switch = huggingface.Switch(self.model)
+            switch.refuse_others(replaced())
         if self._spill is not None:
             self._spill.start()
-        if huggingface is not None:
-            self._switch = huggingface.Switch(self.model)
-            self._switch.on()
+        if switch is not None:
+            self._switch = switch
+            switch.on()
         self._unlisten = self._reading.listen(self.model)
         for path, module in self.model.named_modules():
             theirs = huggingface is not None and huggingface.never_attends(module)
@@ -122,48 +128,18 @@ class Watch:
 
     def _refuse_gaps(self) -> None:
         """Nothing that ran and attended may be missing from what was seen."""
-        huggingface = _huggingface()
-        name = type(self.model).__name__
-        others = sorted(path for path in self._attended if not self._wanted(path))
-        if not self.seen and others:
-            raise RegardError(
-                "no layer that attended has such a path",
-                got=f"layers={list(self.layers or [])}",
-                accepted=", ".join(map(repr, others[:6])) + (", …" if len(others) > 6 else ""),
-                do="name paths as they are, or with * for any part: '*.0.*'",
-            )
-        if not self.seen:
-            known = "" if huggingface is None else f" ({huggingface.family(self.model)})"
-            raise RegardError(
-                "the model ran, but no attention was seen",
-                got=f"{name}{known}, run {self._runs} times",
-                accepted="models that call F.scaled_dot_product_attention, flex_attention, "
-                "nn.MultiheadAttention, regard or Hugging Face's attention interface",
-                do="see whether the model computes attention by hand, or outside its forward",
-            )
-        attenders = [] if huggingface is None else huggingface.attenders(self.model)
-        missed = [
-            path
-            for path in attenders
-            if path in self._ran and self._wanted(path) and not self._attended_in(path)
-        ]
-        if missed:
-            raise RegardError(
-                "attention layers ran, but their attention was not seen",
-                got=f"{name}: {', '.join(missed)}",
-                do="see whether they compute it by hand; name the other layers in layers=",
-            )
+        self._gaps.refuse(self.seen, self._runs, _huggingface())
 
     def _wanted(self, path: str) -> bool:
-        return self.layers is None or any(fnmatch(path, name) for name in self.layers)
+        return matches(path, self.layers)
 
-    def _attended_in(self, path: str) -> bool:
-        return any(seen == path or seen.startswith(f"{path}.") for seen in self._attended)
-
-    def enter(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(
+        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """A module begins to run."""
         again = _runs_again()
         if not self._running:
+            self._thread = threading.get_ident()
             if not again:
                 if not self.seen:
                     self._reading.forget()
@@ -171,13 +147,27 @@ class Watch:
                 self._looking = self._due()
                 self._runs += 1
             if self._looking:
+                self._refuse_others()
                 self._start()
+        elif self._elsewhere():
+            return
         self._running.append(path)
         if self._looking and not again:
             self._ran.add(path)
+        if self._active is not None and isinstance(module, nn.MultiheadAttention):
+            query = kwargs.get("query", args[0] if args else None)
+            if isinstance(query, Tensor) and query.is_nested and _Aside.needed(query):
+                self._aside = _Aside(module, query)
 
-    def leave(self, path: str) -> None:
+    def leave(self, path: str, output: Any) -> None:
         """A module has run, or failed: perhaps in another's hook, before it began."""
+        if self._elsewhere():
+            return
+        aside, self._aside = self._aside, None
+        if aside is not None:
+            aside.end()
+            if self._active is not None and output is not None:
+                self._active.nested_multi_head(aside.module, aside.query)
         if self._running and self._running[-1] == path:
             self._running.pop()
         if not self._running:
@@ -185,16 +175,25 @@ class Watch:
 
     def see(self, trace: Trace) -> None:
         """Note a call of the module that is running."""
-        if _runs_again():
+        if _runs_again() or self._elsewhere():
             return
         path = self._running[-1]
-        self._attended.add(path)
+        self._gaps.attended.add(path)
         if not self._wanted(path):
             return
         trace = trace.detach()
         if self.heads is not None:
             trace = trace[:, list(self.heads)]
         self._take(path, trace)
+
+    def _elsewhere(self) -> bool:
+        """Whether this thread is another than the one that the model runs in."""
+        return bool(self._running) and threading.get_ident() != self._thread
+
+    def _refuse_others(self) -> None:
+        """Whose attention is not PyTorch's or transformers' own would be put aside by ours."""
+        if self._switch is not None:
+            self._switch.refuse_others(replaced())
 
     def _due(self) -> bool:
         """Whether the run of the model that begins is looked at."""
@@ -226,11 +225,21 @@ class Watch:
             )
 
     def _start(self) -> None:
-        self._active = AttentionMode(lambda: self._running[-1], self._wanted)
+        by_hand = self._gaps.by_hand
+        by_hand.begin()
+        self._active = AttentionMode(
+            lambda: self._running[-1], self._wanted, by_hand, self._leave_call
+        )
         self._active.__enter__()
         dispatch.WATCHERS.append(self.see)
 
+    def _leave_call(self, why: str) -> None:
+        self._gaps.left_alone.setdefault(self._running[-1], why)
+
     def _stop(self) -> None:
+        if self._aside is not None:
+            self._aside.end()
+            self._aside = None
         if self._active is not None:
             dispatch.WATCHERS.remove(self.see)
             self._active.__exit__(None, None, None)
@@ -239,6 +248,25 @@ class Watch:
             if self._spill is not None:
                 self._spill.forget_shared()
         self._running.clear()
+
+
+class _Aside:
+    """nn.MultiheadAttention takes nested tensors only where no function mode is on: for one call of
+    it, none is."""
+
+    def __init__(self, module: nn.MultiheadAttention, query: Tensor) -> None:
+        self.module, self.query = module, query
+        self._guard = torch._C.DisableTorchFunction()
+        self._guard.__enter__()
+
+    @staticmethod
+    def needed(query: Tensor) -> bool:
+        """Jagged ones are refused in any case; for another watch of this module none is on
+        already."""
+        return query.layout == torch.strided and torch._C._is_torch_function_enabled()
+
+    def end(self) -> None:
+        self._guard.__exit__(None, None, None)
 
 
 def _nothing() -> None:
@@ -273,7 +301,7 @@ class _Enter:
 
     @uncompiled
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.watch.enter(self.path, args, kwargs)
+        self.watch.enter(self.path, module, args, kwargs)
 
 
 class _Leave:
@@ -282,14 +310,14 @@ class _Leave:
 
     @uncompiled
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.watch.leave(self.path)
+        self.watch.leave(self.path, output)
 
 
 def watch(
     model: nn.Module,
     *,
-    layers: Sequence[str] | None = None,
-    heads: Sequence[int] | None = None,
+    layers: Layers = None,
+    heads: Heads = None,
     keep: Keep = "statistics",
     every: int = 1,
     spill: str | os.PathLike[str] | None = None,
@@ -297,7 +325,8 @@ def watch(
 ) -> Watch:
     """Look into every attention layer of a model while it runs.
 
-    `layers` are paths of modules (`*` matches anything), `heads` indices; all by default.
+    `layers` are paths of modules (`*` matches anything), `heads` their numbers; one or several, all
+    by default.
     `keep="statistics"` adds up a few numbers per head; `keep="traces"` keeps each call's queries,
     keys and values as well, so that any weight can be asked for. `every=10` looks at every tenth
     run of the model. `spill` is the path of a trace file: traces are written there as they come

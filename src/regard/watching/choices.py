@@ -1,0 +1,64 @@
+"""What a caller chose to look at: layers by patterns of their paths, heads by their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from typing import Any
+
+from regard.errors import RegardError
+
+Layers = str | Sequence[str] | None
+Heads = int | Sequence[int] | None
+
+
+def patterns(layers: Any) -> tuple[str, ...] | None:
+    """Patterns of paths, one or several; None for every layer.
+
+    >>> patterns("layers.1.*")
+    ('layers.1.*',)
+    """
+    if layers is None:
+        return None
+    named = (layers,) if isinstance(layers, str) else _items(layers)
+    if named is None or not all(isinstance(name, str) for name in named):
+        raise RegardError(
+            "layers= names modules by their paths",
+            got=repr(layers),
+            accepted="a path or a list of them, with * for any part: 'layers.1.*'",
+        )
+    return named
+
+
+def numbers(heads: Any) -> tuple[int, ...] | None:
+    """Numbers of heads, one or several; None for every head.
+
+    >>> numbers(3)
+    (3,)
+    """
+    if heads is None:
+        return None
+    given = (heads,) if _number(heads) is not None else _items(heads)
+    chosen = None if given is None else [_number(head) for head in given]
+    if chosen is None or None in chosen:
+        raise RegardError(
+            "heads= are numbers of heads",
+            got=repr(heads),
+            accepted="a whole number or a list of them, from 0",
+        )
+    return tuple(head for head in chosen if head is not None)
+
+
+def matches(path: str, layers: Sequence[str] | None) -> bool:
+    return layers is None or any(fnmatch(path, name) for name in layers)
+
+
+def _items(given: Any) -> tuple[Any, ...] | None:
+    """What a list, or anything like it, holds; a tensor may be no list."""
+    listed = hasattr(given, "__iter__") and getattr(given, "ndim", 1) > 0
+    return tuple(given) if listed and not isinstance(given, bytes) else None
+
+
+def _number(head: Any) -> int | None:
+    whole = hasattr(head, "__index__") and not isinstance(head, bool)
+    return head.__index__() if whole and getattr(head, "ndim", 0) == 0 else None

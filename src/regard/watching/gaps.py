@@ -1,0 +1,110 @@
+"""What ran and attended, but was not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from regard.errors import RegardError
+from regard.nn import LinearAttention
+from regard.watching.by_hand import HandWritten, constants
+from regard.watching.choices import matches
+
+SEEN = (
+    "F.scaled_dot_product_attention, flex_attention, nn.MultiheadAttention, regard's attention and "
+    "Hugging Face's attention interface"
+)
+
+
+class Gaps:
+    """Which modules of a model ran while it was looked at, and which were seen to attend."""
+
+    def __init__(
+        self, model: nn.Module, layers: tuple[str, ...] | None, where: Callable[[], str]
+    ) -> None:
+        self.model, self.layers = model, layers
+        self.ran: set[str] = set()
+        self.attended: set[str] = set()
+        self.by_hand = HandWritten(where, lambda: constants(model))
+        self.left_alone: dict[str, str] = {}
+        """Why a call was not traced, by the path of the module that made it."""
+
+    def clear(self) -> None:
+        self.ran.clear()
+        self.attended.clear()
+        self.by_hand.found.clear()
+        self.left_alone.clear()
+
+    def refuse(self, seen: Collection[str], runs: int, huggingface: Any) -> None:
+        """Nothing that ran, attended and is wanted may be missing from what was seen."""
+        name = type(self.model).__name__
+        left = {path: why for path, why in self.left_alone.items() if self._wanted(path)}
+        if left:
+            raise RegardError(
+                "attention ran that cannot be looked into; it was computed as without a watch",
+                got="; ".join(f"{path or '(model)'}: {why}" for path, why in left.items()),
+                do="name the other layers in layers=, or run the model unwatched",
+            )
+        others = sorted(path for path in self.attended if not self._wanted(path))
+        if not seen and others:
+            raise RegardError(
+                "no layer that attended has such a path",
+                got=f"layers={list(self.layers or [])}",
+                accepted=_some(map(repr, others)),
+                do="name paths as they are, or with * for any part: '*.0.*'",
+            )
+        missed = self._missed(huggingface)
+        helps = [huggingface.hint(self.model, path) for path in missed] if huggingface else []
+        mend = next(filter(None, helps), f"write attention with one of these: {SEEN}")
+        if not seen:
+            family = "" if huggingface is None else f" ({huggingface.family(self.model)})"
+            by_hand = f"; attention by hand in {_some(missed.values())}" if missed else ""
+            raise RegardError(
+                "the model ran, but no attention was seen",
+                got=f"{name}{family}, run {runs} times{by_hand}",
+                accepted=f"models that call {SEEN}",
+                do=mend
+                if missed
+                else "see whether the model computes attention by hand, or outside its forward",
+            )
+        if missed:
+            raise RegardError(
+                "attention layers ran, but their attention was not seen",
+                got=f"{name}: {', '.join(missed.values())}",
+                do=f"{mend}; or leave them out on purpose: name the other layers in layers=",
+            )
+
+    def _missed(self, huggingface: Any) -> dict[str, str]:
+        """What attended without being seen: the innermost of such modules by their paths, and what
+        is said of each."""
+        linear = {p for p, m in self.model.named_modules() if isinstance(m, LinearAttention)}
+        named = [] if huggingface is None else huggingface.attenders_by_name(self.model)
+        silent = {
+            path
+            for path in (*linear, *named)
+            if path in self.ran and not any(_inside(self.attended, path))
+        }
+        missed = {path for path in silent | self.by_hand.found if self._wanted(path)}
+        found = {}
+        for path in sorted(missed):
+            if any(_inside(missed - {path}, path)):
+                continue
+            by_hand = any(_inside(self.by_hand.found, path))
+            why = " (linear attention)" if path in linear else " (by hand)" if by_hand else ""
+            found[path] = f"{path or '(model)'}{why}"
+        return found
+
+    def _wanted(self, path: str) -> bool:
+        return matches(path, self.layers)
+
+
+def _inside(paths: Iterable[str], path: str) -> Iterator[bool]:
+    """Whether each of the paths is this one, or of a module in it."""
+    return (not path or at == path or at.startswith(f"{path}.") for at in paths)
+
+
+def _some(names: Iterable[str]) -> str:
+    every = list(names)
+    return ", ".join(every[:6]) + (", …" if len(every) > 6 else "")

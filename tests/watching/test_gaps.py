@@ -1,0 +1,229 @@
+"""Attention that cannot be seen is named at the end, also where other layers were seen; what only
+looks like attention is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+import regard
+from regard import RegardError, masks
+
+Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1]), dim=-1) @ v
+
+
+def batched(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As older models write it: heads in the batch, a bias added in the product, reshaped."""
+    B, H, Q, _ = q.shape
+    q, k, v = (t.flatten(0, 1) for t in (q, k, v))
+    scores = torch.baddbmm(q.new_zeros(B * H, 1, 1), q, k.mT, beta=1.0, alpha=0.25)
+    weights = F.softmax(scores.view(B, H, Q, -1).masked_fill(scores.new_tensor(False) > 0, 0), -1)
+    return torch.bmm(weights.view(B * H, Q, -1), v).view(B, H, Q, -1)
+
+
+def einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = torch.einsum("b h i d, b h j d -> b h i j", q, k)
+    return torch.einsum("...ij,...jd->...id", s.softmax(dim=-1, dtype=torch.float32), v)
+
+
+def module(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = F.dropout(nn.Softmax(-1)(torch.matmul(q, k.mT)), 0.1)
+    return weights.matmul(v)
+
+
+def sink(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = q @ k.mT
+    s = torch.cat([s, s.new_zeros(*s.shape[:-1], 1)], -1)
+    return s.softmax(-1)[..., :-1] @ v
+
+
+def transposed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Keys in rows, queries in columns."""
+    return (v.mT @ (k @ q.mT).softmax(-2)).mT
+
+
+BY_HAND = {f.__name__: f for f in (plain, batched, einsum, module, sink, transposed)}
+
+
+class ByHand(nn.Module):
+    def __init__(self, weigh: Weigh) -> None:
+        super().__init__()
+        self.qkv, self.weigh = nn.Linear(16, 48), weigh
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        return self.weigh(q, k, v).transpose(1, 2).flatten(2)
+
+
+class Pair(nn.Module):
+    """A layer that can be seen, and another."""
+
+    def __init__(self, other: nn.Module) -> None:
+        super().__init__()
+        self.seen, self.other = nn.MultiheadAttention(16, 2, batch_first=True), other
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.seen(x, x, x, need_weights=False)[0])
+
+
+X = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("how", BY_HAND)
+def test_attention_by_hand_beside_what_is_seen_is_named(how: str, grad: bool) -> None:
+    m = Pair(ByHand(BY_HAND[how]))
+    failing = pytest.raises(RegardError, match=r"got:      Pair: other \(by hand\)\n[\s\S]*layers=")
+    with failing, torch.set_grad_enabled(grad), regard.watch(m) as seen:
+        m(X)
+    assert list(seen) == ["seen"]
+    with torch.set_grad_enabled(grad), regard.watch(m, layers="seen") as seen:
+        m(X)
+    assert list(seen) == ["seen"]
+
+
+def test_two_watches_both_name_it() -> None:
+    m = Pair(ByHand(plain))
+    outer = pytest.raises(RegardError, match=r"other \(by hand\)")
+    inner = pytest.raises(RegardError, match=r"other \(by hand\)")
+    with outer, regard.watch(m), inner, regard.watch(m):
+        m(X)
+
+
+def test_attention_by_hand_across_modules() -> None:
+    class Mix(nn.Module):
+        def forward(self, weights: Tensor, v: Tensor) -> Tensor:
+            return weights @ v
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = Mix()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.mix((x @ x.mT).softmax(-1), x)
+
+    m = Pair(Outer())
+    with pytest.raises(RegardError, match=r"Pair: other \(by hand\)\n"), regard.watch(m):
+        m(X)
+
+
+def test_linear_attention_beside_what_is_seen_is_named() -> None:
+    m = Pair(regard.nn.LinearAttention(16, 2))
+    with pytest.raises(RegardError, match=r"Pair: other \(linear attention\)\n"), regard.watch(m):
+        m(X)
+    with regard.watch(m, layers=["seen"]) as seen:
+        m(X)
+    assert list(seen) == ["seen"]
+
+
+def test_all_by_hand_says_where() -> None:
+    m = nn.Sequential(ByHand(plain), nn.Linear(16, 16))
+    failing = pytest.raises(
+        RegardError, match=r"no attention was seen\n.*run 1 times; attention by hand in 0 \(by hand"
+    )
+    with failing, regard.watch(m):
+        m(X)
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(5, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Probabilities of words, and the mean of their embeddings."""
+        return (x @ self.table.T).softmax(-1) @ self.table
+
+
+class Flattened(Classifier):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(0, 1)).view_as(x)
+
+
+class Router(nn.Module):
+    """Each token's experts, mixed by weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Parameter(torch.randn(16, 3)), nn.Linear(16, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        answers = self.experts(tokens).unflatten(-1, (3, 16))
+        shares = (tokens @ F.normalize(self.router, dim=0)).softmax(-1)
+        mixed = torch.einsum("te,ted->td", shares, answers)
+        also = torch.bmm(shares[:, None], answers)[:, 0]
+        return (mixed + also).view_as(x)
+
+
+class Gate(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(16, 3), nn.Linear(16, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answers = self.experts(x).unflatten(-1, (3, 16))
+        return (self.gate(x).softmax(-1)[..., None, :] @ answers)[..., 0, :]
+
+
+class Contrast(nn.Module):
+    """Texts compared with images: nothing is mixed by it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        likeness = (x @ x.mT).softmax(-1)
+        return x * likeness.diagonal(dim1=-2, dim2=-1)[..., None]
+
+
+class Products(nn.Module):
+    """Products without a softmax, and a softmax of something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x @ x.mT) @ x) * x.softmax(-1)
+
+
+@pytest.mark.parametrize("kind", [Classifier, Flattened, Router, Gate, Contrast, Products])
+@pytest.mark.parametrize("inference", [False, True])
+def test_what_is_no_attention_raises_nothing(kind: type[nn.Module], inference: bool) -> None:
+    m = Pair(kind())
+    want = m(X)
+    with torch.inference_mode(inference), regard.watch(m) as seen:
+        torch.testing.assert_close(m(X), want)
+    assert list(seen) == ["seen"]
+
+
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+def test_what_regard_computes_is_not_by_hand(backend: str) -> None:
+    class Traced(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            t = x[:, None]
+            return regard.trace(t, t, t, mask=masks.causal(), backend=backend).out[:, 0]
+
+    m = Pair(Traced())
+    with regard.watch(m) as seen:
+        m(X)
+    assert list(seen) == ["seen", "other"]
+
+
+@pytest.mark.compiled
+def test_attention_by_hand_in_a_compiled_model_is_named() -> None:
+    m = Pair(ByHand(plain)).eval()
+    compiled = torch.compile(m, backend="aot_eager")
+    with torch.no_grad():
+        want = compiled(X)
+        failing = pytest.raises(RegardError, match=r"_orig_mod\.other \(by hand\)")
+        with failing, regard.watch(compiled):
+            torch.testing.assert_close(compiled(X), want)
+        with regard.watch(compiled, layers="*seen") as seen:
+            torch.testing.assert_close(compiled(X), want)
+        torch.testing.assert_close(compiled(X), want)
+    assert list(seen) == ["_orig_mod.seen"]

@@ -1,0 +1,145 @@
+"""Nested tensors: a watched model computes what it computes unwatched, and its traces hold each
+sequence as if it were alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+import regard
+from regard import dispatch
+from regard.watching import torch_functions
+from regard.watching.by_hand import HandWritten
+
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+
+LENGTHS = (3, 5, 1)
+LAYOUTS = {"jagged": torch.jagged, "strided": torch.strided}
+
+
+def sequences() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(n, 16, generator=generator) for n in LENGTHS]
+
+
+X = torch.stack([torch.ones(4, 16), torch.zeros(4, 16)])
+
+
+def nested(layout: str) -> Tensor:
+    return torch.nested.nested_tensor(sequences(), layout=LAYOUTS[layout])
+
+
+class Attention(nn.Module):
+    def __init__(self, layout: str) -> None:
+        super().__init__()
+        self.qkv, self.layout = nn.ModuleList(nn.Linear(16, 16) for _ in range(3)), layout
+
+    def heads(self, t: Tensor) -> Tensor:
+        if self.layout == "jagged":
+            return t.unflatten(-1, (2, 8)).transpose(1, 2)
+        return t.reshape(len(LENGTHS), -1, 2, 8).transpose(1, 2).contiguous()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self.heads(project(x)) for project in self.qkv)
+        return F.scaled_dot_product_attention(q, k, v)
+
+    def weights(self, x: Tensor) -> Tensor:
+        q, k = (self.qkv[i](x).unflatten(-1, (2, 8)).transpose(0, 1) for i in (0, 1))
+        return (q @ k.mT / 8**0.5).softmax(-1)
+
+
+def each_alone(weights: Tensor, want: list[Tensor]) -> None:
+    assert weights.shape == (len(LENGTHS), 2, max(LENGTHS), max(LENGTHS))
+    for here, alone, n in zip(weights, want, LENGTHS, strict=True):
+        torch.testing.assert_close(here[:, :n, :n], alone)
+        assert here[:, n:].eq(0).all()
+        assert here[:, :, n:].eq(0).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+def test_sequences_of_several_lengths(layout: str, grad: bool) -> None:
+    torch.manual_seed(0)
+    m = Attention(layout)
+    with torch.set_grad_enabled(grad):
+        want = m(nested(layout))
+        with regard.watch(m, keep="traces") as seen:
+            got = m(nested(layout))
+    assert got.layout == want.layout
+    for a, b in zip(got.unbind(), want.unbind(), strict=True):
+        assert torch.equal(a, b)
+    layer = seen[""]
+    with torch.no_grad():
+        each_alone(layer.trace.weights(), [m.weights(x) for x in sequences()])
+    assert layer.statistics is not None
+    rows, real = len(LENGTHS) * max(LENGTHS), sum(LENGTHS)
+    assert layer.statistics.rows.tolist() == [rows, rows]
+    assert layer.statistics.empty.tolist() == [rows - real] * 2
+    if grad:
+        got.unbind()[0].sum().backward()
+        assert all(p.grad is not None for p in m.parameters())
+
+
+def test_multihead_attention_of_nested_tensors() -> None:
+    torch.manual_seed(0)
+    m = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    x = nested("strided")
+    with torch.no_grad():
+        want, _ = m(x, x, x, need_weights=False)
+        with regard.watch(m, keep="traces") as seen:
+            got, _ = m(x, x, x, need_weights=False)
+            m(x, x, x, need_weights=False)
+        for a, b in zip(got.unbind(), want.unbind(), strict=True):
+            assert torch.equal(a, b)
+        alone = [m(t, t, t, average_attn_weights=False)[1] for t in sequences()]
+        each_alone(seen[""].traces[1].weights(), alone)
+        assert seen[""].calls == 2
+        with regard.watch(m) as outer, regard.watch(m) as inner:
+            m(x, x, x, need_weights=False)
+            m(X, X, X)
+    assert (outer[""].calls, inner[""].calls) == (2, 2)
+    assert torch.overrides._is_torch_function_mode_enabled() is False
+
+
+def test_an_encoder_of_nested_tensors() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    m = nn.TransformerEncoder(layer, 2).eval()
+    x = nested("strided")
+    with torch.no_grad():
+        want = m(x)
+        with regard.watch(m, keep="traces") as seen:
+            got = m(x)
+        for a, b in zip(got.unbind(), want.unbind(), strict=True):
+            torch.testing.assert_close(a, b)
+    assert [layer.calls for layer in seen.values()] == [1, 1]
+
+
+def test_what_pytorch_refuses_is_refused_as_before() -> None:
+    m = nn.MultiheadAttention(16, 2, batch_first=True).eval()
+    for layout in LAYOUTS:
+        x = nested(layout)
+        with pytest.raises(AssertionError, match="does not support NestedTensor outside") as plain:
+            m(x, x, x)
+        with pytest.raises(AssertionError) as watched, regard.watch(m):
+            m(x, x, x)
+        assert str(watched.value) == str(plain.value)
+    assert torch.overrides._is_torch_function_mode_enabled() is False
+
+
+def test_calls_that_cannot_be_padded_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch takes such calls on a card only; here its answer is a stand-in."""
+    left: list[str] = []
+    by_hand = HandWritten(str, set)
+    mode = torch_functions.AttentionMode(str, lambda _: True, by_hand, left.append)
+    q, k = (
+        torch.nested.nested_tensor([torch.randn(2, n, 8) for n in lengths])
+        for lengths in ((2, 3), (4, 3))
+    )
+    monkeypatch.setattr(torch_functions, "_pytorch", lambda query, *_, **__: query)
+    monkeypatch.setattr(dispatch, "WATCHERS", [lambda _: pytest.fail("it was traced")])
+    assert mode.attend(q, k, k, is_causal=True) is q
+    assert len(left) == 1
+    assert left[0].startswith("nested tensors of other lengths")
