@@ -409,6 +409,32 @@ def test_generated_tokens_are_the_same(family: str, how: str) -> None:
         assert all(layer.runs == list(range(6)) for layer in seen.values())
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "gemma2", "qwen3", "bart"])
+def test_steps_of_generating_are_the_trace_of_the_whole_text(family: str) -> None:
+    model = build(family)
+    ids, real = tokens(n=6), padded(6, 4, n=6, left=True)
+    if family == "bart":
+        real = padded(6, 4, n=6)
+    options = {"attention_mask": real, "max_new_tokens": 6, "pad_token_id": 0, "do_sample": False}
+    with regard.watch(model, keep="traces") as seen:
+        written = model.generate(ids, eos_token_id=None, **options)
+    read = written[:, :-1]
+    given = {"input_ids": ids, "attention_mask": real, "decoder_input_ids": read}
+    if family != "bart":
+        longer = torch.cat([real, torch.ones(2, read.shape[1] - 6, dtype=real.dtype)], 1)
+        places = (longer.cumsum(1) - 1).clamp_min(0)
+        given = {"input_ids": read, "attention_mask": longer, "position_ids": places}
+    with torch.no_grad(), regard.watch(model, keep="traces") as whole:
+        model(**given)
+    for path, layer in whole.items():
+        trace, want = seen[path].joined, layer.trace
+        assert trace.inputs.shape == want.inputs.shape
+        seeing = want.lse.isfinite()
+        torch.testing.assert_close(
+            trace.weights()[seeing], want.weights()[seeing], atol=1e-4, rtol=1e-3
+        )
+
+
 def _square(mask: masks.Mask) -> bool:
     return any(t.ndim == 4 and t.shape[2] > 1 for t in mask.tensors())
 

@@ -14,7 +14,7 @@ from regard.errors import RegardError
 from regard.models.readers import OwnTranslator, Reader
 from regard.models.tokenizer import MARK_TEXT
 from regard.view.atlas import Atlas
-from regard.view.joining import Folding
+from regard.view.folding import Folding
 from regard.view.work import Tell
 from regard.watching import Seen, watch
 

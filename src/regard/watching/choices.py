@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatch
 from typing import Any
 
+from jaxtyping import Int
+from torch import Tensor
+
 from regard.errors import RegardError
 
-Layers = str | Sequence[str] | None
-Heads = int | Sequence[int] | None
+Layers = str | Collection[str] | None
+Heads = int | Sequence[int] | Int[Tensor, "*n"] | None
 
 
 def patterns(layers: Any) -> tuple[str, ...] | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.display import Displayed
 from regard.errors import RegardError
 from regard.traces import Trace
+from regard.watching.joint_trace import joined as _joined
 from regard.watching.statistics import Looks, Statistics, Waiting
 
 Tokens = Sequence[str] | Sequence[Sequence[str]]
@@ -119,6 +120,35 @@ class Layer:
             got=kept,
             do='keep them with watch(model, keep="traces"), and choose one of .traces',
         )
+
+    @property
+    def joined(self) -> Trace:
+        """The steps of generating a text as one trace: that of reading the whole of it at once.
+
+        The last token that was written is not in it, since the model did not read it. With
+        several texts, or where steps do not make one trace, choose from `traces`.
+        """
+        if not len(self.traces):
+            raise RegardError(
+                f"{self.path!r} has no traces", do='keep them: watch(model, keep="traces")'
+            )
+        begun = sum(step == 0 for step in self.steps)
+        if begun > 1:
+            raise RegardError(
+                f"{self.path!r} read more than one text",
+                got=f"{begun} texts in {len(self.traces)} traces",
+                do="choose from .traces, whose .addresses say the run and the step",
+            )
+        whole = _joined(self.traces[:]) if len(self.traces) > 1 else self.traces[0]
+        if whole is None:
+            raise RegardError(
+                f"the steps of {self.path!r} are not parts of one trace",
+                got=f"{len(self.traces)} traces: {self.traces[0]!r}, …",
+                accepted="attention to what came before, also with a window or padding, or to "
+                "another text; keys that stay as they are; no bias",
+                do="choose from .traces",
+            )
+        return whole
 
     @property
     def _sums(self) -> Statistics:

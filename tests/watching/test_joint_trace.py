@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import biases, masks
+from regard import RegardError, biases, masks
 from regard.masks import Mask
-from regard.models import CausalConfig, CausalModel
 from regard.traces import Trace
-from regard.view.atlas import Atlas
-from regard.view.joining import Folding, joined
-from regard.watching.seen import Layer, Seen
+from regard.watching.joint_trace import joined
+from regard.watching.seen import Layer
 
 STEPS = ((0, 5), (5, 6), (6, 9), (9, 10))
 
@@ -100,66 +98,75 @@ def test_keys_that_changed_or_went_unseen_stay_apart() -> None:
     assert joined(biased) is None
 
 
-def test_an_atlas_joins_what_a_model_wrote() -> None:
-    torch.manual_seed(0)
-    model = CausalModel(CausalConfig(vocabulary=50, d_model=16, layers=2, heads=2)).eval()
-    ids = torch.tensor([[0, 7, 3, 9]])
-    with regard.watch(model, keep="traces") as seen:
-        written = model.continued(ids, 5)
-    with torch.no_grad(), regard.watch(model, keep="traces") as whole:
-        model(written[:, :-1])
-    atlas, other = Atlas.of(seen), Atlas.of(whole)
-    assert [m.shape for m in atlas.maps] == [(2, 8, 8)] * 2
-    for mine, theirs in zip(atlas.maps, other.maps, strict=True):
-        assert len(mine.traces) == 1
-        assert mine.describe()["starts"] == [0, 4, 5, 6, 7]
-        assert mine.describe()["band"] == theirs.describe()["band"]
-        torch.testing.assert_close(
-            mine.weights(1, range(8), range(8)), theirs.weights(1, range(8), range(8)),
-            rtol=1e-4, atol=1e-5,
-        )  # fmt: skip
+def left_padded(mask: Mask) -> tuple[list[Trace], Mask]:
+    """Two sequences, the second shorter: its first places are padding at every step."""
+    q, k, v = (torch.cat([t, t.flip(1)]) for t in text())
+    real = torch.ones(2, 10, dtype=torch.bool)
+    real[1, :2] = False
+    found = [
+        regard.trace(
+            q[:, :, a:b],
+            k[:, :, :b],
+            v[:, :, :b],
+            mask=mask & masks.keep(real[:, None, None, :b]),
+        )
+        for a, b in STEPS
+    ]
+    return found, masks.keep(real[:, None, None])
 
 
-def test_keys_that_went_and_cannot_be_put_back_are_drawn_call_by_call() -> None:
+@pytest.mark.parametrize(
+    "mask", [masks.causal(), masks.causal() & masks.window(3)], ids=["causal", "window"]
+)
+def test_padding_stays_padding(mask: Mask) -> None:
+    held, padding = left_padded(mask)
+    found = joined(held)
+    assert found is not None
+    q, k, v = (torch.cat([t, t.flip(1)]) for t in text())
+    whole = regard.trace(q, k, v, mask=mask & padding)
+    torch.testing.assert_close(found.weights(), whole.weights())
+    torch.testing.assert_close(found.lse, whole.lse)
+    assert found.mask == mask & padding
+    assert found[1].weights(queries=[9])[..., :2].eq(0).all()
+
+
+def test_padding_that_changes_between_steps_stays_apart() -> None:
+    held, _ = left_padded(masks.causal())
+    other = torch.ones(2, 1, 1, 10, dtype=torch.bool)
+    x = held[-1].inputs
+    held[-1] = regard.trace(x.q, x.k, x.v, mask=masks.causal() & masks.keep(other))
+    assert joined(held) is None
+
+
+@pytest.mark.parametrize("mask", [None, masks.padding([7])], ids=["full", "padding"])
+def test_steps_that_look_at_another_text(mask: Mask | None) -> None:
     q, k, v = text()
+    held = [regard.trace(q[:, :, a:b], k, v, mask=mask) for a, b in STEPS]
+    found = joined(held)
+    assert found is not None
+    whole = regard.trace(q, k, v, mask=mask)
+    torch.testing.assert_close(found.weights(), whole.weights())
+    assert found.mask == mask
+    other = regard.trace(q[:, :, :1], k + 1, v, mask=mask)
+    assert joined([*held, other]) is None
+
+
+def test_a_layer_gives_the_trace_of_all_its_steps() -> None:
     layer = Layer("attn")
-    for step, (a, b) in enumerate(STEPS):
-        here = slice(max(0, a - 3), b)
-        bias = biases.alibi([0.1] * 4)
-        mask = masks.causal() & masks.window(3)
-        t = regard.trace(q[:, :, a:b], k[:, :, here], v[:, :, here], mask=mask, bias=bias)
-        layer.take(t, step, step, keep=True)
-    seen = Seen("toy")
-    seen._layers["attn"] = layer
-    maps = Atlas.of(seen).maps
-    assert [m.name for m in maps] == ["attn · 1", "attn · 2", "attn · 3", "attn · 4"]
-    assert [m.shape for m in maps] == [(4, 5, 5), (4, 1, 4), (4, 3, 6), (4, 1, 4)]
-
-
-def test_steps_that_look_at_the_same_other_text_are_one_map() -> None:
-    q, k, v = text()
-    layer = Layer("cross")
-    for step in range(3):
-        layer.take(regard.trace(q[:, :, step : step + 1], k, v), step, step, keep=True)
-    seen = Seen("toy")
-    seen._layers["cross"] = layer
-    (only,) = Atlas.of(seen).maps
-    assert only.shape == (4, 3, 10)
-    want = regard.trace(q[:, :, :3], k, v).weights()[0, 1]
-    torch.testing.assert_close(only.weights(1, range(3), range(10)), want)
-
-
-def test_steps_are_folded_while_they_come() -> None:
-    seen = Seen("toy")
-    layer, apart = seen.layer("attn"), seen.layer("apart")
-    fold = Folding(seen)
+    with pytest.raises(RegardError, match="'attn' has no traces"):
+        _ = layer.joined
     for step, t in enumerate(steps()):
         layer.take(t, step, step, keep=True)
-        apart.take(regard.trace(t.inputs.q, t.inputs.k, t.inputs.v), step, step, keep=True)
-        fold()
-        assert len(layer.traces) == 1
-    assert fold.starts == {"attn": [0, 5, 6, 9]}
-    assert len(apart.traces) == 4
-    whole = regard.trace(*text(), mask=masks.causal())
-    torch.testing.assert_close(layer.trace.weights(), whole.weights())
-    assert (layer.runs, layer.steps) == ([0], [0])
+        if step == 0:
+            assert layer.joined is layer.traces[0]
+    torch.testing.assert_close(
+        layer.joined.weights(), regard.trace(*text(), mask=masks.causal()).weights()
+    )
+    layer.take(steps()[0], 4, 0, keep=True)
+    with pytest.raises(RegardError, match=r"more than one text\n.*2 texts in 5 traces"):
+        _ = layer.joined
+    apart = Layer("apart")
+    for step, t in enumerate(steps(lambda a, b: None)):
+        apart.take(t, step, step, keep=True)
+    with pytest.raises(RegardError, match="the steps of 'apart' are not parts of one trace"):
+        _ = apart.joined

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.backends.contract import Rows
 from regard.inputs import AttentionInputs
+from regard.masks.algebra import And, Mask, pairs
+from regard.masks.keep import Keep
+from regard.masks.prefix import Prefix
 from regard.traces import Trace
 from regard.values import Shape
-from regard.watching.seen import Seen
 
 Edge = tuple[float, float]
 
@@ -24,8 +28,9 @@ def joined(traces: Sequence[Trace]) -> Trace | None:
     """One trace of the run that began a text and the steps that went on with it.
 
     The queries of each step stand below those before, their lse beside theirs, and so do the keys,
-    which a cache may have let go since. None where that would not be the same: a mask that is no
-    band, keys that changed, a bias.
+    which a cache may have let go since. Steps that look at the keys of another text have them in
+    common. None where that would not be the same: a mask that is neither a band nor padding, keys
+    that changed, a bias.
 
     >>> import regard, torch
     >>> from regard import masks
@@ -36,53 +41,95 @@ def joined(traces: Sequence[Trace]) -> Trace | None:
     >>> torch.allclose(whole.weights(), regard.trace(q, k, k, mask=masks.causal()).weights())
     True
     """
-    first, given = traces[0].inputs, traces[0].mask
-    if given is None or not given.relative or first.bias is not None:
+    first = traces[0].inputs
+    seen = [_Seen.of(trace.inputs) for trace in traces]
+    parts = [part for part in seen if part is not None]
+    alike = all(_alike(trace.inputs, first) for trace in traces)
+    if len(parts) < len(traces) or first.bias is not None or not alike:
         return None
-    if not all(_alike(trace.inputs, first) for trace in traces):
+    inputs = _of_another_text(traces, parts) or _of_one_text(traces, parts)
+    if inputs is None:
+        return None
+    rows = Rows(*(torch.cat(parts, 2) for parts in zip(*(t.rows for t in traces), strict=True)))
+    return replace(traces[0], inputs=inputs[0], rows=rows, mask=inputs[1])
+
+
+class _Seen(NamedTuple):
+    """Which keys the queries of a call see: those in a band around each, and of these the real."""
+
+    edge: Edge
+    real: Bool[Tensor, "b h 1 k"]
+
+    @classmethod
+    def of(cls, x: AttentionInputs) -> _Seen | None:
+        device, keys = x.q.device, torch.arange(x.shape.K, device=x.q.device)
+        edge, real = (-math.inf, math.inf), torch.ones(1, 1, 1, len(keys), dtype=torch.bool)
+        real = real.to(device)
+        for part in () if x.mask is None else _parts(x.mask):
+            band = part.band()
+            if band is not None:
+                edge = max(edge[0], band[0]), min(edge[1], band[1])
+            elif isinstance(part, Prefix) or (isinstance(part, Keep) and part.table.shape[2] == 1):
+                real = real & pairs(part, keys[:1], keys)
+            else:
+                return None
+        return cls(edge, real)
+
+
+def _parts(mask: Mask) -> list[Mask]:
+    return [*_parts(mask.left), *_parts(mask.right)] if isinstance(mask, And) else [mask]
+
+
+Whole = tuple[AttentionInputs, Mask | None]
+
+
+def _of_another_text(traces: Sequence[Trace], seen: Sequence[_Seen]) -> Whole | None:
+    """Of queries that each see the same keys."""
+    first = traces[0].inputs
+    for trace, here in zip(traces, seen, strict=True):
+        x = trace.inputs
+        same = x.shape.K == first.shape.K and torch.equal(here.real, seen[0].real)
+        if here.edge != (-math.inf, math.inf) or not same:
+            return None
+        if not (torch.equal(x.k, first.k) and torch.equal(x.v, first.v)):
+            return None
+    return replace(first, q=torch.cat([trace.inputs.q for trace in traces], 2)), traces[0].mask
+
+
+def _of_one_text(traces: Sequence[Trace], seen: Sequence[_Seen]) -> Whole | None:
+    """Of queries that see keys before them, in a band that is the same for all."""
+    first, given = traces[0].inputs, traces[0].mask
+    bands = [] if given is None else [part for part in _parts(given) if part.relative]
+    if not bands:
         return None
     q = torch.cat([trace.inputs.q for trace in traces], 2)
     B, H, N, _ = q.shape
-    bound = given.bind(Shape(B, H, N, N), q.device)
+    band = reduce(And, bands)
+    bound = band.bind(Shape(B, H, N, N), q.device)
     edge = bound.band()
-    if bound != first.mask or edge is None or edge[1] > 0:
+    if edge is None or edge[1] > 0 or edge != seen[0].edge:
         return None
     lengths = [trace.inputs.shape.Q for trace in traces]
     k = _all([trace.inputs.k for trace in traces], lengths)
     v = _all([trace.inputs.v for trace in traces], lengths)
     if k.shape[2] != N:
         return None
-    inputs = replace(first, q=q, k=k, v=v, mask=bound)
+    tables = (
+        here.real[..., -Q:].expand(B, -1, 1, -1) for here, Q in zip(seen, lengths, strict=True)
+    )
+    real = torch.cat(list(tables), -1)
+    mask = band if bool(real.all()) else band & Keep(real)
+    whole = mask.bind(Shape(B, H, N, N), q.device)
+    inputs = replace(first, q=q, k=k, v=v, mask=whole)
     start = 0
-    for trace in traces:
+    for trace, here in zip(traces, seen, strict=True):
         x = trace.inputs
-        if not (_holds(x, inputs, start) and _sees(x, start, edge)):
+        gone = _behind(x, start)
+        same = torch.equal(here.real.expand(B, -1, 1, -1), real[..., gone : gone + x.shape.K])
+        if not (_holds(x, inputs, start) and same and _sees(x, here.edge, start, edge)):
             return None
         start += x.shape.Q
-    rows = Rows(*(torch.cat(parts, 2) for parts in zip(*(t.rows for t in traces), strict=True)))
-    return replace(traces[0], inputs=inputs, rows=rows)
-
-
-class Folding:
-    """Joins the steps of a text while it is written, so that its keys are held once.
-
-    Call it after each run of the model. `starts` tells the first query of each step that was
-    joined, by the path of the layer.
-    """
-
-    def __init__(self, seen: Seen) -> None:
-        self.seen = seen
-        self.starts: dict[str, list[int]] = {}
-
-    def __call__(self) -> None:
-        for path, layer in self.seen.items():
-            # A layer that could not be joined once has more traces than these.
-            whole = joined(layer.traces[:]) if len(layer.traces) == 2 else None
-            if whole is not None:
-                before = layer.traces[0].inputs.shape.Q
-                self.starts.setdefault(path, [0]).append(before)
-                layer.traces = [whole]
-                del layer.runs[1:], layer.steps[1:]
+    return inputs, mask
 
 
 def let_go(traces: Sequence[Trace]) -> bool:
@@ -132,11 +179,8 @@ def _holds(x: AttentionInputs, whole: AttentionInputs, start: int) -> bool:
     )
 
 
-def _sees(x: AttentionInputs, start: int, edge: Edge) -> bool:
+def _sees(x: AttentionInputs, own: Edge, start: int, edge: Edge) -> bool:
     """Whether each query of a step sees the keys that a band over the whole text shows it."""
-    own = (-math.inf, math.inf) if x.mask is None else x.mask.band()
-    if own is None:
-        return False
     _, _, Q, K = x.shape
     gone = _behind(x, start)
     if own == edge and start == gone == 0:
