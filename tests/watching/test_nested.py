@@ -3,6 +3,8 @@ sequence as if it were alone."""
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ def sequences() -> list[Tensor]:
     return [torch.randn(n, 16, generator=generator) for n in LENGTHS]
 
 
-X = torch.stack([torch.ones(4, 16), torch.zeros(4, 16)])
+X = torch.randn(2, 4, 16, generator=torch.Generator().manual_seed(1))
 
 
 def nested(layout: str) -> Tensor:
@@ -114,6 +116,65 @@ def test_an_encoder_of_nested_tensors() -> None:
             got = m(x)
         for a, b in zip(got.unbind(), want.unbind(), strict=True):
             torch.testing.assert_close(a, b)
+    assert [layer.calls for layer in seen.values()] == [1, 1]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("two", [False, True], ids=["one watch", "two watches"])
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_padding_that_an_encoder_makes_nested(
+    left: bool, two: bool, train: bool, grad: bool
+) -> None:
+    """Unwatched it makes nested tensors of a batch that is padded on the right; the output is 0
+    where it is."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    m = nn.TransformerEncoder(layer, 2).train(train)
+    padding = torch.tensor([[False] * 4, [False, False, True, True]])
+    padding = padding.flip(1) if left else padding
+    with torch.set_grad_enabled(grad):
+        want = m(X, src_key_padding_mask=padding)
+        with regard.watch(m, keep="traces") as seen, contextlib.ExitStack() as stack:
+            if two:
+                other = stack.enter_context(regard.watch(m.layers[1]))
+            torch.testing.assert_close(m(X, src_key_padding_mask=padding), want)
+    nested = not (left or train or grad)
+    assert want[padding].eq(0).all() == nested
+    assert [layer.calls for layer in seen.values()] == [1, 1]
+    if two:
+        assert other["self_attn"].calls == 1
+    weights = seen["layers.0.self_attn"].trace.weights()
+    assert weights[1, :, :, padding[1]].eq(0).all()
+    assert torch._C._is_torch_function_enabled()
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("how", ["wrapped", "in place"])
+def test_a_compiled_encoder_makes_nothing_nested(how: str) -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+            self.inner = nn.TransformerEncoder(layer, 2)
+
+        def forward(self, x: Tensor, src_key_padding_mask: Tensor) -> Tensor:
+            return self.inner(x, src_key_padding_mask=src_key_padding_mask)
+
+    # The compiler remembers functions that it gave up, such as loops over modules with hooks.
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    m = Outer().eval()
+    padding = torch.tensor([[False] * 4, [False, False, True, True]])
+    run = torch.compile(m, backend="aot_eager") if how == "wrapped" else m
+    if how == "in place":
+        m.compile(backend="aot_eager")
+    with torch.no_grad():
+        want = run(X, src_key_padding_mask=padding)
+        with regard.watch(run) as seen:
+            got = run(X, src_key_padding_mask=padding)
+    assert want[padding].any()
+    torch.testing.assert_close(got, want)
     assert [layer.calls for layer in seen.values()] == [1, 1]
 
 

@@ -11,13 +11,14 @@ from types import TracebackType
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regard import dispatch
 from regard.errors import RegardError, RegardWarning
 from regard.traces import Trace
 from regard.watching.choices import Heads, Layers, matches, numbers, patterns
 from regard.watching.compiling import uncompiled
+from regard.watching.fast_path import FastPath
 from regard.watching.gaps import Gaps
 from regard.watching.memory import Weight
 from regard.watching.reading import Reading, reads_two_texts
@@ -56,7 +57,7 @@ class Watch:
         self._gaps = Gaps(model, self.layers, lambda: self._running[-1])
         self._ran = self._gaps.ran
         self._thread = 0
-        self._aside: _Aside | None = None
+        self._fast_path = FastPath(model)
         self._switch: Any = None
         self._active: AttentionMode | None = None
         self._hooks: list[Any] = []
@@ -154,20 +155,16 @@ class Watch:
         self._running.append(path)
         if self._looking and not again:
             self._ran.add(path)
-        if self._active is not None and isinstance(module, nn.MultiheadAttention):
-            query = kwargs.get("query", args[0] if args else None)
-            if isinstance(query, Tensor) and query.is_nested and _Aside.needed(query):
-                self._aside = _Aside(module, query)
+        if self._active is not None:
+            self._fast_path.enter(path, module, args, kwargs)
 
     def leave(self, path: str, output: Any) -> None:
         """A module has run, or failed: perhaps in another's hook, before it began."""
         if self._elsewhere():
             return
-        aside, self._aside = self._aside, None
-        if aside is not None:
-            aside.end()
-            if self._active is not None and output is not None:
-                self._active.nested_multi_head(aside.module, aside.query)
+        nested = self._fast_path.leave(path)
+        if nested is not None and self._active is not None and output is not None:
+            self._active.nested_multi_head(*nested)
         if self._running and self._running[-1] == path:
             self._running.pop()
         if not self._running:
@@ -237,9 +234,7 @@ class Watch:
         self._gaps.left_alone.setdefault(self._running[-1], why)
 
     def _stop(self) -> None:
-        if self._aside is not None:
-            self._aside.end()
-            self._aside = None
+        self._fast_path.end()
         if self._active is not None:
             dispatch.WATCHERS.remove(self.see)
             self._active.__exit__(None, None, None)
@@ -250,34 +245,15 @@ class Watch:
         self._running.clear()
 
 
-class _Aside:
-    """nn.MultiheadAttention takes nested tensors only where no function mode is on: for one call of
-    it, none is."""
-
-    def __init__(self, module: nn.MultiheadAttention, query: Tensor) -> None:
-        self.module, self.query = module, query
-        self._guard = torch._C.DisableTorchFunction()
-        self._guard.__enter__()
-
-    @staticmethod
-    def needed(query: Tensor) -> bool:
-        """Jagged ones are refused in any case; for another watch of this module none is on
-        already."""
-        return query.layout == torch.strided and torch._C._is_torch_function_enabled()
-
-    def end(self) -> None:
-        self._guard.__exit__(None, None, None)
-
-
 def _nothing() -> None:
     pass
 
 
 def _never_attends(module: nn.Module) -> bool:
-    """PyTorch's own modules but one. Each that is hooked costs time in every run: more than a card
+    """PyTorch's own modules but two. Each that is hooked costs time in every run: more than a card
     takes for it."""
     own = type(module).__module__.startswith("torch.nn.modules.")
-    return own and not isinstance(module, nn.MultiheadAttention)
+    return own and not isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoder))
 
 
 def _runs_again() -> bool:
