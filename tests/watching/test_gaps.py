@@ -48,6 +48,7 @@ def sink(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def transposed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Keys in rows, queries in columns."""
+    k, v = k[:, :, :5], v[:, :, :5]
     return (v.mT @ (k @ q.mT).softmax(-2)).mT
 
 

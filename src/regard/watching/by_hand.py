@@ -40,6 +40,11 @@ class _Scores(NamedTuple):
     """Where the two that were compared are held."""
     path: str
 
+    @property
+    def mirrored(self) -> _Scores:
+        """With keys in rows and queries in columns."""
+        return self._replace(queries=self.keys, keys=self.queries)
+
 
 class HandWritten:
     """The paths of modules that attend by hand.
@@ -74,11 +79,13 @@ class HandWritten:
         if not isinstance(along, int) or not out.ndim:
             return
         keys = out.shape[along]
-        for scores in reversed(self._scores):
-            # A sink may stand beside the keys.
-            if keys - scores.keys in (0, 1) and out.numel() == scores.numel // scores.keys * keys:
-                self._weights.append(scores)
-                return
+        for given in reversed(self._scores):
+            for scores in (given, given.mirrored):
+                # A sink may stand beside the keys.
+                size = scores.numel // scores.keys * keys
+                if keys - scores.keys in (0, 1) and out.numel() == size:
+                    self._weights.append(scores)
+                    return
 
     def _product(self, a: _Operand, b: _Operand, out: Tensor) -> None:
         for weights in reversed(self._weights):
