@@ -37,8 +37,11 @@ class FastPath:
                 self._hold(path, torch._C.DisableTorchFunction())
         elif isinstance(module, nn.MultiheadAttention):
             query = kwargs.get("query", args[0] if args else None)
-            # Jagged ones are refused in any case.
-            if isinstance(query, Tensor) and query.is_nested and query.layout == torch.strided:
+            if isinstance(query, Tensor) and query.is_nested:
+                # PyTorch refuses jagged ones in any case; other modules of this kind go their way.
+                own = type(module).forward is nn.MultiheadAttention.forward
+                if not own or query.layout != torch.strided:
+                    return
                 if on:
                     self._hold(path, torch._C.DisableTorchFunction())
                 self._nested = (module, query) if self._held else None
