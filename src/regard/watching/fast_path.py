@@ -61,8 +61,11 @@ class FastPath:
         self._nested = None
 
     def _compiled(self, path: str) -> bool:
-        """Whether a module around this one is compiled: then it makes nothing nested. (If it is
-        compiled itself, by its own `compile()`, the compiler leaves it alone.)"""
+        """Whether a module around this one is compiled: then it makes nothing nested, if it is new
+        enough to ask. (If it is compiled itself, by its own `compile()`, the compiler leaves it
+        alone.)"""
+        if "is_compiling" not in nn.TransformerEncoder.forward.__code__.co_names:
+            return False
         names = path.split(".") if path else []
         around = (self._model.get_submodule(".".join(names[:n])) for n in range(len(names)))
         return any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in around)
