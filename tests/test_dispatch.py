@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -88,13 +89,46 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+@pytest.fixture
+def half(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Lets this CPU have instructions for half precision, or have none."""
+
+    def settle(has: bool) -> None:
+        monkeypatch.setattr("regard.backends.tiled.fused._multiplies", lambda dtype: has)
+
+    return settle
+
+
 @pytest.mark.parametrize("call", PICKS)
-def test_what_attention_picks(call: str, ran: list[str]) -> None:
+def test_what_attention_picks(call: str, ran: list[str], half: Callable[[bool], None]) -> None:
+    half(True)
     tensors, options, expected = PICKS[call]
     assert regard.plan(*tensors, **options).backend == expected
     assert ran == []
     regard.attention(*tensors, **options)
     assert ran == [expected]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("n", [4, 1100])
+def test_half_precision_without_instructions_for_it(
+    dtype: torch.dtype, n: int, half: Callable[[bool], None], request: pytest.FixtureRequest
+) -> None:
+    """PyTorch's own kernel then takes up to a hundred times as long."""
+    tensors = [WIDE[:, :, :n].to(dtype)] * 3
+    half(False)
+    plan = regard.plan(*tensors)
+    assert plan.backend == "tiled"
+    quicker = "runs only when asked for: tiled, compiled for this CPU, is quicker"
+    assert plan.refusals["sdpa"] == [quicker]
+    assert (
+        regard.plan(*tensors, bias=biases.dense(torch.zeros(n, n, dtype=dtype))).backend == "sdpa"
+    )
+    half(True)
+    assert regard.plan(*tensors).backend == "sdpa"
+    half(False)
+    request.getfixturevalue("uncompiled")
+    assert regard.plan(*tensors).backend == "sdpa"
 
 
 def test_long_causal_calls_where_the_compiled_loop_wins(request: pytest.FixtureRequest) -> None:
@@ -211,21 +245,25 @@ def test_flops_of_causal() -> None:
     assert plan.flops_needed < plan.flops_executed < plan.flops_dense
 
 
-def test_flops_of_a_window() -> None:
+def test_flops_of_a_window(request: pytest.FixtureRequest) -> None:
     n, left = 1000, 50
     q, v = x(3, 2, n, 4), x(3, 2, n, 4)
     plan = regard.plan(q, q, v, mask=masks.causal() & masks.window(left))
     pairs = n * (left + 1) - left * (left + 1) // 2
     assert plan.flops_needed == pairs_to_flops(6 * pairs, 4, 4)
     rows = 128
-    visited = 0
+    visited = tiles = 0
     for start in range(0, n, rows):
         stop = min(start + rows, n)
+        visited += (stop - start) * (stop - max(0, start - left))
         for key in range(0, n, 128):
             last = min(key + 128, n)
             if key < stop and last > start - left:
-                visited += (stop - start) * (last - key)
+                tiles += (stop - start) * (last - key)
     assert plan.flops_executed == pairs_to_flops(6 * visited, 4, 4)
+    request.getfixturevalue("uncompiled")
+    plan = regard.plan(q, q, v, mask=masks.causal() & masks.window(left))
+    assert plan.flops_executed == pairs_to_flops(6 * tiles, 4, 4)
 
 
 def test_flops_follow_each_sequence_and_head() -> None:
