@@ -274,7 +274,8 @@ def test_flops_follow_each_sequence_and_head() -> None:
     assert plan.flops_needed == pairs_to_flops(2 * int(keep.sum()), 8, 8)
 
 
-def test_a_plan_prints_as_a_table() -> None:
+def test_a_plan_prints_as_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.backends.flex.VECTORS", "AVX2")
     q = torch.zeros(1, 2, 1024, 64)
     plan = regard.plan(q, q, q, mask=masks.causal(), softcap=20.0)
     lines = str(plan).splitlines()

@@ -149,7 +149,7 @@ def plan(
       inner loop      ...
       not sdpa        it keeps no row statistics
       not triton      its kernels run on CUDA; elsewhere only interpreted, with TRITON_INTERPRET=1
-      not flex        it reports no entropy
+      not flex        it reports no entropy...
       not reference   runs only when asked for: it builds the n×n matrix
       needed FLOPs    269 M (50.0% of dense)
       executed FLOPs  302 M (56.2% of dense)

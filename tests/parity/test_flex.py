@@ -6,6 +6,7 @@ Each kind of call compiles C++ for seconds on CPU, so a few cases cover what can
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -25,7 +26,17 @@ from tests.parity.cases import DEFAULTS, plain
 
 pytestmark = pytest.mark.compiled
 
-HAS_COMPILER = any(map(shutil.which, ("g++", "clang++", "cl")))
+MISSING = [
+    reason
+    for reason, missing in {
+        "its CPU kernel is made of AVX2 instructions, which this CPU lacks": (
+            torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512")
+        ),
+        "it needs a C++ compiler on CPU": not any(map(shutil.which, ("g++", "clang++", "cl"))),
+    }.items()
+    if missing
+]
+"""What its kernels need and this machine does not have."""
 LENGTHS = torch.tensor([90, 150])
 
 
@@ -53,8 +64,8 @@ def run(*tensors: Tensor, **options: Any) -> Tensor:
 
 
 def hold(*tensors: Tensor, **options: Any) -> None:
-    if not HAS_COMPILER:
-        with pytest.raises(RegardError, match=r"it needs a C\+\+ compiler on CPU"):
+    if MISSING:
+        with pytest.raises(RegardError, match=re.escape("; ".join(MISSING))):
             run(*tensors, **options)
         return
 
@@ -124,8 +135,8 @@ def test_functions_as_flex_takes_them(case: str, monkeypatch: pytest.MonkeyPatch
 def test_poison_in_hidden_values_never_leaks() -> None:
     q, k, v = qkv()
     mask = masks.causal() & masks.padding(LENGTHS)
-    if not HAS_COMPILER:
-        with pytest.raises(RegardError, match=r"it needs a C\+\+ compiler on CPU"):
+    if MISSING:
+        with pytest.raises(RegardError, match=re.escape("; ".join(MISSING))):
             run(q, k, v, mask=mask)
         return
     clean = run(q, k, v, mask=mask)
@@ -158,7 +169,7 @@ REFUSALS: dict[str, tuple[Callable[[], list[Tensor]], dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSALS)
 def test_what_flex_refuses(case: str) -> None:
     make, options, reason = REFUSALS[case]
-    also = "" if HAS_COMPILER else "; it needs a C++ compiler on CPU"
+    also = "".join(f"; {missing}" for missing in MISSING)
     with pytest.raises(RegardError) as error:
         regard.attention(*make(), **options, backend="flex")
     first = str(error.value).splitlines()[0]
@@ -174,4 +185,10 @@ def test_flex_refuses_a_trace() -> None:
 def test_flex_refuses_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(RegardError, match=r"it needs a C\+\+ compiler on CPU"):
+        regard.attention(*qkv(), backend="flex")
+
+
+def test_a_cpu_without_the_instructions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.backends.flex.VECTORS", "DEFAULT")
+    with pytest.raises(RegardError, match="AVX2 instructions, which this CPU lacks"):
         regard.attention(*qkv(), backend="flex")

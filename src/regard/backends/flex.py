@@ -27,6 +27,8 @@ from regard.masks.tiles import grid
 from regard.scores.comparison import Dot
 
 TILE = 128
+VECTORS = torch.backends.cpu.get_cpu_capability()
+"""The vector instructions that PyTorch uses on this CPU."""
 Index = Tensor
 
 
@@ -57,6 +59,8 @@ class Flex:
                 reasons.append("it gives no log-sum-exp on CPU, which a sink needs")
             if x.v.shape[-1] != x.q.shape[-1]:
                 reasons.append("its CPU kernel wants values as wide as keys")
+            if VECTORS not in ("AVX2", "AVX512"):
+                reasons.append("its CPU kernel is made of AVX2 instructions, which this CPU lacks")
             if not any(map(shutil.which, ("g++", "clang++", "cl"))):
                 reasons.append("it needs a C++ compiler on CPU")
         return reasons
