@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,9 +18,10 @@ from torch.nn.functional import scaled_dot_product_attention, silu, softmax
 
 from regard import cost, masks
 
-# Each case in one process of its own making: a peak is that of a process.
+# A peak is that of a process, and allocators keep what was freed: each case runs in a fork of one that
+# has imported everything and computed nothing.
 PEAKS = """
-import json, sys, torch
+import json, os, sys, torch
 from types import SimpleNamespace
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.models.llama.modeling_llama import eager_attention_forward
@@ -37,16 +39,26 @@ def eager(q, k, v):
 def fused(q, k, v):
     return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
-found = []
-torch.set_grad_enabled(False)
-for how, dtype, B, H, G, n, D in json.loads(sys.argv[1]):
+def peak(how, dtype, B, H, G, n, D):
     run = {"eager": eager, "fused": fused}[how]
     q, k, v = (torch.ones(B, h, n, D, dtype=getattr(torch, dtype)) for h in (H, G, G))
     run(*(t[:1, :, :64] for t in (q, k, v)))
     before = memory("VmRSS")
     open("/proc/self/clear_refs", "w").write("5")
     run(q, k, v)
-    found.append(memory("VmHWM") - before)
+    return memory("VmHWM") - before
+
+torch.set_grad_enabled(False)
+found = []
+for case in json.loads(sys.argv[1]):
+    ours, theirs = os.pipe()
+    if not os.fork():
+        os.write(theirs, str(peak(*case)).encode())
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours) as said:
+        found.append(int(said.read()))
+    os.wait()
 print(json.dumps(found))
 """
 
@@ -59,9 +71,18 @@ CASES = [
     ("eager", "float32", 16, 8, 1, 256, 256),
     ("fused", "float32", 64, 8, 8, 512, 64),
     ("fused", "float32", 32, 8, 2, 512, 128),
-    ("fused", "float32", 64, 16, 4, 1024, 8),
+    ("fused", "float32", 128, 16, 4, 1024, 8),
     ("fused", "bfloat16", 64, 8, 8, 512, 64),
 ]
+
+
+QUICK = {
+    "float32": True,
+    "bfloat16": torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    "float16": torch.ops.mkldnn._is_mkldnn_fp16_supported() and platform.machine() != "aarch64",
+}
+"""Whether PyTorch has products of such matrices that do not take minutes on this CPU."""
+POSSIBLE = [case for case in CASES if QUICK[case[1]]]
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +92,13 @@ def peaks() -> dict[tuple[object, ...], int]:
     # With a threshold that does not move, tensors that are freed go back to the system.
     steady = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 17)}
     done = subprocess.run(
-        [sys.executable, "-c", PEAKS, json.dumps(CASES)],
+        [sys.executable, "-c", PEAKS, json.dumps(POSSIBLE)],
         env=steady,
         capture_output=True,
         text=True,
         check=True,
     )
-    return dict(zip(CASES, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    return dict(zip(POSSIBLE, json.loads(done.stdout.splitlines()[-1]), strict=True))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -85,6 +106,8 @@ def test_peaks_are_predicted_within_ten_percent(
     peaks: dict[tuple[object, ...], int], case: tuple[str, str, int, int, int, int, int]
 ) -> None:
     how, dtype, B, H, G, n, D = case
+    if not QUICK[dtype]:
+        pytest.skip(f"products of {dtype} take minutes on a CPU without instructions for them")
     q, k = (torch.empty(B, h, n, D, dtype=getattr(torch, dtype), device="meta") for h in (H, G))
     found = cost.call(q, k, k, mask=masks.causal())
     predicted = found.eager.peak if how == "eager" else found.fused.peak
