@@ -5,18 +5,22 @@ Most calls leave the choice of a backend open, as users do; Triton's kernels are
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._subclasses import FakeTensorMode
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import regard
+import regard.backends.triton
 from regard import Trace, biases, masks, scores
 from regard.inputs import check
 from regard.values import encode
@@ -106,6 +110,48 @@ def test_full_graphs_of_common_calls(kind: str, mask: masks.Mask | None) -> None
     three = [numbers(1, 2, 160, 128, seed=i).bfloat16() for i in range(3)]
     wanted, got = call(*three), whole(call)(*three)
     assert_close(got, wanted)
+
+
+CARD: dict[str, Callable[..., dict[str, Any]]] = {
+    "plain": lambda **new: {},
+    "causal": lambda **new: {"mask": masks.causal()},
+    "window": lambda **new: {"mask": masks.causal() & masks.window(3)},
+    "padding": lambda **new: {"mask": masks.padding(torch.full((2,), 7, **new))},
+    "sink-softcap": lambda **new: {"sink": torch.ones(4, **new), "softcap": 2.0},
+    "relative": lambda **new: {"bias": biases.relative(torch.ones(4, 5, **new))},
+    "dropout": lambda **new: {"dropout": 0.1, "training": True},
+}
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="its kernels are the ones to choose")
+@pytest.mark.parametrize("kind", MAKE)
+@pytest.mark.parametrize("case", CARD)
+def test_full_graphs_for_a_card_that_need_not_be_there(kind: str, case: str) -> None:
+    """Whatever is asked on the way to the kernels, the compiler must know how to ask: shapes and
+    devices are enough for that."""
+    found: list[Any] = []
+
+    def keep(graph: torch.fx.GraphModule, tensors: list[Tensor]) -> Call:
+        found.extend(node.target for node in graph.graph.nodes)
+        return graph.forward
+
+    with FakeTensorMode():
+        three = [torch.empty(2, h, 9, 64, device="cuda").bfloat16() for h in (4, 2, 2)]
+        call = MAKE[kind](**CARD[case](device="cuda"))
+        torch.compile(call, fullgraph=True, backend=keep)(*three)
+    assert torch.ops.regard.triton.default in found
+
+
+def test_the_compiler_is_not_asked_to_look_for_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.11 does not trace `find_spec`."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"looked for {name}")
+
+    monkeypatch.setattr(regard.backends.triton, "find_spec", refuse)
+    monkeypatch.setattr(importlib.util, "find_spec", refuse)
+    assert regard.backends.triton.why_not(check(*qkv(), **DEFAULTS)) is not None
+    regard.plan(*qkv())
 
 
 @either

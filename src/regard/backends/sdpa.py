@@ -102,6 +102,9 @@ class Sdpa:
             return reasons
         if x.q.device.type != "cuda":
             return [f"its fused kernels on {x.q.device.type} are not known here"]
+        if torch.compiler.is_compiling():
+            # The compiler cannot trace the question (torch 2.9 to 2.13).
+            return ["inside a compiled graph its CUDA kernels cannot be asked whether they take it"]
         cuda = torch.backends.cuda
         params = cuda.SDPAParams(x.q, x.k, x.v, _written(x), x.dropout, _causal(x), _grouped(x))
         kernels = (

@@ -21,6 +21,8 @@ from regard.values import Shape
 
 __all__ = ["Triton", "outruns_cudnn", "why_not"]
 
+INSTALLED = find_spec("triton") is not None
+"""Asked once: the compiler, which asks with every graph, does not know how."""
 WIDEST = 256
 MOST = 65_535
 """Programs along the axis of a grid that counts heads: CUDA has no more."""
@@ -45,7 +47,7 @@ class Triton:
         return run(inputs, statistics=True)
 
     def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
-        if find_spec("triton") is None:
+        if not INSTALLED:
             raise RegardError("triton is not installed", do="pip install triton")
         from regard.backends.triton.tuning import forward_settings
 
@@ -59,7 +61,7 @@ class Triton:
 
 def why_not(x: AttentionInputs) -> list[str]:
     """Every reason why the kernels cannot run a call."""
-    if find_spec("triton") is None:
+    if not INSTALLED:
         return ["triton is not installed"]
     reasons = []
     if x.q.device.type != "cuda" and not (x.q.device.type == "cpu" and _interpreted()):
