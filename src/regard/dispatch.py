@@ -25,6 +25,7 @@ from regard.masks.algebra import Mask
 from regard.plans import Plan
 from regard.scores.score import Score
 from regard.traces import Trace
+from regard.transforms import under_torch_func
 
 # In order of preference. The reference runs only when asked for by name.
 BACKENDS: dict[str, Backend] = {
@@ -279,7 +280,9 @@ def _volunteers(backend: Backend, inputs: AttentionInputs) -> bool:
         # Interpreted kernels are for tests.
         return inputs.q.device.type == "cuda"
     if backend.name == "sdpa":
-        return not outruns_pytorch(inputs) and not _left_to_triton(inputs)
+        # PyTorch has no rule to map its kernels: it would loop.
+        mapped = under_torch_func()
+        return not mapped and not outruns_pytorch(inputs) and not _left_to_triton(inputs)
     # On CPU FlexAttention compiles C++ for seconds and wins nothing over the others; on CUDA its
     # kernels with a bias can ask for more memory than a multiprocessor has.
     return backend.name != "flex" or (inputs.q.device.type == "cuda" and inputs.bias is None)
@@ -303,6 +306,8 @@ def _why_not(
         return ["runs only when asked for: it builds the n×n matrix"]
     if backend.name == "triton" and not _volunteers(backend, inputs):
         return ["runs only when asked for on CPU: it is interpreted"]
+    if backend.name == "sdpa" and under_torch_func():
+        return ["runs only when asked for under torch.func: PyTorch would map it in a loop"]
     if backend.name == "sdpa" and not _volunteers(backend, inputs):
         if hides(inputs) and inputs.q.device.type == "cuda":
             return ["runs only when asked for: to keep hidden NaN out it waits for the device"]

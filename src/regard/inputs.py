@@ -7,6 +7,7 @@ E value width. Query heads H are read as G groups of R = H / G.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,6 +21,7 @@ from regard.masks.algebra import Mask
 from regard.scores.comparison import Comparison
 from regard.scores.dot import scaled_dot
 from regard.scores.score import Score
+from regard.transforms import may_learn
 from regard.values import Axes, Pick, Shape
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -66,7 +68,7 @@ class AttentionInputs:
 
     @property
     def needs_grad(self) -> bool:
-        return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors())
+        return may_learn(self.tensors())
 
     def tensors(self) -> list[Tensor]:
         """Every tensor inside."""
@@ -74,6 +76,19 @@ class AttentionInputs:
         for value in (self.comparison, self.mask, self.bias):
             found += [] if value is None else value.tensors()
         return found
+
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> AttentionInputs:
+        """The same call with every tensor changed, but for the seed."""
+        return replace(
+            self,
+            q=change(self.q),
+            k=change(self.k),
+            v=change(self.v),
+            comparison=self.comparison.map_tensors(change),
+            mask=None if self.mask is None else self.mask.map_tensors(change),
+            bias=None if self.bias is None else self.bias.map_tensors(change),
+            sink=None if self.sink is None else change(self.sink),
+        )
 
     def select(self, batch: Pick, heads: Pick, key_heads: Pick) -> AttentionInputs:
         """The part of the call that concerns some batch entries and heads."""

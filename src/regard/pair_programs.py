@@ -16,9 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.autograd import forward_ad
 
 from regard.between_graphs import between_graphs
 from regard.errors import RegardError
+from regard.transforms import under_torch_func
 from regard.values import Local
 
 Function = Callable[..., Any]
@@ -120,13 +122,22 @@ reading = between_graphs(
 def read(function: Function, what: str) -> Program:
     """The program of a function."""
     name = getattr(function, "__name__", type(function).__name__)
+    if under_torch_func():
+        # What is recorded there are the numbers below the transform: derivatives would be lost.
+        raise RegardError(
+            f"{what}: a function cannot be read under a transform of torch.func",
+            got=name,
+            do="make the mask or bias once, outside of what is transformed",
+        )
     device = home(function)
 
     def scalar(*at: Tensor) -> Tensor:
         return torch.as_tensor(function(*at), device=device)
 
     try:
-        graph = graph_of(scalar, *places(device))
+        # To read is not to differentiate: tensors that are captured keep their tangents.
+        with forward_ad._set_fwd_grad_enabled(False):
+            graph = graph_of(scalar, *places(device))
     except Exception as error:
         raise RegardError(
             f"{what}: the function cannot be read",

@@ -12,11 +12,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.backends.contract import Pool, Rows, SecondPass, Top
+from regard.backends.functions import Asked, Question
+from regard.backends.passes import taken_apart
 from regard.display import Displayed
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask
 from regard.scores.comparison import Dot
+from regard.transforms import transformed
 from regard.values import whole
 
 Chosen = int | slice | range | Sequence[int] | Tensor | None
@@ -62,7 +65,8 @@ class Trace(Displayed):
     @property
     def max_logit(self) -> Float[Tensor, "*bh q"]:
         """The largest logit of each row: after scale, soft-cap and bias, of allowed keys only."""
-        return self.inputs.in_kind(self.rows.max_logit)
+        (largest,) = self._looked("max_logit", lambda _, row: (row,), self.rows.max_logit)
+        return self.inputs.in_kind(largest)
 
     @property
     def entropy(self) -> Float[Tensor, "*bh q"]:
@@ -73,11 +77,13 @@ class Trace(Displayed):
     @property
     def mean_logit(self) -> Float[Tensor, "*bh q"]:
         """The plain mean of each row's allowed logits; -inf for an empty row. Walks the pairs."""
-        return self.inputs.in_kind(self.second_pass.mean_logit(self.inputs))
+        (mean,) = self._looked("mean_logit", lambda x, _: (self.second_pass.mean_logit(x),))
+        return self.inputs.in_kind(mean)
 
     def received(self) -> Float[Tensor, "*bh k"]:
         """What each key got from all queries: the column sums of the weights."""
-        return self.inputs.in_kind(self.second_pass.received(self.inputs, self._lse))
+        (found,) = self._looked("received()", lambda *of: (self.second_pass.received(*of),))
+        return self.inputs.in_kind(found)
 
     def top(self, n: int) -> Top:
         """Weights and key indices of each query's n strongest keys, strongest first.
@@ -92,7 +98,7 @@ class Trace(Displayed):
         """
         if whole("top: n", n) < 1:
             raise RegardError("top counts keys", got=str(n), accepted="1 or more")
-        found = self.second_pass.top(self.inputs, self._lse, n)
+        found = self._looked(f"top({n})", lambda x, lse: self.second_pass.top(x, lse, n))
         return Top(*(self.inputs.in_kind(part) for part in found))
 
     def weights(
@@ -177,7 +183,11 @@ class Trace(Displayed):
         size = min(wanted[0], rows[1] - rows[0]), min(wanted[1], columns[1] - columns[0])
         if 0 in size:
             return self.inputs.in_kind(self._lse.new_zeros(B, H, *size))
-        pooled = self.second_pass.pooled(self.inputs, self._lse, size, rows, columns, pool)
+
+        def ask(x: AttentionInputs, lse: Tensor) -> tuple[Tensor]:
+            return (self.second_pass.pooled(x, lse, size, rows, columns, pool),)
+
+        (pooled,) = self._looked("map()", ask)
         return self.inputs.in_kind(pooled)
 
     def __getitem__(self, which: Chosen | tuple[Chosen, ...]) -> Trace:
@@ -268,21 +278,20 @@ class Trace(Displayed):
 
     def detach(self) -> Trace:
         """The same trace, cut from autograd."""
-        tied = any(t.requires_grad for t in (*self.inputs.tensors(), *self.rows))
+        inside = (*self.inputs.tensors(), *self.rows)
+        tied = any(t.requires_grad for t in inside) or transformed(inside)
         return self._mapped(Tensor.detach) if tied else self
 
+    def _looked(self, name: str, ask: Question, row: Tensor | None = None) -> tuple[Tensor, ...]:
+        """An answer that has no derivative; under a transform that takes one, it says so."""
+        row = self.rows.lse if row is None else row
+        if not transformed((*self.inputs.tensors(), row)):
+            return ask(self.inputs, row.detach())
+        call, tensors = taken_apart(self.inputs)
+        return Asked.apply(name, ask, call, row, *tensors)  # type: ignore[no-any-return,no-untyped-call]
+
     def _mapped(self, change: Change) -> Trace:
-        x = self.inputs
-        inputs = replace(
-            x,
-            q=change(x.q),
-            k=change(x.k),
-            v=change(x.v),
-            comparison=x.comparison.map_tensors(change),
-            mask=None if x.mask is None else x.mask.map_tensors(change),
-            bias=None if x.bias is None else x.bias.map_tensors(change),
-            sink=None if x.sink is None else change(x.sink),
-        )
+        inputs = self.inputs.map_tensors(change)
         return replace(self, inputs=inputs, rows=Rows(*map(change, self.rows)))
 
     @property

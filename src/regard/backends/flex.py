@@ -25,6 +25,7 @@ from regard.inputs import AttentionInputs
 from regard.masks.algebra import FULL, PARTIAL
 from regard.masks.tiles import grid
 from regard.scores.comparison import Dot
+from regard.transforms import transformed
 
 TILE = 128
 VECTORS = torch.backends.cpu.get_cpu_capability()
@@ -48,6 +49,8 @@ class Flex:
             reasons.append("it has no dropout")
         if x.q.dtype == torch.float64:
             reasons.append("it has no float64 kernel")
+        if transformed(x.tensors()):
+            reasons.append("torch.func and forward mode do not see into what it compiles")
         if 0 in (*x.shape, x.q.shape[-1], x.v.shape[-1]):
             reasons.append("it has no kernel for empty tensors")
         if device not in ("cpu", "cuda"):

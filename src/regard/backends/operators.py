@@ -1,57 +1,27 @@
-"""A forward and a backward pass as operators of torch.library, so that torch.compile and
-torch.export see one opaque node with known shapes, whatever the lengths and however it is run.
+"""A backend's passes as operators of torch.library, so that torch.compile and torch.export see one
+opaque node with known shapes, whatever the lengths and however it is run.
 
-Where nobody looks at operators, plain calls go past them: torch.library takes a quarter of a
-millisecond to call one, as long as a GPU takes for thousands of tokens."""
+Where nobody looks at operators, calls go past them: torch.library takes a quarter of a millisecond
+to call one, as long as a GPU takes for thousands of tokens, and its operators have no forward mode
+(their tangents would be zero without a word). What `torch.func` and forward mode see is in
+functions.py."""
 
 # No deferred annotations here: torch.library reads the types to make the operators' schemas.
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from regard.backends.contract import Rows
+from regard.backends.functions import UNCOMPILED, Attend, Pulled, refuse_second
+from regard.backends.passes import Call, Given, Moved, Passes, Pull, floating, taken_apart
+from regard.between_graphs import between_graphs
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
-from regard.values import decode, encode
-
-
-class Given(NamedTuple):
-    """Gradients of everything a call can learn; no `bias` where none was asked for."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    sink: Tensor | None
-    comparison: list[Tensor]
-    bias: list[Tensor]
-
-
-class Pull(NamedTuple):
-    """Gradients of what a call gave; None where nothing depends on it."""
-
-    out: Tensor | None
-    lse: Tensor | None
-    entropy: Tensor | None
-
-
-@runtime_checkable
-class Forward(Protocol):
-    """Output and row statistics, and a tensor that the backward pass wants back."""
-
-    def __call__(self, x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]: ...
-
-
-@runtime_checkable
-class Backward(Protocol):
-    """Gradients, from what the forward pass gave (without the largest logit) and kept."""
-
-    def __call__(
-        self, x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: bool
-    ) -> Given: ...
+from regard.transforms import in_forward_mode, is_batched, may_learn, transformed
+from regard.values import decode
 
 
 @runtime_checkable
@@ -62,21 +32,16 @@ class Run(Protocol):
 
 
 def register(
-    name: str,
-    forward: Forward,
-    backward: Backward,
-    kept: Callable[[Tensor], Tensor],
+    passes: Passes,
+    empty_kept: Callable[[Tensor], Tensor],
     empty_out: Callable[[Tensor, Tensor], Tensor],
 ) -> Run:
-    """Make operators regard::{name} and regard::{name}_backward.
+    """Make operators regard::{name}, regard::{name}_backward and regard::{name}_tangent.
 
-    `kept` gives, from an lse, an empty tensor like the one that `forward` keeps, and `empty_out`,
-    from q and v, one like its output.
+    `empty_kept` gives, from an lse, an empty tensor like the one that the forward pass keeps, and
+    `empty_out`, from q and v, one like its output.
     """
-
-    def directly(x: AttentionInputs, statistics: bool) -> tuple[Rows, Tensor]:
-        with _no_autocast(x.q):
-            return forward(x, statistics=statistics)
+    name = passes.name
 
     @torch.library.custom_op(f"regard::{name}", mutates_args=())
     def there(
@@ -94,20 +59,23 @@ def register(
         statistics: bool,
         bias: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        x = _inputs(q, k, v, sink, seed, tensors, text, integers, floats, softcap, dropout)
-        rows, keeps = directly(x, statistics)
+        _refuse_forward_mode(name)
+        call = Call((text, integers, floats, softcap, dropout))
+        x = call.inputs(q, k, v, sink, seed, *tensors)
+        rows, keeps = passes.forward(x, statistics=statistics)
         return *rows, keeps
 
     @there.register_fake
     def _(
         q: Tensor, k: Tensor, v: Tensor, *rest: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        _refuse_forward_mode(name)
         statistics = rest[-2]
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         out = empty_out(q, v)
         lse = q.new_empty(q.shape[:3], dtype=dtype)
         more = [torch.empty_like(lse) if statistics else lse.new_empty(0) for _ in range(2)]
-        return out, lse, more[0], more[1], kept(lse)
+        return out, lse, more[0], more[1], empty_kept(lse)
 
     @torch.library.custom_op(f"regard::{name}_backward", mutates_args=())
     def back(
@@ -131,20 +99,19 @@ def register(
         dropout: float,
         bias: bool,
     ) -> list[Tensor]:
-        x = _inputs(q, k, v, sink, seed, tensors, text, integers, floats, softcap, dropout)
+        _refuse_forward_mode(f"{name}_backward")
+        call = Call((text, integers, floats, softcap, dropout))
+        x = call.inputs(q, k, v, sink, seed, *tensors)
         rows, pull = Rows(out, lse, lse, entropy), Pull(g_out, g_lse, g_entropy)
-        with _no_autocast(q):
-            given = backward(x, rows, keeps, pull, bias=bias)
+        given = passes.backward(x, rows, keeps, pull, bias=bias)
         sinks = [] if given.sink is None or sink is None else [given.sink.to(sink.dtype)]
-        learned = [t for t in tensors if t.is_floating_point()]
-        own = given.comparison + (
-            given.bias or [t.new_zeros(()) for t in learned[len(given.comparison) :]]
-        )
-        return [
-            *(_like(g, t) for g, t in zip(given[:3], (q, k, v), strict=True)),
-            *sinks,
-            *(g.to(t.dtype) for g, t in zip(own, learned, strict=True)),
+        # A scalar stands for what wants no gradient, or has none.
+        own = [
+            t.new_zeros(()) if g is None else g.to(t.dtype)
+            for g, t in zip(given.own(x), tensors, strict=True)
+            if t.is_floating_point()
         ]
+        return [*(_like(g, t) for g, t in zip(given[:3], (q, k, v), strict=True)), *sinks, *own]
 
     @back.register_fake
     def _(
@@ -168,12 +135,14 @@ def register(
         dropout: float,
         bias: bool,
     ) -> list[Tensor]:
-        comparison, _, _ = decode(text, integers, floats, tensors, here=True)
-        assert comparison is not None
-        learned = [t for t in tensors if t.is_floating_point()]
-        n = len(comparison.tensors())
+        _refuse_forward_mode(f"{name}_backward")
+        values = decode(text, integers, floats, tensors, here=True)
+        learns = (True, False, bias)
         own = [
-            torch.empty_like(t) if i < n or bias else t.new_empty(()) for i, t in enumerate(learned)
+            torch.empty_like(t) if learned else t.new_empty(())
+            for value, learned in zip(values, learns, strict=True)
+            for t in (() if value is None else value.tensors())
+            if t.is_floating_point()
         ]
         sinks = [] if sink is None else [torch.empty_like(sink)]
         return [torch.empty_like(t) for t in (q, k, v)] + sinks + own
@@ -210,25 +179,96 @@ def register(
         ]
         return dq, dk, dv, d_sink, None, own, *constants
 
-    def refuse_second(ctx: Any, *grads: Any) -> None:
-        raise RegardError(
-            f"the {name} backend is differentiable once",
-            got="a gradient of a gradient",
-            accepted='backend="reference", which can be differentiated any number of times',
-            do='pass backend="reference" to the call whose second derivative you need',
-        )
+    @torch.library.custom_op(f"regard::{name}_tangent", mutates_args=())
+    def onward(
+        d_q: Tensor,
+        d_k: Tensor,
+        d_v: Tensor,
+        d_sink: Tensor | None,
+        d_tensors: Sequence[Tensor],
+        out: Tensor,
+        lse: Tensor,
+        keeps: Tensor,
+        entropy: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sink: Tensor | None,
+        seed: Tensor | None,
+        tensors: Sequence[Tensor],
+        text: str,
+        integers: Sequence[int],
+        floats: Sequence[float],
+        softcap: float | None,
+        dropout: float,
+        statistics: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        _refuse_forward_mode(f"{name}_tangent")
+        call = Call((text, integers, floats, softcap, dropout))
+        x = call.inputs(q, k, v, sink, seed, *tensors)
+        moved = call.inputs(d_q, d_k, d_v, d_sink, seed, *d_tensors)
+        rows = Rows(out, lse, lse, entropy)
+        return passes.push(x, rows, keeps, moved, statistics=statistics)
+
+    @onward.register_fake
+    def _(*operands: Any) -> tuple[Tensor, Tensor, Tensor]:
+        _refuse_forward_mode(f"{name}_tangent")
+        out, lse, _, entropy = operands[5:9]
+        return torch.empty_like(out), torch.empty_like(lse), torch.empty_like(entropy)
+
+    def refuse(ctx: Any, *grads: Any) -> None:
+        refuse_second(name)
 
     torch.library.register_autograd(f"regard::{name}", differentiate, setup_context=_remember)
-    torch.library.register_autograd(f"regard::{name}_backward", refuse_second)
+    torch.library.register_autograd(f"regard::{name}_backward", refuse)
+    torch.library.register_autograd(f"regard::{name}_tangent", refuse)
+
+    def attend(x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]:
+        if _unobserved(x.tensors()):
+            return passes.forward(x, statistics=statistics)
+        call, (q, k, v, sink, seed, *tensors) = taken_apart(x)
+        bias = x.bias is not None and may_learn(x.bias.tensors())
+        *rows, keeps = there(q, k, v, sink, seed, tensors, *call.told, statistics, bias)
+        return Rows(*rows), keeps
+
+    def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: bool) -> Given:
+        if _unobserved(x.tensors()):
+            return passes.backward(x, rows, kept, pull, bias=bias)
+        call, (q, k, v, sink, seed, *tensors) = taken_apart(x)
+        dq, dk, dv, *more = back(
+            *pull, rows.out, rows.lse, kept, rows.entropy, q, k, v, sink, seed, tensors,
+            *call.told, bias,
+        )  # fmt: skip
+        d_sink = None if sink is None else more.pop(0)
+        n, m = (len(t) for t in (x.comparison.tensors(), floating(x.bias)))
+        return Given(dq, dk, dv, d_sink, more[:n], more[len(more) - m :] if bias else [])
+
+    def forward_mode(
+        x: AttentionInputs, rows: Rows, kept: Tensor, moved: AttentionInputs, *, statistics: bool
+    ) -> Moved:
+        if _unobserved(x.tensors()):
+            return passes.push(x, rows, kept, moved, statistics=statistics)
+        call, (q, k, v, sink, seed, *tensors) = taken_apart(x)
+        _, (d_q, d_k, d_v, d_sink, _, *d_tensors) = taken_apart(moved)
+        return Moved(
+            *onward(
+                d_q, d_k, d_v, d_sink, d_tensors, rows.out, rows.lse, kept, rows.entropy, q, k, v,
+                sink, seed, tensors, *call.told, statistics,
+            )
+        )  # fmt: skip
+
+    # Below all transforms somebody may still look at operators.
+    seen = Passes(name, attend, backward, forward_mode)
 
     class Direct(torch.autograd.Function):
-        """The passes past the operators, for calls that learn q, k and v alone."""
+        """The passes past everything else, for plain calls that learn q, k and v alone. (One that
+        `torch.func` knows takes longer to call.)"""
 
         @staticmethod
         def forward(
             ctx: Any, x: AttentionInputs, statistics: bool, q: Tensor, k: Tensor, v: Tensor
         ) -> tuple[Tensor, ...]:
-            rows, keeps = directly(x, statistics)
+            rows, keeps = passes.forward(x, statistics=statistics)
             ctx.save_for_backward(rows.out, rows.lse, keeps, rows.entropy, q, k, v)
             ctx.rest = (x.comparison, x.mask, x.bias, x.softcap, x.sink, x.dropout, x.seed)
             ctx.set_materialize_grads(False)
@@ -243,50 +283,64 @@ def register(
             if pull == (None, None, None):
                 return (None,) * 5
             x = AttentionInputs(*qkv, *ctx.rest)
-            if torch.is_grad_enabled():
-                # These gradients may be differentiated: the operator says that they cannot be.
-                text, integers, floats, tensors = encode([x.comparison, x.mask, x.bias], here=True)
-                given = back(
-                    *pull, out, lse, keeps, entropy, *qkv, x.sink, x.seed, tensors, text, integers,
-                    floats, x.softcap, x.dropout, False,
-                )  # fmt: skip
-                return None, None, *given[:3]
-            with _no_autocast(x.q):
-                given = backward(x, Rows(out, lse, lse, entropy), keeps, pull, bias=False)
+            given_back = [g for g in pull if g is not None]
+            many = any(map(is_batched, given_back))
+            if torch.is_grad_enabled() or many or transformed(given_back):
+                # These gradients may be differentiated (it says that they cannot be), or be many.
+                call, tensors = taken_apart(x)
+                wanted = (True, True, True, *(False for _ in tensors[3:]))
+                rows = (out, lse, entropy, keeps)
+                return None, None, *Pulled.apply(seen, call, wanted, *pull, *rows, *tensors)  # type: ignore[no-untyped-call]
+            given = passes.backward(x, Rows(out, lse, lse, entropy), keeps, pull, bias=False)
             return None, None, given.q.to(x.q.dtype), given.k.to(x.k.dtype), given.v.to(x.v.dtype)
 
     def run(x: AttentionInputs, *, statistics: bool) -> Rows:
+        if torch.compiler.is_compiling():
+            return (transforming if transformed(x.tensors()) else observed)(x, statistics)
         inside = x.tensors()
+        if transformed(inside):
+            return transforming(x, statistics)
+        if not _unobserved(inside):
+            return observed(x, statistics)
         learned = [t for t in inside if t.requires_grad] if torch.is_grad_enabled() else []
-        if _unobserved(inside) and all(t is x.q or t is x.k or t is x.v for t in learned):
-            if not learned:
-                return directly(x, statistics)[0]
+        if not learned:
+            return passes.forward(x, statistics=statistics)[0]
+        if all(t is x.q or t is x.k or t is x.v for t in learned):
             return Rows(*Direct.apply(x, statistics, x.q, x.k, x.v))  # type: ignore[no-untyped-call]
-        text, integers, floats, tensors = encode([x.comparison, x.mask, x.bias], here=True)
-        bias = x.bias is not None and any(t.requires_grad for t in x.bias.tensors())
-        out, lse, max_logit, entropy, _ = there(
-            x.q, x.k, x.v, x.sink, x.seed, tensors, text, integers, floats, x.softcap, x.dropout,
-            statistics, bias and torch.is_grad_enabled(),
-        )  # fmt: skip
-        return Rows(out, lse, max_logit.detach(), entropy)
+        return transforming(x, statistics)
+
+    def observed(x: AttentionInputs, statistics: bool) -> Rows:
+        rows, _ = attend(x, statistics=statistics)
+        return rows._replace(max_logit=rows.max_logit.detach())
+
+    @between_graphs(UNCOMPILED)
+    def transforming(x: AttentionInputs, statistics: bool) -> Rows:
+        call, tensors = taken_apart(x)
+        *rows, _ = Attend.apply(seen, call, statistics, *tensors)  # type: ignore[no-untyped-call]
+        return Rows(*rows)
 
     return run
 
 
+def _refuse_forward_mode(name: str) -> None:
+    """An operator's tangent would be zero without a word. (Inside a function with a formula of its
+    own, forward mode is off.)"""
+    if in_forward_mode() and torch._C._is_fwd_grad_enabled():
+        raise RegardError(
+            f"the operator regard::{name} has no forward mode",
+            got="a call where tensors may have tangents",
+            accepted="regard.attention and regard.trace, which have it, outside compiled graphs",
+        )
+
+
 def _unobserved(tensors: list[Tensor]) -> bool:
-    """Whether nobody looks at operators: no compiler, no mode, no transform, no kind of tensor that
-    is not plain."""
+    """Whether nobody looks at operators: no compiler, no mode, no kind of tensor that is not
+    plain."""
     return (
         not torch.compiler.is_compiling()
         and not is_in_torch_dispatch_mode()
-        and not torch._C._are_functorch_transforms_active()
         and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
     )
-
-
-def _no_autocast(q: Tensor) -> AbstractContextManager[Any]:
-    kind = q.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def _like(gradient: Tensor, t: Tensor) -> Tensor:
@@ -295,23 +349,6 @@ def _like(gradient: Tensor, t: Tensor) -> Tensor:
     if gradient.stride() == told:
         return gradient.to(t.dtype)
     return torch.empty_like(t).copy_(gradient)
-
-
-def _inputs(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sink: Tensor | None,
-    seed: Tensor | None,
-    tensors: Sequence[Tensor],
-    text: str,
-    integers: Sequence[int],
-    floats: Sequence[float],
-    softcap: float | None,
-    dropout: float,
-) -> AttentionInputs:
-    comparison, mask, bias = decode(text, integers, floats, tensors, here=True)
-    return AttentionInputs(q, k, v, comparison, mask, bias, softcap, sink, dropout, seed)  # type: ignore[arg-type]
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

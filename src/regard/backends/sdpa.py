@@ -17,6 +17,7 @@ from regard.inputs import AttentionInputs
 from regard.masks.algebra import pairs
 from regard.masks.keep import Keep
 from regard.scores.comparison import Dot
+from regard.transforms import may_carry_tangents, may_learn, under_torch_func
 
 SMALL = 1 << 18
 """Pairs up to which a mask may be written out: the size of one tile, not a matter of n."""
@@ -44,8 +45,10 @@ class Sdpa:
             reasons.append("it would write the bias out as an n×n tensor")
         if x.bias is not None and x.mask is not None:
             reasons.append("it takes a bias or a mask, not both")
-        if x.bias is not None and x.needs_grad and any(t.requires_grad for t in x.bias.tensors()):
+        if x.bias is not None and may_learn(x.bias.tensors()):
             reasons.append("its fused kernels give a bias no gradient")
+        if may_carry_tangents(x.tensors()):
+            reasons.append("its fused kernels have no forward mode")
         if not self._mask_fits(x):
             reasons.append("it would write the mask out as an n×n tensor")
         if 0 in (*x.shape, x.q.shape[-1], x.v.shape[-1]):
@@ -127,8 +130,8 @@ def _sdpa(
 
 def _may_ask(x: AttentionInputs) -> bool:
     """Whether numbers may be looked at: that would break the compiler's graph, and one that is
-    being recorded. There care is taken always."""
-    if torch.compiler.is_compiling():
+    being recorded, and under `torch.func` there may be many at once. There care is taken always."""
+    if torch.compiler.is_compiling() or under_torch_func():
         return False
     return x.q.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 

@@ -34,6 +34,13 @@ class Bias(Value):
         """Add what a gradient of these logits gives to the gradients of the bias's tensors."""
         raise NotImplementedError
 
+    def push_forward(
+        self, q: Int[Tensor, "q"], k: Int[Tensor, "k"], moved: Bias
+    ) -> Float[Tensor, "b h q k"]:
+        """Tangents of what is added; `moved` is this bias with tangents as its tensors. Most
+        biases are linear in them."""
+        return moved.at(q, k)
+
     def select(self, batch: Pick, heads: Pick) -> Bias:
         """The part that speaks of some batch entries and heads. Bound only."""
         raise NotImplementedError

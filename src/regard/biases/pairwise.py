@@ -67,17 +67,24 @@ class BoundPairwise(Bias):
         return self._at(self.captured, q, k)
 
     def pull_back(self, q: Tensor, k: Tensor, d: Tensor, into: list[Tensor]) -> None:
-        learned = [t.detach() for t in self.captured if t.is_floating_point()]
-
         def added(*learned: Tensor) -> Tensor:
-            again = iter(learned)
-            captured = tuple(next(again) if t.is_floating_point() else t for t in self.captured)
-            return self._at(captured, q, k).to(d.dtype).expand_as(d)
+            return self._learned_at(learned, q, k).to(d.dtype).expand_as(d)
 
         # Inside an operator autograd does not record, but transforms of functions do.
-        back = torch.func.vjp(added, *learned)[1]
+        back = torch.func.vjp(added, *_floats(self.captured))[1]
         for total, part in zip(into, back(d), strict=True):
             total += part
+
+    def push_forward(self, q: Tensor, k: Tensor, moved: Bias) -> Float[Tensor, "b h q k"]:
+        assert isinstance(moved, BoundPairwise)
+        value, back, *_ = torch.func.vjp(
+            lambda *learned: self._learned_at(learned, q, k), *_floats(self.captured)
+        )
+        # What goes back is linear in what comes, and its own gradient is the tangent. (Forward mode
+        # within forward mode is more than PyTorch can do.)
+        onward = torch.func.vjp(back, torch.zeros_like(value))[1]
+        tangent: Tensor = onward(_floats(moved.captured))[0]
+        return tangent
 
     def select(self, batch: Pick, heads: Pick) -> Bias:
         entries = self.entries if len(self.entries) == 1 else self.entries[batch]
@@ -87,6 +94,11 @@ class BoundPairwise(Bias):
     def pick(self, batch: Pick, heads: Pick) -> list[tuple[Pick, ...]]:
         return [() for t in self.captured if t.is_floating_point()]
 
+    def _learned_at(self, learned: tuple[Tensor, ...], q: Tensor, k: Tensor) -> Tensor:
+        again = iter(learned)
+        captured = tuple(next(again) if t.is_floating_point() else t for t in self.captured)
+        return self._at(captured, q, k)
+
     def _at(self, captured: tuple[Tensor, ...], q: Tensor, k: Tensor) -> Float[Tensor, "b h q k"]:
         b, h = self.entries.view(-1, 1, 1, 1), self.own_heads.view(-1, 1, 1)
         found = self.code(captured, (b, h, q[:, None], k))
@@ -95,6 +107,10 @@ class BoundPairwise(Bias):
 
     def __repr__(self) -> str:
         return f"pairwise({self.code!r})"
+
+
+def _floats(captured: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(t.detach() for t in captured if t.is_floating_point())
 
 
 @reading

@@ -1,8 +1,8 @@
 """How one query meets one key, once both are prepared.
 
 Whatever a score does to queries or keys alone is done beforehand, in O(n). What is left for the
-pairs is a comparison, of which there are three. Each says its logits for a tile of pairs and the
-gradients that a gradient of those logits gives back.
+pairs is a comparison, of which there are three. Each says its logits for a tile of pairs, the
+gradients that a gradient of those logits gives back, and how the logits move as its inputs do.
 
 Shapes: q [B, G, R, Q, D] (R query heads share each of G key heads), k [B, G, K, D].
 """
@@ -50,6 +50,17 @@ class Comparison(Value):
         """A bound on the numbers that are added up for any one logit."""
         raise NotImplementedError
 
+    def push_forward(
+        self,
+        q: Float[Tensor, "b g r q d"],
+        k: Float[Tensor, "b g k d"],
+        dq: Float[Tensor, "b g r q d"],
+        dk: Float[Tensor, "b g k d"],
+        own: Comparison,
+    ) -> Float[Tensor, "b g r q k"]:
+        """Tangents of the logits; `own` is this comparison with tangents as its tensors."""
+        raise NotImplementedError
+
     def select(self, heads: Pick) -> Comparison:
         return self
 
@@ -70,14 +81,15 @@ class Dot(Comparison):
     scale: float
 
     def logits(self, q: Tensor, k: Tensor) -> Tensor:
-        # Query heads of a group are stacked as rows, so that keys are never expanded.
-        rows = torch.matmul((q * self.scale).flatten(2, 3), k.mT)
-        return rows.view(*q.shape[:4], k.shape[2])
+        return _products(q * self.scale, k)
 
     def pull_back(self, q: Tensor, k: Tensor, d: Tensor) -> Gradients:
         rows = d.flatten(2, 3)
         dq = torch.matmul(rows, k).mul_(self.scale).unflatten(2, q.shape[2:4])
         return Gradients(dq, torch.matmul(rows.mT, q.flatten(2, 3)).mul_(self.scale), [])
+
+    def push_forward(self, q: Tensor, k: Tensor, dq: Tensor, dk: Tensor, own: Comparison) -> Tensor:
+        return self.logits(dq, k) + self.logits(q, dk)
 
     def largest_sum(self, q: Tensor, k: Tensor) -> float:
         return abs(self.scale) * longest(q) * longest(k)
@@ -123,6 +135,13 @@ class TanhSum(Comparison):
         own = dw if self.w.ndim == 2 else dw.sum(0)
         return Gradients(inner.sum(-2), inner.sum((2, 3)), [own])
 
+    def push_forward(self, q: Tensor, k: Tensor, dq: Tensor, dk: Tensor, own: Comparison) -> Tensor:
+        t = self._tanh(q, k)
+        slope = (1 - t * t) * self._weights(q)
+        moved = (slope * (dq[..., None, :] + dk[:, :, None, None])).sum(-1)
+        # The logits are linear in w.
+        return moved + own.logits(q, k)
+
     def largest_sum(self, q: Tensor, k: Tensor) -> float:
         return float(self.w.detach().to(torch.float64).abs().sum(-1).amax()) if len(self.w) else 0.0
 
@@ -159,6 +178,15 @@ class Nearness(Comparison):
         dk = torch.matmul(rows.mT, columns) - rows.sum(2)[..., None] * k
         return Gradients(dq, dk, [])
 
+    def push_forward(self, q: Tensor, k: Tensor, dq: Tensor, dk: Tensor, own: Comparison) -> Tensor:
+        # (q - k)·(q̇ - k̇), multiplied out.
+        moved = (q * dq).sum(-1, keepdim=True) + (k * dk).sum(-1)[:, :, None, None]
+        moved = moved - _products(q, dk) - _products(dq, k)
+        if self.squared:
+            return moved / -(self.bandwidth**2)
+        far = self._distance(q, k)
+        return torch.where(far > 0, moved / (far * -self.bandwidth), 0.0)
+
     def largest_sum(self, q: Tensor, k: Tensor) -> float:
         far = longest(q) + longest(k)
         return far * far / (2 * self.bandwidth**2) if self.squared else far / self.bandwidth
@@ -169,3 +197,9 @@ class Nearness(Comparison):
         mode = "donot_use_mm_for_euclid_dist"
         rows = torch.cdist(q.flatten(2, 3), k, compute_mode=mode)
         return rows.view(*q.shape[:4], k.shape[2])
+
+
+def _products(q: Float[Tensor, "b g r q d"], k: Float[Tensor, "b g k d"]) -> Tensor:
+    """Dot products of all pairs. Query heads of a group are stacked as rows, so that keys are never
+    expanded."""
+    return torch.matmul(q.flatten(2, 3), k.mT).view(*q.shape[:4], k.shape[2])

@@ -13,6 +13,7 @@ from regard.backends.exactness import as_found, widened
 from regard.backends.tiled.chosen import chosen_logits
 from regard.backends.tiled.forward import forward
 from regard.inputs import AttentionInputs
+from regard.transforms import may_carry_tangents, may_learn
 
 TOGETHER = 1 << 22
 """Numbers that whole rows of logits take up, at most, if one row does not take more."""
@@ -35,7 +36,7 @@ def norm_of(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> tuple[AttentionI
     if wide is None:
         return x, Norm(lse)
     with torch.no_grad():
-        rows, rest = forward(wide, statistics=False)
+        rows, rest = forward(wide.map_tensors(Tensor.detach), statistics=False)
     return wide, Norm(_learned(as_found(rows.lse, lse), lse), rest)
 
 
@@ -49,8 +50,9 @@ def norm_of_rows(
         return x, Norm(own)
     B, H, _, K = x.shape
     numbers = max(B * H * K * x.comparison.scratch, 1)
+    still = wide.map_tensors(Tensor.detach)
     with torch.no_grad():
-        found = [_summed(wide, some) for some in queries.split(max(1, TOGETHER // numbers))]
+        found = [_summed(still, some) for some in queries.split(max(1, TOGETHER // numbers))]
     exact, rest = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
     return wide, Norm(_learned(as_found(exact, own), own), rest)
 
@@ -72,6 +74,6 @@ def _summed(x: AttentionInputs, queries: Int[Tensor, "q"]) -> tuple[Tensor, Tens
 
 def _learned(exact: Float[Tensor, "b h q"], lse: Float[Tensor, "b h q"]) -> Float[Tensor, "b h q"]:
     """An exact lse that is differentiated as the one of the forward pass is: in O(n)."""
-    if not (torch.is_grad_enabled() and lse.requires_grad):
+    if not may_learn([lse]) and not may_carry_tangents([lse]):
         return exact
     return exact + torch.where(lse.isfinite(), lse - lse.detach(), 0.0)

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from regard.backends.contract import Rows
-from regard.backends.operators import Given, Pull, register
+from regard.backends.operators import register
+from regard.backends.passes import Given, Moved, Passes, Pull
 from regard.backends.tiled.backward import Backward
 from regard.backends.tiled.forward import forward
 from regard.backends.tiled.fused import Passed
+from regard.backends.tiled.tangent import push
 from regard.inputs import AttentionInputs
 
 
@@ -18,8 +20,14 @@ def _backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias:
     return Given(done.q, done.k, done.v, done.sink, done.comparison, done.bias)
 
 
+def _push(
+    x: AttentionInputs, rows: Rows, kept: Tensor, moved: AttentionInputs, *, statistics: bool
+) -> Moved:
+    return push(x, Passed(rows, kept), moved, statistics=statistics)
+
+
 def _empty_out(q: Tensor, v: Tensor) -> Tensor:
     return v.new_empty(*q.shape[:3], v.shape[3])
 
 
-run = register("tiled", forward, _backward, torch.empty_like, _empty_out)
+run = register(Passes("tiled", forward, _backward, _push), torch.empty_like, _empty_out)

@@ -17,6 +17,7 @@ from regard.cost.counting import visited_pairs
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
+from regard.transforms import may_learn, under_torch_func
 from regard.values import Shape
 
 __all__ = ["Triton", "outruns_cudnn", "why_not"]
@@ -86,8 +87,8 @@ def why_not(x: AttentionInputs) -> list[str]:
 
 def outruns_cudnn(x: AttentionInputs) -> bool:
     """Whether the output of a call that the kernels can run comes sooner from them, and gradients
-    no later. While a call is compiled, cards and addresses cannot be asked."""
-    if torch.compiler.is_compiling():
+    no later. While a call is compiled or transformed, cards and addresses cannot be asked."""
+    if torch.compiler.is_compiling() or under_torch_func():
         return False
     from regard.backends.triton import cudnn, tuning
 
@@ -102,9 +103,7 @@ def is_shared(bias: Dense, shape: Shape) -> bool:
 
 def _added_by_many(x: AttentionInputs) -> str | None:
     """What the call learns that many programs add to."""
-    if x.bias is None or not torch.is_grad_enabled():
-        return None
-    if not any(t.requires_grad for t in x.bias.tensors()):
+    if x.bias is None or not may_learn(x.bias.tensors()):
         return None
     if isinstance(x.bias, Relative):
         return "a relative table"

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 from regard.backends.contract import Rows
-from regard.backends.operators import Given, Pull
+from regard.backends.passes import Given, Pull
 from regard.backends.triton import cudnn, is_shared
 from regard.backends.triton.arguments import (
     added,

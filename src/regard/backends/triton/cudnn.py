@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.contract import Rows
-from regard.backends.operators import Pull
+from regard.backends.passes import Pull
 from regard.backends.triton.arguments import describable, generation
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot

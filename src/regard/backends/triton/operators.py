@@ -5,7 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.backends.contract import Rows
-from regard.backends.operators import Given, Pull, register
+from regard.backends.operators import register
+from regard.backends.passes import Given, Moved, Passes, Pull
+from regard.backends.tiled.forward import forward as tiled_forward
+from regard.backends.tiled.tangent import push
 from regard.backends.triton.arguments import on_card
 from regard.backends.triton.backward import backward
 from regard.backends.triton.forward import empty_out, forward
@@ -22,8 +25,16 @@ def _backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias:
         return backward(x, rows, kept, pull, bias=bias)
 
 
+def _push(
+    x: AttentionInputs, rows: Rows, kept: Tensor, moved: AttentionInputs, *, statistics: bool
+) -> Moved:
+    """There is no kernel for forward mode: PyTorch's operations walk the tiles. Weights come from
+    logits and lse that were rounded alike, so the rows are computed by them too."""
+    return push(x, tiled_forward(x, statistics=statistics), moved, statistics=statistics)
+
+
 def _kept(lse: Tensor) -> Tensor:
     return lse.new_empty(2, *lse.shape)
 
 
-run = register("triton", _forward, _backward, _kept, empty_out)
+run = register(Passes("triton", _forward, _backward, _push), _kept, empty_out)

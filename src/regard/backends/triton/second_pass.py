@@ -34,6 +34,7 @@ from regard.backends.triton.pairs import LN2, load_rows, logits_of, norms, produ
 from regard.backends.triton.rules import allowed, full_at, keys_for, limit_of, part_at, rows_for
 from regard.backends.triton.tuning import fits_hopper, looking_settings
 from regard.inputs import AttentionInputs
+from regard.transforms import may_learn, transformed
 
 
 @launched
@@ -190,7 +191,8 @@ class TritonPass(TiledPass):
         self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], keys: Int[Tensor, "k"]
     ) -> Float[Tensor, "b h q"]:
         x = inputs
-        learns = torch.is_grad_enabled() and any(t.requires_grad for t in (*x.tensors(), lse))
+        inside = (*x.tensors(), lse)
+        learns = may_learn(inside) or transformed(inside)
         if learns or not len(keys) or not is_simple(x.mask) or not _tells(x, lse):
             return super().mass(x, lse, keys)
         return _of_keys(x, lse, keys)

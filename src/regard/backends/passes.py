@@ -1,0 +1,169 @@
+"""The passes of a backend that keeps row statistics: forward, backward, and forward mode.
+
+What goes in and out of them, whoever runs them: autograd, the compiler's operators, `torch.func`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.backends.contract import Rows
+from regard.inputs import AttentionInputs
+from regard.values import Value, decode, encode
+
+
+class Given(NamedTuple):
+    """Gradients of everything a call can learn; no `bias` where none was asked for."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    sink: Tensor | None
+    comparison: list[Tensor]
+    bias: list[Tensor]
+
+    def own(self, x: AttentionInputs) -> list[Tensor | None]:
+        """Gradients of the tensors of comparison, mask and bias; None where there is none."""
+        biases = iter(self.bias)
+        masks = [] if x.mask is None else x.mask.tensors()
+        added = [] if x.bias is None else x.bias.tensors()
+        return [
+            *self.comparison,
+            *(None for _ in masks),
+            *(next(biases, None) if t.is_floating_point() else None for t in added),
+        ]
+
+
+class Pull(NamedTuple):
+    """Gradients of what a call gave; None where nothing depends on it."""
+
+    out: Tensor | None
+    lse: Tensor | None
+    entropy: Tensor | None
+
+
+class Moved(NamedTuple):
+    """Tangents of what a call gave; that of the entropy is empty where it was not asked for."""
+
+    out: Float[Tensor, "b h q e"]
+    lse: Float[Tensor, "b h q"]
+    entropy: Float[Tensor, "..."]
+
+
+@runtime_checkable
+class Forward(Protocol):
+    """Output and row statistics, and a tensor that the other passes want back."""
+
+    def __call__(self, x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]: ...
+
+
+@runtime_checkable
+class Backward(Protocol):
+    """Gradients, from what the forward pass gave (without the largest logit) and kept."""
+
+    def __call__(
+        self, x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: bool
+    ) -> Given: ...
+
+
+@runtime_checkable
+class Push(Protocol):
+    """Tangents of the rows, from tangents of the inputs: `moved` is the call with a tangent in the
+    place of every floating-point tensor."""
+
+    def __call__(
+        self,
+        x: AttentionInputs,
+        rows: Rows,
+        kept: Tensor,
+        moved: AttentionInputs,
+        *,
+        statistics: bool,
+    ) -> Moved: ...
+
+
+@dataclass(frozen=True)
+class Passes:
+    """A backend's passes, run in their own precision whatever autocast is about."""
+
+    name: str
+    forward_pass: Forward
+    backward_pass: Backward
+    forward_mode: Push
+
+    def forward(self, x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]:
+        with _no_autocast(x.q):
+            return self.forward_pass(x, statistics=statistics)
+
+    def backward(
+        self, x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: bool
+    ) -> Given:
+        with _no_autocast(x.q):
+            return self.backward_pass(x, rows, kept, pull, bias=bias)
+
+    def push(
+        self,
+        x: AttentionInputs,
+        rows: Rows,
+        kept: Tensor,
+        moved: AttentionInputs,
+        *,
+        statistics: bool,
+    ) -> Moved:
+        with _no_autocast(x.q):
+            return self.forward_mode(x, rows, kept, moved, statistics=statistics)
+
+
+def _no_autocast(q: Tensor) -> AbstractContextManager[Any]:
+    kind = q.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+class Call(NamedTuple):
+    """What a call is beside its tensors, in the form that operators take. Its tensors are q, k, v,
+    sink, seed, and those of comparison, mask and bias, in this order."""
+
+    told: tuple[str, Sequence[Any], Sequence[Any], float | None, float]
+    """What operators are told: text, integers and floats of the values, soft-cap and dropout."""
+    values: tuple[Value | None, ...] = ()
+    """Those made of functions: the text names these by number, so they must stay."""
+
+    @property
+    def dropout(self) -> float:
+        return self.told[4]
+
+    def inputs(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sink: Tensor | None,
+        seed: Tensor | None,
+        *tensors: Tensor,
+    ) -> AttentionInputs:
+        text, integers, floats, softcap, dropout = self.told
+        comparison, mask, bias = decode(text, integers, floats, tensors, here=True)
+        return AttentionInputs(
+            q, k, v, comparison, mask, bias, softcap, sink, dropout, seed  # type: ignore[arg-type]
+        )  # fmt: skip
+
+
+def taken_apart(x: AttentionInputs) -> tuple[Call, list[Tensor | None]]:
+    """A call and its tensors."""
+    values = (x.comparison, x.mask, x.bias)
+    text, integers, floats, tensors = encode(values, here=True)
+    local = values if any(v is not None and v.is_local() for v in values) else ()
+    call = Call((text, integers, floats, x.softcap, x.dropout), local)
+    return call, [x.q, x.k, x.v, x.sink, x.seed, *tensors]
+
+
+def floating(value: Value | None) -> list[Tensor]:
+    """The tensors of a value that may be learned."""
+    return [] if value is None else [t for t in value.tensors() if t.is_floating_point()]

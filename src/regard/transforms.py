@@ -1,0 +1,51 @@
+"""Whether PyTorch transforms the function that makes a call: `torch.func`, forward mode, batched
+gradients. Under these, tensors carry more than their numbers, and code that goes past PyTorch's
+operators must not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def under_torch_func() -> bool:
+    """Whether a transform of `torch.func` is at work."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def in_forward_mode() -> bool:
+    """Whether tensors may have tangents."""
+    return forward_ad._current_level >= 0
+
+
+def may_carry_tangents(tensors: Iterable[Tensor]) -> bool:
+    """Whether forward mode may differentiate by some of these tensors. Under `torch.func` a tangent
+    can hide below other transforms, and in a graph that is compiled no tensor shows its own: there
+    every tensor may have one."""
+    if not in_forward_mode():
+        return False
+    if under_torch_func() or torch.compiler.is_compiling():
+        return True
+    return any(forward_ad.unpack_dual(t).tangent is not None for t in tensors)
+
+
+def may_learn(tensors: Iterable[Tensor]) -> bool:
+    """Whether gradients may be asked of some of these tensors. Under `torch.func` one that wants a
+    gradient does not show it below vmap: there every tensor may."""
+    if not torch.is_grad_enabled():
+        return False
+    return any(t.requires_grad for t in tensors) or under_torch_func()
+
+
+def transformed(tensors: Iterable[Tensor]) -> bool:
+    """Whether these tensors may carry more than their numbers, a graph of autograd aside."""
+    return under_torch_func() or may_carry_tangents(tensors)
+
+
+def is_batched(t: Tensor | None) -> bool:
+    """Whether a gradient or tangent is many at once: autograd batches them by an older vmap, which
+    `torch.func` does not know of."""
+    return t is not None and torch._C._functorch.is_legacy_batchedtensor(t)
