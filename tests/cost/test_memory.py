@@ -18,8 +18,8 @@ from torch.nn.functional import scaled_dot_product_attention, silu, softmax
 
 from regard import cost, masks
 
-# A peak is that of a process, and allocators keep what was freed: each case runs in a fork of one that
-# has imported everything and computed nothing.
+# A peak is that of a process, and allocators keep what was freed: each case runs in a fork of one
+# that has imported everything and computed nothing.
 PEAKS = """
 import json, os, sys, torch
 from types import SimpleNamespace
