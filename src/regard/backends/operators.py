@@ -310,8 +310,8 @@ def register(
         return transforming(x, statistics)
 
     def observed(x: AttentionInputs, statistics: bool) -> Rows:
-        rows, _ = attend(x, statistics=statistics)
-        return rows._replace(max_logit=rows.max_logit.detach())
+        (out, lse, largest, entropy), _ = attend(x, statistics=statistics)
+        return Rows(out, lse, largest.detach(), entropy)
 
     @between_graphs(UNCOMPILED)
     def transforming(x: AttentionInputs, statistics: bool) -> Rows:
