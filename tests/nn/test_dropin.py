@@ -432,8 +432,25 @@ def test_an_encoder_that_packs_padding_after_the_fact():
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_take_no_masks():
     x = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(5, 16)])
-    with pytest.raises(nn.DropInError, match="nested tensors attend to themselves"):
-        nn.DropIn(16, 4, batch_first=True)(x, x, x)
+    with pytest.raises(nn.DropInError) as error:
+        nn.DropIn(16, 4, batch_first=True)(x, x, x, key_padding_mask=padded(5, 3))
+    assert str(error.value) == (
+        "nested tensors attend to themselves, without masks\n"
+        "  got:      query is key: True, key is value: True, masks: True\n"
+        "  do:       pad them: torch.nested.to_padded_tensor, and key_padding_mask="
+    )
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("average", [True, False])
+def test_weights_of_nested_tensors_are_padded_as_in_torch(average):
+    theirs, ours = pair(batch_first=True)
+    x = torch.nested.nested_tensor([torch.randn(3, 16), torch.randn(5, 16)])
+    with torch.no_grad():
+        right = theirs.eval()(x, x, x, average_attn_weights=average)
+        got = ours.eval()(x, x, x, average_attn_weights=average)
+    assert_close(got[1], right[1])
+    assert_close([*got[0].unbind()], [*right[0].unbind()])
 
 
 def test_it_is_watched_under_its_own_name():

@@ -116,8 +116,8 @@ class DropIn(nn.MultiheadAttention):
         [length, batch, width], or [batch, length, width] with `batch_first`, or [length, width];
         or one nested tensor as all three."""
         if query.is_nested or key.is_nested or value.is_nested:
-            _check_nested(query, key, value, key_padding_mask, need_weights, attn_mask)
-            return self._packed(query), None
+            _check_nested(query, key, value, key_padding_mask, attn_mask)
+            return self._packed(query, need_weights, average_attn_weights)
         self._check(query, key, value, key_padding_mask, attn_mask)
         return self._attended(
             query, key, value, key_padding_mask, need_weights, attn_mask, average_attn_weights,
@@ -232,19 +232,26 @@ class DropIn(nn.MultiheadAttention):
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
 
-    def _packed(self, x: Tensor) -> Tensor:
+    def _packed(
+        self, x: Tensor, need_weights: bool, average_attn_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Self-attention of a nested tensor, which `nn.TransformerEncoder` makes of padded batches
-        in eval mode."""
+        in eval mode. Weights are padded with zeros to the longest, as PyTorch gives them."""
         lengths = [len(part) for part in x.unbind()]
         whole = torch.nested.to_padded_tensor(x, 0.0)
         places = torch.arange(whole.shape[1], device=x.device)
         hidden = places >= torch.tensor(lengths, device=x.device)[:, None]
         # A batch of nested tensors comes first, whatever batch_first= says.
         whole = whole if self.batch_first else whole.transpose(0, 1)
-        out, _ = self._attended(whole, whole, whole, hidden)
+        out, weights = self._attended(
+            whole, whole, whole, hidden, need_weights, None, average_attn_weights
+        )
+        if weights is not None:
+            rows = hidden[:, :, None] if average_attn_weights else hidden[:, None, :, None]
+            weights = weights.masked_fill(rows, 0.0)
         out = out if self.batch_first else out.transpose(0, 1)
         parts = [part[:n] for part, n in zip(out, lengths, strict=True)]
-        return torch.nested.as_nested_tensor(parts, layout=x.layout)
+        return torch.nested.as_nested_tensor(parts, layout=x.layout), weights
 
     def _check(
         self,
@@ -290,15 +297,13 @@ def _check_nested(
     key: Tensor,
     value: Tensor,
     key_padding_mask: Tensor | None,
-    need_weights: bool,
     attn_mask: Tensor | None,
 ) -> None:
     masked = key_padding_mask is not None or attn_mask is not None
-    if query is not key or key is not value or masked or need_weights:
+    if query is not key or key is not value or masked:
         raise DropInError(
-            "nested tensors attend to themselves, without masks or weights",
-            got=f"query is key: {query is key}, key is value: {key is value}, masks: {masked}, "
-            f"need_weights={need_weights}",
+            "nested tensors attend to themselves, without masks",
+            got=f"query is key: {query is key}, key is value: {key is value}, masks: {masked}",
             do="pad them: torch.nested.to_padded_tensor, and key_padding_mask=",
         )
 
