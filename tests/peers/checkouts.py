@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -31,8 +32,10 @@ class Peer:
             return given.resolve()
         into = cache() / f"{self.name}-{self.tag}"
         if not into.exists():
-            part = into.with_suffix(".part")
+            part = into.with_name(into.name + ".part")
             part.parent.mkdir(parents=True, exist_ok=True)
+            # What is there was interrupted.
+            shutil.rmtree(part, ignore_errors=True)
             _git("clone", "--quiet", "--depth=1", "--filter=blob:none", "--sparse",
                  f"--branch={self.tag}", self.repository, str(part))  # fmt: skip
             _git("-C", str(part), "sparse-checkout", "set", *self.folders)

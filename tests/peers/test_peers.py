@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import textwrap
 from pathlib import Path
 
@@ -96,6 +97,31 @@ def test_every_expected_difference_has_a_reason() -> None:
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="no checkout of pytorch: no test/"):
         checkouts.PYTORCH.checkout(tmp_path)
+
+
+def test_tests_are_cloned_once_at_the_installed_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = tmp_path / "theirs"
+    peer = checkouts.Peer("small", "torch", theirs.as_uri(), ("test",))
+    for folder in ("test", "docs"):
+        (theirs / folder).mkdir(parents=True)
+        (theirs / folder / "file").touch()
+    by = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    for command in (("init", "-q"), ("add", "."), (*by, "commit", "-qm", "a"), ("tag", peer.tag)):
+        subprocess.run(["git", "-C", str(theirs), *command], check=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    interrupted = checkouts.cache() / f"small-{peer.tag}.part"
+    interrupted.mkdir(parents=True)
+
+    cloned = peer.checkout()
+
+    assert cloned.is_relative_to(tmp_path / "cache")
+    assert (cloned / "test" / "file").exists()
+    assert not (cloned / "docs").exists()
+    assert not interrupted.exists()
+    (theirs / "test").rename(theirs / "gone")
+    assert peer.checkout() == cloned
 
 
 def test_twenty_families() -> None:
