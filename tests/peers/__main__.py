@@ -24,7 +24,7 @@ def main() -> int:
     known, found, ran = expected(), list[Difference](), list[tuple[str, str]]()
     for suite in _suites(asked):
         plain = run(suite.checkout, suite.arguments)
-        _add_rows(table, "PyTorch", plain)
+        _add_rows(table, "as is", plain)
         for variant in suite.variants:
             ours = run(suite.checkout, suite.arguments, variant.plugins, **variant.variables)
             if not any(ours.counts.values()):

@@ -24,6 +24,7 @@ _ABOUT = (
 _WITHOUT = (
     "compil", "export", "fsdp", "tp_", "overfit", "pipeline", "offload", "save_load", "reload",
     "flash", "flex", "parallel", "sdpa_kernels", "continuous_batching", "quantized", "features",
+    "longform",
 )  # fmt: skip
 ATTENTION = f"({_ABOUT}) and not ({' or '.join(_WITHOUT)})"
 

@@ -23,6 +23,8 @@ from regard.nn import DropIn
 BACKEND = os.environ["REGARD_PEERS_BACKEND"]
 _pytorch = F.scaled_dot_product_attention
 _calls = 0
+_ours = False
+"""Whether regard is computing: what its own backends ask PyTorch for is PyTorch's."""
 
 
 def _only_math() -> bool:
@@ -42,7 +44,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    if _only_math():
+    if _ours or _only_math():
         return _pytorch(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
@@ -63,9 +65,13 @@ def scaled_dot_product_attention(
 def _by_backend(called: Callable[..., Any], able: bool) -> Callable[..., Any]:
     @functools.wraps(called)
     def counted(*args: Any, **kwargs: Any) -> Any:
-        global _calls
-        _calls += 1
-        return called(*args, **kwargs | ({"backend": BACKEND} if able else {}))
+        global _calls, _ours
+        _calls += not _ours
+        before, _ours = _ours, True
+        try:
+            return called(*args, **kwargs | ({"backend": BACKEND} if able else {}))
+        finally:
+            _ours = before
 
     return counted
 
