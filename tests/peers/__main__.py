@@ -13,7 +13,14 @@ from rich.table import Table
 
 from tests.peers import suites
 from tests.peers.checkouts import PYTORCH, TRANSFORMERS
-from tests.peers.differences import Difference, differences, expected, outdated, unexpected
+from tests.peers.differences import (
+    Difference,
+    Expected,
+    differences,
+    expected,
+    outdated,
+    unexpected,
+)
 from tests.peers.outcomes import Outcomes, run
 
 
@@ -40,7 +47,7 @@ def main() -> int:
             looked_at = ", ".join(f"{n:,} {what}" for what, n in ours.counts.items())
             console.print(f"{variant.name}: {looked_at}")
     console.print(table)
-    for reason, group in groupby(known, lambda entry: entry.reason):
+    for reason, group in groupby(sorted(known, key=_reason), _reason):
         entries = list(group)
         count = sum(any(e.covers(d.variant, d.test) for e in entries) for d in found)
         if count:
@@ -50,6 +57,10 @@ def main() -> int:
         _print(console, f"expected, but the same now: {entry.variant}  {entry.test}")
     console.print(f"{len(found)} differences, {len(new)} of them not expected")
     return 1 if new or old else 0
+
+
+def _reason(entry: Expected) -> str:
+    return entry.reason
 
 
 def _print(console: Console, line: str) -> None:
