@@ -109,7 +109,9 @@ def test_full_graphs_of_common_calls(kind: str, mask: masks.Mask | None) -> None
     call = MAKE[kind](mask=mask)
     three = [numbers(1, 2, 160, 128, seed=i).bfloat16() for i in range(3)]
     wanted, got = call(*three), whole(call)(*three)
-    assert_close(got, wanted)
+    # Compiled, another backend may run, which rounds otherwise.
+    largest = max(float(t.abs().max()) for t in (wanted if isinstance(wanted, tuple) else [wanted]))
+    assert_close(got, wanted, rtol=0.016, atol=largest * torch.finfo(torch.bfloat16).eps)
 
 
 CARD: dict[str, Callable[..., dict[str, Any]]] = {

@@ -299,6 +299,11 @@ def test_the_reference_under_every_transform(transform: str, call: str) -> None:
 @pytest.mark.parametrize("call", SDPA)
 @pytest.mark.parametrize("transform", REVERSE)
 def test_sdpa_under_every_transform_but_forward_mode(transform: str, call: str) -> None:
+    if cases.DEVICE == "cuda":
+        # There it has no kernel for float64 either.
+        with pytest.raises(RegardError, match="backend 'sdpa' cannot run this call"):
+            assert_right(transform, call, "sdpa")
+        return
     assert_right(transform, call, "sdpa")
 
 

@@ -108,6 +108,8 @@ class Sdpa:
         if torch.compiler.is_compiling():
             # The compiler cannot trace the question (torch 2.9 to 2.13).
             return ["inside a compiled graph its CUDA kernels cannot be asked whether they take it"]
+        if under_torch_func():
+            return ["its CUDA kernels do not run under torch.func"]
         cuda = torch.backends.cuda
         params = cuda.SDPAParams(x.q, x.k, x.v, _written(x), x.dropout, _causal(x), _grouped(x))
         kernels = (
