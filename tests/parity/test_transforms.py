@@ -299,12 +299,12 @@ def test_the_reference_under_every_transform(transform: str, call: str) -> None:
 @pytest.mark.parametrize("call", SDPA)
 @pytest.mark.parametrize("transform", REVERSE)
 def test_sdpa_under_every_transform_but_forward_mode(transform: str, call: str) -> None:
-    if cases.DEVICE == "cuda":
-        # There it has no kernel for float64 either.
-        with pytest.raises(RegardError, match="backend 'sdpa' cannot run this call"):
-            assert_right(transform, call, "sdpa")
-        return
-    assert_right(transform, call, "sdpa")
+    try:
+        assert_right(transform, call, "sdpa")
+    except RegardError as error:
+        # On a card it does not run under torch.func, and has no kernel for float64.
+        if cases.DEVICE != "cuda" or "backend 'sdpa' cannot run this call" not in str(error):
+            raise
 
 
 @pytest.mark.parametrize("call", ["plain", "padding"])
@@ -386,7 +386,10 @@ def test_a_plan_says_why_pytorchs_kernels_are_left_alone() -> None:
 
     vmap(ask)(*(t[None] for t in three()))
     (reason,) = plans[0].refusals["sdpa"]
-    assert reason == "runs only when asked for under torch.func: PyTorch would map it in a loop"
+    if cases.DEVICE == "cuda":
+        assert reason == "its CUDA kernels do not run under torch.func"
+    else:
+        assert reason == "runs only when asked for under torch.func: PyTorch would map it in a loop"
     assert plans[0].backend != "sdpa"
 
 
@@ -539,7 +542,7 @@ def test_hidden_nan_stays_hidden_under_transforms(backend: str) -> None:
     assert_close(vmap(got)(torch.stack([q, -q])), vmap(want)(torch.stack([q, -q])))
     each = [vmap(grad(lambda x, f=f: f(x).sin().sum()))(q[None]) for f in (got, want)]
     assert_close(*each)
-    if backend == "tiled":
+    if backend == "tiled" and cases.DEVICE == "cpu":
         assert_close(vmap(call(bad_k, bad_v, "sdpa"))(q[None]), want(q)[None])
 
 
