@@ -5,6 +5,9 @@ python benchmarks/cpu.py [--quick]
 
 from __future__ import annotations
 
+import math
+import platform
+import statistics
 import subprocess
 import sys
 from typing import Any
@@ -67,25 +70,68 @@ def speed(lengths: list[int], repeats: int) -> list[dict[str, Any]]:
 def training(lengths: list[int], repeats: int) -> list[dict[str, Any]]:
     rows = []
     for n in lengths:
-        q, k, v = (t.requires_grad_() for t in qkv(n))
+        for causal in (False, True):
+            q, k, v = (t.requires_grad_() for t in qkv(n))
+            mask = masks.causal() if causal else None
+            pull = torch.ones_like(q)
 
-        def through(out: torch.Tensor, q: torch.Tensor = q) -> None:
-            out.sum().backward()
-            q.grad = None
+            def through(
+                out: torch.Tensor,
+                inputs: tuple[torch.Tensor, ...] = (q, k, v),
+                pull: torch.Tensor = pull,
+            ) -> None:
+                torch.autograd.grad(out, inputs, pull)
 
+            seconds = interleaved(
+                {
+                    "sdpa": lambda q=q, k=k, v=v, c=causal, go=through: go(
+                        scaled_dot_product_attention(q, k, v, is_causal=c)
+                    ),
+                    "trace": lambda q=q, k=k, v=v, m=mask, go=through: go(
+                        regard.trace(q, k, v, mask=m).out
+                    ),
+                },
+                repeats,
+            )
+            ratio = seconds["sdpa"] / seconds["trace"]
+            ms = seconds["sdpa"] * 1e3
+            rows.append({"n": n, "causal": causal, "sdpa ms": ms, "trace() / sdpa": ratio})
+    return rows
+
+
+def half(n: int) -> list[dict[str, Any]]:
+    """Few repeats: without instructions for it PyTorch's kernel takes seconds."""
+    rows = []
+    for dtype in (torch.bfloat16, torch.float16):
+        q, k, v = (t.to(dtype) for t in qkv(n))
         seconds = interleaved(
             {
-                "sdpa": lambda q=q, k=k, v=v, go=through: go(
-                    scaled_dot_product_attention(q, k, v, is_causal=True)
-                ),
-                "trace": lambda q=q, k=k, v=v, go=through: go(
-                    regard.trace(q, k, v, mask=masks.causal()).out
-                ),
+                "sdpa": lambda q=q, k=k, v=v: scaled_dot_product_attention(q, k, v),
+                "attention": lambda q=q, k=k, v=v: regard.attention(q, k, v),
+                "trace": lambda q=q, k=k, v=v: regard.trace(q, k, v),
             },
-            repeats,
+            3,
         )
-        ratio = seconds["sdpa"] / seconds["trace"]
-        rows.append({"n": n, "sdpa ms": seconds["sdpa"] * 1e3, "trace() / sdpa": ratio})
+        rows.append(
+            {
+                "type": str(dtype).removeprefix("torch."),
+                "n": n,
+                "sdpa ms": seconds["sdpa"] * 1e3,
+                "attention() / sdpa": seconds["sdpa"] / seconds["attention"],
+                "trace() / sdpa": seconds["sdpa"] / seconds["trace"],
+            }
+        )
+    return rows
+
+
+def worst(tables: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """The worst ratio of each table, and the geometric mean."""
+    rows = []
+    for title, table in tables.items():
+        found = [row["trace() / sdpa"] for row in table if "trace() / sdpa" in row]
+        if found:
+            mean = math.exp(statistics.fmean(map(math.log, found)))
+            rows.append({"trace() / sdpa": title, "worst": min(found), "mean": mean})
     return rows
 
 
@@ -98,6 +144,7 @@ def overhead() -> list[dict[str, Any]]:
             "regard.attention": lambda: regard.attention(q, k, v),
             "regard.attention, causal": lambda: regard.attention(q, k, v, mask=causal),
             "regard.trace": lambda: regard.trace(q, k, v),
+            "regard.trace, causal": lambda: regard.trace(q, k, v, mask=causal),
         },
         300,
     )
@@ -158,18 +205,21 @@ def main() -> None:
     with torch.no_grad():
         tables = {
             "Forward, 8 heads, width 64, float32 (higher is better)": speed(
-                [1024, 2048] if quick else [1024, 2048, 8192], 5 if quick else 15
+                [1024, 2048] if quick else [256, 1024, 2048, 8192], 5 if quick else 15
             ),
+            "Half precision, 8 heads, width 64": half(128 if quick else 256),
             "Fixed cost of a call": overhead(),
             "Peak memory beside the inputs, 1 head, width 64, causal": memory(
                 [4096] if quick else [4096, 16384, 65536]
             ),
             "Import": imports(3 if quick else 9),
         }
-    tables["Forward and backward, causal (higher is better)"] = training(
-        [1024] if quick else [1024, 2048], 5
+    tables["Forward and backward, float32 (higher is better)"] = training(
+        [1024] if quick else [256, 1024, 2048], 5
     )
-    write("cpu", tables)
+    tables["Worst and mean"] = worst(tables)
+    machine = platform.machine()
+    write("cpu" if machine == "x86_64" else f"cpu_{machine}", tables)
 
 
 if __name__ == "__main__":
