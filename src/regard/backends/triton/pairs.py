@@ -207,14 +207,6 @@ def kept(drop, b, h, q, k):
 
 
 @triton.jit
-def broken_whole(t):
-    """NaN in place of infinity: a query that is not finite has no logits. Its products with keys
-    could all be minus infinity, and the row would pass for one that sees nothing."""
-    wide = t.to(tl.float32)
-    return tl.where(tl.abs(wide) == float("inf"), float("nan"), wide).to(t.dtype)
-
-
-@triton.jit
 def finite_only(t):
     """0 in place of NaN and infinity."""
     wide = t.to(tl.float32)
