@@ -63,6 +63,10 @@ def fusing(x: AttentionInputs) -> Loop | None:
         return None
     if not (x.q.numel() and x.k.numel() and x.v.numel()):
         return None
+    # The weight of a single key is exactly 1, when looked into too: PyTorch makes such products by
+    # other means, which round differently.
+    if x.k.shape[2] == 1:
+        return None
     loop = loop_for(x.q.device, x.compute_dtype)
     return loop if loop is not None and loop.multiply else None
 
@@ -91,6 +95,14 @@ def _multiplies(dtype: torch.dtype) -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def fused_size(x: AttentionInputs) -> TileSize:
+    """Tiles of logits that fit the cache of one core, and heads enough for all of them."""
+    Q, K, D = x.q.shape[2], x.k.shape[2], x.q.shape[3]
+    # Half precision is copied to float32 slab by slab, so a slab is not everything at once.
+    heads = SLAB // (max(Q * x.group, K) * D)
+    return TileSize(max(4 * torch.get_num_threads(), heads), 256 if Q >= 4096 else 128, 512)
+
+
 class Plan(NamedTuple):
     """How a call is cut, settled once."""
 
@@ -103,18 +115,19 @@ class Plan(NamedTuple):
     E: int
     band: tuple[int, int] | None
     """The least and the largest key - query that may be seen, if that says everything."""
+    size: TileSize
     rows: int
     keys: int
     threads: int
 
     @classmethod
     def of(cls, x: AttentionInputs) -> Plan:
-        """Tiles of logits that fit the cache of one core, and threads for what is worth them."""
+        """Tiles, and threads for what is worth them."""
         B, H, Q, D = x.q.shape
         _, G, K, E = x.v.shape
         threads = 1 if B * H * Q * K * D < ALONE else torch.get_num_threads()
-        rows = 256 if Q >= 4096 else 128
-        return cls(B, H, Q, K, G, D, E, _band(x.mask, Q, K), rows, min(512, K), threads)
+        size, band = fused_size(x), _band(x.mask, Q, K)
+        return cls(B, H, Q, K, G, D, E, band, size, size.rows, min(size.keys, K), threads)
 
     @property
     def group(self) -> int:
@@ -136,12 +149,6 @@ class Plan(NamedTuple):
             stop = min(start + self.rows, self.Q)
             pairs += (stop - start) * max(0, min(self.K, stop + high) - max(0, start + low))
         return self.B * self.H * pairs
-
-    def tile_size(self) -> TileSize:
-        """The same for who walks over the tiles in Python."""
-        # Half precision is copied to float32 slab by slab, so a slab is not everything at once.
-        heads = SLAB // (max(self.Q * self.group, self.K) * self.D)
-        return TileSize(max(4 * torch.get_num_threads(), heads), self.rows, 512)
 
 
 def attend(x: AttentionInputs, loop: Loop, *, statistics: bool) -> Passed | None:
@@ -241,7 +248,7 @@ class _Piece(NamedTuple):
 
 def _pieces(x: AttentionInputs, plan: Plan) -> Iterator[_Piece]:
     if plan.band is None:
-        for slab in slabs(x, plan.tile_size(), is_finite=True):
+        for slab in slabs(x, plan.size, is_finite=True):
             q, k, v = (_in_rows(t) for t in (slab.q.flatten(1, 2), slab.k, slab.v))
             yield _Piece(q, k, v, slab.batch, slab.heads, slab.key_heads, slab)
         return
@@ -249,7 +256,7 @@ def _pieces(x: AttentionInputs, plan: Plan) -> Iterator[_Piece]:
         q, k, v = _in_rows(x.q), _in_rows(x.k), _in_rows(x.v)
         yield _Piece(q, k, v, _EVERYTHING, _EVERYTHING, _EVERYTHING, None)
         return
-    for batch, key_heads in spans(x, plan.tile_size()):
+    for batch, key_heads in spans(x, plan.size):
         heads = slice(key_heads.start * plan.group, key_heads.stop * plan.group)
         parts = (x.q[batch, heads], x.k[batch, key_heads], x.v[batch, key_heads])
         q, k, v = (_in_rows(t.to(torch.float32)) for t in parts)
