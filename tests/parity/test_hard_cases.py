@@ -584,11 +584,12 @@ def test_weights_and_statistics_are_before_dropout(backend: str) -> None:
     calm = regard.trace(*tensors, backend=backend)
     t = regard.trace(*tensors, dropout=0.4, training=True, backend=backend)
     assert not torch.allclose(t.out, calm.out)
+    # Alike but for rounding: with dropout another loop may run.
     for name in ("lse", "entropy", "max_logit"):
         torch.testing.assert_close(getattr(t, name), getattr(calm, name))
     torch.testing.assert_close(t.weights().sum(-1), torch.ones_like(t.lse))
-    assert torch.equal(t.weights(), calm.weights())
-    assert torch.equal(t.received(), calm.received())
+    torch.testing.assert_close(t.weights(), calm.weights())
+    torch.testing.assert_close(t.received(), calm.received())
 
 
 @every_plain_tracer
