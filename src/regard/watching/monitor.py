@@ -99,7 +99,7 @@ class Monitor:
         """Whether the step that runs is looked at, on every rank."""
         try:
             self._watch.attach()
-        except Exception:
+        except BaseException:
             for writer in self._writers:
                 writer.close()
             raise

@@ -51,7 +51,7 @@ class TrainingWatch(Watch):
     def attach(self) -> Seen:
         try:
             return super().attach()
-        except Exception:
+        except BaseException:
             self._leave_alone()
             raise
 
