@@ -3,19 +3,18 @@
 While a model is watched its attention implementation is `regard`: a function that transformers
 calls with queries, keys and values, and one that it calls to make masks.
 
-This is the only file that imports transformers, and it is imported only when a model of theirs may
-exist.
+This file and huggingface_modules.py import transformers, and are imported only when a model of
+theirs may exist.
 """
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +29,29 @@ from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.values import Shape
-from regard.watching.choices import matches
+from regard.watching.huggingface_modules import (
+    attenders,
+    attenders_by_name,
+    family,
+    never_attends,
+    refuse_by_hand,
+    what_helps,
+)
 from regard.watching.recovery import EVERYTHING, Places, recovered
 from regard.watching.symbolic import SymbolicMask
+
+__all__ = [
+    "NAME",
+    "Switch",
+    "attend",
+    "attenders",
+    "attenders_by_name",
+    "family",
+    "hint",
+    "make_mask",
+    "never_attends",
+    "refuse_by_hand",
+]
 
 NAME = "regard"
 """What the implementation is called. "sdpa", "flash" or "/" in it would mean something to
@@ -350,26 +369,13 @@ def _configs(model: nn.Module) -> Iterator[Any]:
             waiting += [sub for sub in below if sub is not None]
 
 
-def attenders_by_name(model: nn.Module) -> list[str]:
-    """Paths of the modules that attend when they run, and of those of transformers that say so in
-    their name."""
-    known = attenders(model)
-    return known + [
-        path
-        for path, module in model.named_modules()
-        if type(module).__module__.startswith("transformers.")
-        and type(module).__name__.endswith("Attention")
-        and path not in known
-    ]
-
-
 def hint(model: nn.Module, path: str) -> str:
     """What helps to see a module that computes attention by hand, if transformers made it."""
     for above in _upwards(path):
         part = model.get_submodule(above)
         if isinstance(part, PreTrainedModel) and type(part).__module__.startswith("transformers."):
             held = _switched.get(id(part.config))
-            return _what_helps(part, part.config._attn_implementation if held is None else held.own)
+            return what_helps(part, part.config._attn_implementation if held is None else held.own)
     return ""
 
 
@@ -379,91 +385,3 @@ def _upwards(path: str) -> Iterator[str]:
         yield path
         path = path.rpartition(".")[0]
     yield ""
-
-
-def _what_helps(model: PreTrainedModel, own: str | None) -> str:
-    if model._supports_sdpa and own != "sdpa":
-        return 'load it with attn_implementation="sdpa"'
-    return (
-        "run it unwatched with output_attentions=True, which gives n×n weights if this family "
-        "has them"
-    )
-
-
-def attenders(model: nn.Module) -> list[str]:
-    """Paths of the modules that attend when they run: by transformers' interface, or by hand."""
-    by_hand = {path for part in _by_hand(model) for path in part.attention}
-    return [
-        path
-        for path, module in model.named_modules()
-        if path in by_hand or _mentions(module, "ALL_ATTENTION_FUNCTIONS")
-    ]
-
-
-def never_attends(module: nn.Module) -> bool:
-    """Whether a module of theirs leaves attention to those inside of it."""
-    kind = type(module)
-    theirs = kind.__module__.startswith("transformers.")
-    return theirs and "Attention" not in kind.__name__ and not _can_be_seen(module)
-
-
-def refuse_by_hand(model: nn.Module, layers: Sequence[str] | None) -> None:
-    """Say so if a model computes attention by hand, where nothing can be seen."""
-    for part in _by_hand(model):
-        wanted = [path for path in part.attention if matches(path, layers)]
-        if wanted and not any(_can_be_seen(module) for module in part.model.modules()):
-            raise RegardError(
-                f"{family(part.model)} models compute attention by hand, where nothing can be seen",
-                got=f"{type(part.model).__name__}, for example {wanted[0]!r}",
-                accepted="families that use transformers' AttentionInterface, and models that call "
-                "F.scaled_dot_product_attention, nn.MultiheadAttention or regard",
-                do=f"{_what_helps(part.model, part.model.config._attn_implementation)}; write its "
-                "attention with regard.attention; or, if other parts of the model can be watched, "
-                "name them in layers=",
-            )
-
-
-class _ByHand(NamedTuple):
-    """A model of transformers that does not use its attention interface."""
-
-    model: Any
-    attention: list[str]
-
-
-def _by_hand(model: nn.Module) -> Iterator[_ByHand]:
-    for path, part in model.named_modules():
-        if not isinstance(part, PreTrainedModel) or part._can_set_attn_implementation():
-            continue
-        if type(part).__module__.startswith("transformers."):
-            inside = part.named_modules(prefix=path)
-            yield _ByHand(part, [at for at, m in inside if type(m).__name__.endswith("Attention")])
-
-
-def family(model: nn.Module) -> str:
-    """The kind of model, as transformers calls it."""
-    return str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
-
-
-def _can_be_seen(module: nn.Module) -> bool:
-    known = ("ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention")
-    return isinstance(module, nn.MultiheadAttention) or any(
-        _mentions(module, name) for name in known
-    )
-
-
-def _mentions(module: nn.Module, name: str) -> bool:
-    """Whether a method of a module's class speaks of something by name."""
-    kind: Any = type(module)
-    return _class_mentions(kind, name)
-
-
-@cache
-def _class_mentions(kind: type, name: str) -> bool:
-    methods = (
-        inspect.unwrap(method)
-        for base in kind.__mro__
-        if base not in PreTrainedModel.__mro__
-        for method in vars(base).values()
-        if inspect.isfunction(method)
-    )
-    return any(name in method.__code__.co_names for method in methods)
