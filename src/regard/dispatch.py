@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -26,14 +23,12 @@ from regard.plans import Plan
 from regard.scores.score import Score
 from regard.traces import Trace
 from regard.transforms import under_torch_func
+from regard.watchers import show, unwatched, watched
 
 # In order of preference. The reference runs only when asked for by name.
 BACKENDS: dict[str, Backend] = {
     backend.name: backend for backend in (Sdpa(), Triton(), Flex(), Tiled(), Reference())
 }
-
-WATCHERS: list[Callable[[Trace], None]] = []
-"""Who is shown every trace while a model is watched; then `attention` makes one too."""
 
 
 def attention(
@@ -73,7 +68,8 @@ def attention(
         q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
         dropout=dropout, training=training,
     )  # fmt: skip
-    if WATCHERS:
+    if watched():
+        # Who watches is shown a trace, so one is made.
         return inputs.in_kind(_attend_and_show(inputs, backend, mask))
     if inputs.q.is_meta:
         # There are no numbers: only what the answer would look like.
@@ -116,7 +112,7 @@ def trace(
         dropout=dropout, training=training,
     )  # fmt: skip
     chosen = choose(inputs, backend, statistics=True)
-    if WATCHERS:
+    if watched():
         return _trace_and_show(inputs, chosen, mask)
     return Trace(inputs, chosen.observe(inputs), chosen.name, second_pass(chosen), mask)
 
@@ -220,30 +216,12 @@ def choose(inputs: AttentionInputs, name: str | None, *, statistics: bool) -> Ba
     return BACKENDS[name]
 
 
-@contextmanager
-def unwatched() -> Iterator[None]:
-    """What regard does on its own account is not shown to who watches."""
-    watchers = WATCHERS[:]
-    WATCHERS.clear()
-    try:
-        yield
-    finally:
-        WATCHERS.extend(watchers)
-
-
-def _show(trace: Trace) -> None:
-    watchers = WATCHERS[:]
-    with unwatched():
-        for see in watchers:
-            see(trace)
-
-
 def _trace_and_show(inputs: AttentionInputs, chosen: Backend, mask: Mask | None) -> Trace:
     # Whoever watches has PyTorch ask about each function that is called. Ours need no asking, and
     # asking takes longer than the card does.
     with torch._C.DisableTorchFunction():
         seen = Trace(inputs, chosen.observe(inputs), chosen.name, second_pass(chosen), mask)
-        _show(seen)
+        show(seen)
         return seen
 
 

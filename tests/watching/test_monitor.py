@@ -528,9 +528,9 @@ def test_a_monitor_that_cannot_be_made_leaves_nothing_behind(
 ) -> None:
     m, failing = model(), Failing()
     failing.close = lambda: setattr(failing, "closed", True)  # type: ignore[method-assign]
-    calls = iter((nn.Module.register_forward_pre_hook,))
+    calls = iter((nn.Module.register_forward_hook,))
     monkeypatch.setattr(
-        nn.Module, "register_forward_pre_hook", lambda *a, **o: next(calls, broken)(*a, **o)
+        nn.Module, "register_forward_hook", lambda *a, **o: next(calls, broken)(*a, **o)
     )
     with pytest.raises(OSError, match="no space left"):
         regard.Monitor(m, to=failing)

@@ -197,14 +197,9 @@ def test_shared_key_heads_take_what_all_their_queries_need() -> None:
 def _kind(m: nn.Module) -> Any:
     from regard.watching.qk_clip import Kind
 
-    found = []
-    regard.dispatch.WATCHERS.append(lambda t: found.append(Kind.of(t)))
-    try:
-        with regard.watch(m):
-            m(x(1, 3, WIDE))
-    finally:
-        regard.dispatch.WATCHERS.clear()
-    return found[0]
+    with regard.watch(m, keep="traces") as seen:
+        m(x(1, 3, WIDE))
+    return Kind.of(next(iter(seen.values())).trace)
 
 
 def test_broken_or_empty_heads_are_left_alone() -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 import regard
-from regard import RegardError, dispatch, masks
+from regard import RegardError, masks, watchers
 from regard.watching import Seen, statistics
 
 
@@ -384,7 +384,7 @@ def test_nothing_is_left_behind() -> None:
     with pytest.raises(RuntimeError), regard.watch(m):
         m(x(2, 7, 5))
     assert hooks(m) == 0
-    assert dispatch.WATCHERS == []
+    assert watchers._watchers.get() == ()
     assert F.scaled_dot_product_attention is function
     assert torch.overrides._get_current_function_mode_stack() == []
 

@@ -25,4 +25,6 @@ def uncompiled(function: F) -> F:
 def stepped_over(function: F) -> F:
     """A function that runs between graphs, while what it calls may be compiled."""
     eval_frame.set_code_exec_strategy(function.__code__, _frame)
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = WHY  # type: ignore[attr-defined]
     return function

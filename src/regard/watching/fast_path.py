@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from regard.watching.entrances import compiled_in_place
+
 
 class _Held(NamedTuple):
     path: str
@@ -68,7 +70,7 @@ class FastPath:
             return False
         names = path.split(".") if path else []
         around = (self._model.get_submodule(".".join(names[:n])) for n in range(len(names)))
-        return any("_orig_mod" in m._modules or m._compiled_call_impl is not None for m in around)
+        return any("_orig_mod" in m._modules or compiled_in_place(m) for m in around)
 
     def _hold(self, path: str, guard: Any) -> None:
         guard.__enter__()

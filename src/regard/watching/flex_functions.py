@@ -23,6 +23,7 @@ from regard import dispatch
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.values import Shape
+from regard.watchers import watched
 from regard.watching.compiling import WHY, stepped_over, uncompiled
 from regard.watching.mask_mods import mask_of_blocks
 from regard.watching.recovery import EVERYTHING, both
@@ -49,13 +50,12 @@ class FlexCalls:
     def __enter__(self) -> FlexCalls:
         with _swapping:
             _watching.append(self)
-            if len(_watching) == 1:
-                _swap_in()
+            _swap_in()
         return self
 
     def __exit__(self, *_: object) -> None:
         with _swapping:
-            _watching.remove(self)
+            _watching[:] = [calls for calls in _watching if calls is not self]
             if not _watching:
                 _swap_out()
         self._read.clear()
@@ -164,7 +164,7 @@ def _looked_at(
     """Who looks at this call, the innermost first, and what it asks."""
     here = threading.get_ident()
     for calls in reversed(_watching):
-        if dispatch.WATCHERS and calls.thread == here and calls.wanted(calls.where()):
+        if watched() and calls.thread == here and calls.wanted(calls.where()):
             # FlexAttention refuses other arguments better.
             with contextlib.suppress(TypeError):
                 return calls, _Call(*args, **kwargs)
@@ -198,10 +198,13 @@ def _flex_attention() -> Any:
 def _swap_in() -> None:
     global own
     function = _flex_attention()
-    own = FunctionType(
+    if function.__code__ is _stand_in.__code__:
+        return
+    made = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__
     )
-    own.__kwdefaults__ = function.__kwdefaults__
+    made.__kwdefaults__ = function.__kwdefaults__
+    own = made
     function.__code__ = _stand_in.__code__
     function.__defaults__ = function.__kwdefaults__ = None
     # Says so where the compiler, told to leave nothing out, would have to look into it.
@@ -210,9 +213,12 @@ def _swap_in() -> None:
 
 def _swap_out() -> None:
     function = _flex_attention()
+    if own is None:
+        return
     function.__code__ = own.__code__
     function.__defaults__, function.__kwdefaults__ = own.__defaults__, own.__kwdefaults__
-    del function._torchdynamo_disable, function._torchdynamo_disable_msg
+    for name in ("_torchdynamo_disable", "_torchdynamo_disable_msg"):
+        vars(function).pop(name, None)
 
 
 own: Any = None

@@ -10,6 +10,7 @@ theirs may exist.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel, masking_utils
 from transformers.integrations import flash_attention
-from transformers.masking_utils import AttentionMaskInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from regard import biases, dispatch, masks
@@ -29,6 +30,8 @@ from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.values import Shape
+from regard.watchers import watched
+from regard.watching.compiling import uncompiled
 from regard.watching.huggingface_modules import (
     attenders,
     attenders_by_name,
@@ -266,7 +269,33 @@ def _kinds() -> dict[CodeType, str]:
 
 # In compiled models both run between graphs: they read closures, values of masks and watchers, none
 # of which a graph can hold.
-_attend, _make_mask = torch.compiler.disable(attend), torch.compiler.disable(make_mask)
+@uncompiled
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **how: Any
+) -> tuple[Tensor, Tensor | None]:
+    own = None if isinstance(mask, SymbolicMask) else _own_function(module)
+    answer: tuple[Tensor, Tensor | None] = (own or attend)(module, query, key, value, mask, **how)
+    return answer
+
+
+@uncompiled
+def _make_mask(*args: Any, **how: Any) -> Any:
+    held = None if watched() else _switched.get(id(how.get("config")))
+    own = None if held is None else ALL_MASK_ATTENTION_FUNCTIONS.get(held.own, None)
+    return (own or make_mask)(*args, **how)
+
+
+def _own_function(module: nn.Module) -> Any:
+    """What a module calls unwatched, if nobody watches here: a config is one for all threads."""
+    own = None if watched() else _own(module)
+    if own == "eager":
+        return getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    return None if own is None else ALL_ATTENTION_FUNCTIONS.get(own, None)
+
+
+# For good: another thread may have read it from a config that is switched back.
+AttentionInterface.register(NAME, _attend)
+AttentionMaskInterface.register(NAME, _make_mask)
 
 
 @dataclass
@@ -274,11 +303,12 @@ class _Switched:
     config: Any
     own: str | None
     """The implementation it had."""
-    holders: int = 0
+    holders: list[Switch]
 
 
 _switched: dict[int, _Switched] = {}
 """Configs that are switched to regard, by identity: several watches may hold one."""
+_switching = threading.Lock()
 
 
 class Switch:
@@ -306,26 +336,29 @@ class Switch:
                 )
 
     def on(self) -> None:
-        if self.configs:
-            AttentionInterface.register(NAME, _attend)
-            AttentionMaskInterface.register(NAME, _make_mask)
-        for key, config in self.configs.items():
-            held = _switched.setdefault(key, _Switched(config, config._attn_implementation))
-            held.holders += 1
-            # The attribute behind the property: setting that would set every config below as well.
-            config._attn_implementation_internal = NAME
+        with _switching:
+            for key, config in self.configs.items():
+                held = _switched.setdefault(key, _Switched(config, _implementation(config), []))
+                held.holders.append(self)
+                # The attribute behind the property: setting that would set every config below.
+                config._attn_implementation_internal = NAME
 
     def off(self) -> None:
-        for key in self.configs:
-            held = _switched[key]
-            held.holders -= 1
-            if not held.holders:
-                held.config._attn_implementation_internal = held.own
-                del _switched[key]
-        self.configs = {}
-        if not _switched:
-            AttentionInterface._global_mapping.pop(NAME, None)
-            AttentionMaskInterface._global_mapping.pop(NAME, None)
+        """Back, if it was on: an interrupt may have come while it was turned on."""
+        with _switching:
+            for key in self.configs:
+                held = _switched.get(key)
+                if held is None:
+                    continue
+                held.holders = [other for other in held.holders if other is not self]
+                if not held.holders:
+                    held.config._attn_implementation_internal = held.own
+                    del _switched[key]
+
+
+def _implementation(config: Any) -> str | None:
+    own: str | None = config._attn_implementation
+    return own
 
 
 def _other(implementation: str | None) -> str | None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
+from regard.watching.entrances import stays
 
 MARKS = "Ġ▁"
 """How vocabularies write the space before a word."""
@@ -73,7 +74,8 @@ class Reading:
             if there is not None:
                 vars(model)["prepare_inputs_for_generation"] = there
 
-        vars(model)["prepare_inputs_for_generation"] = prepare
+        kept = () if there is None else (there,)
+        vars(model)["prepare_inputs_for_generation"] = stays(prepare, *kept)
         return stop
 
     def tokens(self) -> list[str] | list[list[str]] | None:

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-from torch.overrides import TorchFunctionMode
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 from regard import biases, dispatch, masks
 from regard.masks.algebra import Mask
 from regard.traces import Trace
+from regard.watchers import WatchingMode, watched
 from regard.watching.by_hand import STEPS, HandWritten
 from regard.watching.compiling import uncompiled
 from regard.watching.flex_functions import FlexCalls
@@ -22,7 +29,7 @@ from regard.watching.nested import Padded
 from regard.watching.ranks import split_along_the_sequence
 
 
-class AttentionMode(TorchFunctionMode):
+class AttentionMode(WatchingMode):
     """While active, calls of PyTorch's attention are traced, and so shown to who watches.
 
     Where nothing is differentiated the trace's output is used, so the work is done once. Where
@@ -46,12 +53,21 @@ class AttentionMode(TorchFunctionMode):
         """What looking is done in: an observer keeps its errors from the model there."""
 
     def __enter__(self) -> AttentionMode:
+        _looking.set(False)
         self._flex.__enter__()
         return super().__enter__()  # type: ignore[no-untyped-call, no-any-return]
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
+    def __exit__(self, *_: Any) -> None:
+        """Off, if it was on: an interrupt may have come while it was turned on."""
+        above: list[TorchFunctionMode] = []
+        modes = _get_current_function_mode_stack()
+        if any(mode is self for mode in modes):
+            while (mode := _pop_mode()) is not self:
+                above.append(mode)
+            for mode in reversed(above):
+                _push_mode(mode)
         self._flex.__exit__()
+        _looking.set(False)
 
     def __torch_function__(
         self,
@@ -93,7 +109,7 @@ class AttentionMode(TorchFunctionMode):
                 enable_gqa=enable_gqa,
             )  # fmt: skip
 
-        if not dispatch.WATCHERS:
+        if not watched():
             return answered()
         with _alone():
             if any(t.is_nested for t in (query, key, value)):
@@ -150,13 +166,13 @@ class AttentionMode(TorchFunctionMode):
             return _multi_head_forward(*args, **kwargs)
         named = dict(zip(_MULTI_HEAD, args, strict=False)) | kwargs
         with _alone():
-            with self._found_by_name():
-                if not named.get("need_weights", True):
-                    return _multi_head_forward(**named)
-                # With weights asked for it builds n×n and calls nothing that could be seen: it is
-                # asked once more without.
-                with torch.no_grad(), self.spared():
-                    _multi_head_forward(**named | {"need_weights": False, "dropout_p": 0.0})
+            looked_at = self._looking_inside()
+            if not named.get("need_weights", True):
+                return looked_at(**named)
+            # With weights asked for it builds n×n and calls nothing that could be seen: it is
+            # asked once more without.
+            with torch.no_grad(), self.spared():
+                looked_at(**named | {"need_weights": False, "dropout_p": 0.0})
             return _multi_head_forward(**named)
 
     @uncompiled
@@ -167,14 +183,20 @@ class AttentionMode(TorchFunctionMode):
                 self._by_hand.step(func, args, kwargs, out)
         return out
 
-    @contextmanager
-    def _found_by_name(self) -> Iterator[None]:
-        own = F.scaled_dot_product_attention
-        F.scaled_dot_product_attention = self._look
-        try:
-            yield
-        finally:
-            F.scaled_dot_product_attention = own
+    def _looking_inside(self) -> Any:
+        """nn.MultiheadAttention's function, which finds our attention where it looks for
+        PyTorch's. Others, in other threads, find PyTorch's."""
+        finds = {**_multi_head_forward.__globals__, "has_torch_function": _no_more_asking}
+        finds["scaled_dot_product_attention"] = self._look
+        function = FunctionType(
+            _multi_head_forward.__code__, finds, "multi_head", _multi_head_forward.__defaults__
+        )
+        function.__kwdefaults__ = _multi_head_forward.__kwdefaults__
+        return function
+
+
+def _no_more_asking(*_: object) -> bool:
+    return False
 
 
 _looking: ContextVar[bool] = ContextVar("looking", default=False)
@@ -194,7 +216,7 @@ def _alone() -> Iterator[None]:
 def replaced() -> str | None:
     """Who put another function in the place of F.scaled_dot_product_attention, if anybody did."""
     found: Any = F.scaled_dot_product_attention
-    if found is _pytorch or isinstance(getattr(found, "__self__", None), AttentionMode):
+    if found is _pytorch:
         return None
     return f"{getattr(found, '__module__', '?')}.{getattr(found, '__qualname__', found)}"
 

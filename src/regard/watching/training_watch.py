@@ -11,7 +11,6 @@ from torch import nn
 
 from regard.traces import Trace
 from regard.watching.qk_clip import Kind
-from regard.watching.seen import Seen
 from regard.watching.statistics import Statistics
 from regard.watching.telemetry import Telemetry
 from regard.watching.troubles import Troubles
@@ -36,7 +35,7 @@ class TrainingWatch(Watch):
 
     @property
     def attached(self) -> bool:
-        return bool(self._hooks)
+        return bool(self._followed)
 
     @property
     def ran(self) -> bool:
@@ -47,13 +46,6 @@ class TrainingWatch(Watch):
 
     def wants(self, path: str) -> bool:
         return self._wanted(path)
-
-    def attach(self) -> Seen:
-        try:
-            return super().attach()
-        except BaseException:
-            self._leave_alone()
-            raise
 
     def enter(self, *args: Any, **options: Any) -> None:
         """A module begins to run. If that cannot be followed, the model is left alone."""

@@ -7,17 +7,18 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from regard import dispatch
 from regard.errors import RegardError, RegardWarning
 from regard.traces import Trace
+from regard.watchers import begin, end
 from regard.watching.choices import Heads, Layers, matches, numbers, patterns
-from regard.watching.compiling import uncompiled
+from regard.watching.entrances import UNFINISHED, follow, leave_alone
 from regard.watching.fast_path import FastPath
 from regard.watching.gaps import Gaps
 from regard.watching.memory import Weight
@@ -52,64 +53,79 @@ class Watch:
         self._weight: Weight | None = Weight() if keep == "traces" and spill is None else None
         self._waiting = Waiting()
         self._running: list[str] = []
-        self._runs = 0
+        """The paths of the modules that are running, the innermost last."""
+        self._thread: int | None = None
+        """Where they run. A watch follows one run of its model at a time."""
+        self._claiming = threading.Lock()
+        self._runs = self._runs_elsewhere = 0
         self._looking = False
         self._gaps = Gaps(model, self.layers, lambda: self._running[-1])
         self._ran = self._gaps.ran
-        self._thread = 0
         self._fast_path = FastPath(model)
         self._switch: Any = None
         self._active: AttentionMode | None = None
-        self._hooks: list[Any] = []
+        self._followed: list[nn.Module] = []
+        self._everywhere = True
+        """Whether runs count that somebody else makes, in another thread or task."""
         self._unlisten: Callable[[], None] = _nothing
 
     def attach(self) -> Seen:
-        """Start watching. What is seen grows in the returned value."""
-        if self._hooks:
+        """Start watching. What is seen grows in the returned value.
+
+        Runs of the model are seen in whatever thread it runs, one at a time. Inside a `with` only
+        those are that the thread or task makes which is in it."""
+        self._everywhere = True
+        return self._attach()
+
+    def _attach(self) -> Seen:
+        if self._followed:
             raise RegardError("this watch is attached already", do="detach() it first")
         self._gaps.clear()
+        self._runs_elsewhere = 0
         huggingface = _huggingface()
-        switch = None
         if huggingface is not None:
             huggingface.refuse_by_hand(self.model, self.layers)
-            switch = huggingface.Switch(self.model)
-            switch.refuse_others(replaced())
-        if self._spill is not None:
-            self._spill.start()
-        if switch is not None:
-            self._switch = switch
-            switch.on()
-        self._unlisten = self._reading.listen(self.model)
-        for path, module in self.model.named_modules():
-            theirs = huggingface is not None and huggingface.never_attends(module)
-            if path and (theirs or _never_attends(module)):
-                continue
-            self._hooks += [
-                module.register_forward_pre_hook(_Enter(self, path), with_kwargs=True),
-                module.register_forward_hook(_Leave(self, path), always_call=True),
-            ]
+            self._switch = huggingface.Switch(self.model)
+            self._refuse_others()
+        try:
+            if self._spill is not None:
+                self._spill.start()
+            self._unlisten = self._reading.listen(self.model)
+            for path, module in self.model.named_modules():
+                theirs = huggingface is not None and huggingface.never_attends(module)
+                if path and (theirs or _never_attends(module)):
+                    continue
+                self._followed.append(module)
+                follow(module, self, path)
+        except BaseException:
+            self._leave_alone()
+            if self._spill is not None:
+                self._spill.drop()
+            raise
         return self.seen
 
     def detach(self) -> None:
         """Stop watching, leave the model as it was, and finish the file of traces, if any."""
-        attached = bool(self._hooks)
+        attached = bool(self._followed)
         self._leave_alone()
         if attached and self._spill is not None:
             self._spill.finish(self.seen)
 
     def _leave_alone(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        _HERE.set(tuple(watch for watch in _HERE.get() if watch is not self))
+        for module in self._followed:
+            leave_alone(module, self)
+        self._followed.clear()
         self._unlisten()
         self._unlisten = _nothing
-        self._stop()
-        if self._switch is not None:
-            self._switch.off()
-            self._switch = None
+        if self._thread == threading.get_ident():
+            self._stop()
 
     def __enter__(self) -> Seen:
-        return self.attach()
+        self._everywhere = False
+        seen = self._attach()
+        _HERE.set((*_HERE.get(), self))
+        return seen
 
     def __exit__(
         self,
@@ -120,6 +136,8 @@ class Watch:
         self._leave_alone()
         whole = False
         try:
+            if error is None:
+                self._refuse_elsewhere()
             if error is None and self._runs:
                 self._refuse_gaps()
             whole = error is None
@@ -131,48 +149,82 @@ class Watch:
         """Nothing that ran and attended may be missing from what was seen."""
         self._gaps.refuse(self.seen, self._runs, _huggingface())
 
+    def _refuse_elsewhere(self) -> None:
+        if self._runs_elsewhere and not self._runs:
+            raise RegardError(
+                "the model ran, but in other threads or tasks than the one that watches",
+                got=f"{type(self.model).__name__}, run {self._runs_elsewhere} times elsewhere",
+                do="watch in the thread that runs it, or use attach() and detach() instead of "
+                "with: they see the runs of all threads, one at a time",
+            )
+
     def _wanted(self, path: str) -> bool:
         return matches(path, self.layers)
+
+    def depth(self) -> int | None:
+        """How many modules are running here; None while another thread runs the model."""
+        if self._thread in (None, threading.get_ident()):
+            return len(self._running)
+        return None
 
     def enter(
         self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """A module begins to run."""
         again = _runs_again()
-        if not self._running:
-            self._thread = threading.get_ident()
-            if not again:
-                if not self.seen:
-                    self._reading.forget()
-                self._reading.begin(args, kwargs)
-                self._looking = self._due()
-                self._runs += 1
-            if self._looking:
-                self._refuse_others()
-                self._start()
-        elif self._elsewhere():
+        if self._thread != threading.get_ident() and not self._claim(again):
             return
+        first = not self._running
         self._running.append(path)
+        if first:
+            self._begin(args, kwargs, again)
         if self._looking and not again:
             self._ran.add(path)
         if self._active is not None:
             self._fast_path.enter(path, module, args, kwargs)
 
-    def leave(self, path: str, output: Any) -> None:
-        """A module has run, or failed: perhaps in another's hook, before it began."""
-        if self._elsewhere():
+    def _claim(self, again: bool) -> bool:
+        """Whether the run that begins in this thread is one to follow."""
+        if not (again or self._everywhere or any(watch is self for watch in _HERE.get())):
+            self._runs_elsewhere += 1
+            return False
+        with self._claiming:
+            if self._thread is None:
+                self._thread = threading.get_ident()
+                return True
+        self._runs_elsewhere += 1
+        return False
+
+    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> None:
+        if not again:
+            if not self.seen:
+                self._reading.forget()
+            self._reading.begin(args, kwargs)
+            self._looking = self._due()
+            self._runs += 1
+        if self._looking:
+            self._refuse_others()
+            self._start()
+
+    def leave(self, path: str, depth: int, output: Any) -> None:
+        """A module has run, or failed, or was interrupted."""
+        if self._thread != threading.get_ident():
             return
-        nested = self._fast_path.leave(path)
-        if nested is not None and self._active is not None and output is not None:
-            self._active.nested_multi_head(*nested)
-        if self._running and self._running[-1] == path:
-            self._running.pop()
-        if not self._running:
-            self._stop()
+        try:
+            nested = self._fast_path.leave(path)
+            if nested is not None and self._active is not None and output is not UNFINISHED:
+                self._active.nested_multi_head(*nested)
+        finally:
+            del self._running[depth:]
+            if not self._running:
+                if output is UNFINISHED:
+                    # Nothing is missing from what did not come to its end.
+                    self._gaps.ran.clear()
+                self._stop()
 
     def see(self, trace: Trace) -> None:
         """Note a call of the module that is running."""
-        if _runs_again() or self._elsewhere():
+        if _runs_again() or not self._running:
             return
         path = self._running[-1]
         self._gaps.attended.add(path)
@@ -182,10 +234,6 @@ class Watch:
         if self.heads is not None:
             trace = trace[:, list(self.heads)]
         self._take(path, trace)
-
-    def _elsewhere(self) -> bool:
-        """Whether this thread is another than the one that the model runs in."""
-        return bool(self._running) and threading.get_ident() != self._thread
 
     def _refuse_others(self) -> None:
         """Whose attention is not PyTorch's or transformers' own would be put aside by ours."""
@@ -224,25 +272,37 @@ class Watch:
     def _start(self) -> None:
         by_hand = self._gaps.by_hand
         by_hand.begin()
+        if self._switch is not None:
+            self._switch.on()
         self._active = AttentionMode(
             lambda: self._running[-1], self._wanted, by_hand, self._leave_call
         )
         self._active.__enter__()
-        dispatch.WATCHERS.append(self.see)
+        begin(self.see)
 
     def _leave_call(self, why: str) -> None:
         self._gaps.left_alone.setdefault(self._running[-1], why)
 
     def _stop(self) -> None:
+        """The run is over. All of this may be done twice: an interrupt may come in between."""
+        end(self.see)
         self._fast_path.end()
-        if self._active is not None:
-            dispatch.WATCHERS.remove(self.see)
-            self._active.__exit__(None, None, None)
+        active = self._active
+        if active is not None:
+            active.__exit__()
             self._active = None
+        if self._switch is not None:
+            self._switch.off()
+        self._running.clear()
+        self._thread = None
+        if active is not None:
             self._waiting.settle()
             if self._spill is not None:
                 self._spill.forget_shared()
-        self._running.clear()
+
+
+_HERE: ContextVar[tuple[Watch, ...]] = ContextVar("here", default=())
+"""The watches whose `with` this thread or task is in."""
 
 
 def _nothing() -> None:
@@ -269,24 +329,6 @@ def _huggingface() -> Any:
     from regard.watching import huggingface
 
     return huggingface
-
-
-class _Enter:
-    def __init__(self, watch: Watch, path: str) -> None:
-        self.watch, self.path = watch, path
-
-    @uncompiled
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.watch.enter(self.path, module, args, kwargs)
-
-
-class _Leave:
-    def __init__(self, watch: Watch, path: str) -> None:
-        self.watch, self.path = watch, path
-
-    @uncompiled
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.watch.leave(self.path, output)
 
 
 def watch(

@@ -1,0 +1,190 @@
+"""The calls of a model's modules, with whoever watches told before and after each.
+
+PyTorch's hooks do not run when somebody presses Ctrl-C, and travel with copies of a module. What
+`nn.Module` calls when it was compiled in place does neither: it is a function like any other, which
+can say `finally`, and PyTorch itself leaves it out of copies and files.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import nn
+
+from regard.watching.compiling import stepped_over, uncompiled
+
+_CALL, _STATE, _REPLICA = "_compiled_call_impl", "__getstate__", "_replicate_for_data_parallel"
+_changing = threading.RLock()
+
+UNFINISHED = object()
+"""In the place of the output of a module that failed or was interrupted."""
+
+
+class Follower(Protocol):
+    """Who is told which modules run. Each is told of the end of what it was told the beginning of,
+    however that ended, and perhaps twice."""
+
+    def depth(self) -> int | None:
+        """How many modules are running around the one that is about to."""
+
+    def enter(
+        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None: ...
+
+    def leave(self, path: str, depth: int, output: Any) -> None: ...
+
+
+class Entrance:
+    """A module's own call, followed by those who watch."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.compiled: Callable[..., Any] | None = module._compiled_call_impl
+        """What `module.compile()` had put in this place."""
+        self.followers: tuple[tuple[Follower, str], ...] = ()
+        # The compiler calls the forward of modules past their call, and PyTorch's encoders take
+        # their fast path, unless there are hooks.
+        self._hook = module.register_forward_hook(_does_nothing)
+        vars(module)[_STATE] = _State(self)
+        vars(module)[_REPLICA] = _Replica(self)
+        vars(module)[_CALL] = self
+
+    @stepped_over
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        following = self._following()
+        output: Any = UNFINISHED
+        try:
+            _enter(following, self.module, args, kwargs)
+            call: Any = self.module._call_impl if self.compiled is None else self.compiled
+            output = call(*args, **kwargs)
+            return output
+        finally:
+            # An interrupt may come in here too; there is seldom a second one.
+            try:
+                _leave(following, output)
+            except BaseException:
+                _leave(following, UNFINISHED)
+                raise
+
+    @uncompiled
+    def _following(self) -> list[tuple[Follower, str, int | None]]:
+        return [(who, path, who.depth()) for who, path in self.followers]
+
+    def close(self) -> None:
+        """Leave the module as it was."""
+        here = vars(self.module)
+        self._hook.remove()
+        for name, kind in ((_CALL, Entrance), (_STATE, _State), (_REPLICA, _Replica)):
+            if isinstance(here.get(name), kind):
+                del here[name]
+        if self.compiled is not None and _CALL not in here:
+            here[_CALL] = self.compiled
+
+    def without(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What a module holds, less what watching put there."""
+        left = {name: held for name, held in state.items() if name not in (_CALL, _STATE, _REPLICA)}
+        for name, held in left.items():
+            if hasattr(held, "instead_of"):
+                left[name] = held.instead_of
+        left = {name: held for name, held in left.items() if held is not _NOTHING}
+        hooks = left.get("_forward_hooks")
+        if hooks:
+            left["_forward_hooks"] = type(hooks)(
+                (key, hook) for key, hook in hooks.items() if hook is not _does_nothing
+            )
+        return left
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """It does not travel, even where a class copies all that it holds by itself."""
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+
+class _State:
+    """What a module gives to be copied or saved."""
+
+    def __init__(self, entrance: Entrance) -> None:
+        self.entrance = entrance
+
+    def __call__(self) -> Any:
+        module = self.entrance.module
+        state = type(module).__getstate__(module)
+        return self.entrance.without(state) if isinstance(state, dict) else state
+
+
+class _Replica:
+    """What nn.DataParallel runs in its threads: the call of the module it was made of would run
+    that one."""
+
+    def __init__(self, entrance: Entrance) -> None:
+        self.entrance = entrance
+
+    def __call__(self) -> nn.Module:
+        module = self.entrance.module
+        replica: nn.Module = type(module)._replicate_for_data_parallel(module)
+        replica.__dict__ = self.entrance.without(vars(replica))
+        return replica
+
+
+_NOTHING = object()
+
+
+def stays(function: Any, instead_of: Any = _NOTHING) -> Any:
+    """A function that is put into a module and does not travel with it."""
+    function.instead_of = instead_of
+    return function
+
+
+def follow(module: nn.Module, who: Follower, path: str) -> None:
+    """Tell `who` of each call of a module from now on."""
+    with _changing:
+        entrance = vars(module).get(_CALL)
+        if not isinstance(entrance, Entrance):
+            entrance = Entrance(module)
+        entrance.followers += ((who, path),)
+
+
+def leave_alone(module: nn.Module, who: Follower) -> None:
+    """Tell `who` nothing any more, whether it was told or not."""
+    with _changing:
+        entrance = vars(module).get(_CALL)
+        state = vars(module).get(_STATE)
+        if not isinstance(entrance, Entrance) and isinstance(state, _State):
+            # Somebody compiled the module in place since.
+            entrance = state.entrance
+        if isinstance(entrance, Entrance):
+            entrance.followers = tuple(pair for pair in entrance.followers if pair[0] is not who)
+            if not entrance.followers:
+                entrance.close()
+
+
+def compiled_in_place(module: nn.Module) -> bool:
+    """Whether `module.compile()` was called."""
+    call = module._compiled_call_impl
+    return (call.compiled if isinstance(call, Entrance) else call) is not None
+
+
+@uncompiled
+def _enter(
+    following: list[tuple[Follower, str, int | None]],
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    for who, path, _ in following:
+        who.enter(path, module, args, kwargs)
+
+
+@uncompiled
+def _leave(following: list[tuple[Follower, str, int | None]], output: Any) -> None:
+    # In the order they came: what the first one still shows, the others see.
+    for who, path, depth in following:
+        if depth is not None:
+            who.leave(path, depth, output)
+
+
+def _does_nothing(*_: object) -> None:
+    pass

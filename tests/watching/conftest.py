@@ -1,0 +1,15 @@
+"""Every test of watching ends with nothing left behind of it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.watching.left_behind import nothing_in_the_process, threads
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays() -> Iterator[None]:
+    before = threads()
+    yield
+    nothing_in_the_process()
+    assert threads() <= before

@@ -1,0 +1,317 @@
+"""Interrupts, threads, tasks and copies: each watch sees its own runs, and nothing stays on."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import io
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+import regard
+from tests.watching.left_behind import nothing_in, nothing_in_the_process
+
+
+class Attends(nn.Module):
+    """Self-attention of one head, by PyTorch's function or regard's."""
+
+    def __init__(self, attend: Callable[..., Tensor] = F.scaled_dot_product_attention) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(8, 8) for _ in range(3))
+        self.attend = attend
+        self.before: Callable[[], None] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        out = self.attend(q[:, None], k[:, None], v[:, None])[:, 0]
+        if self.before is not None:
+            self.before()
+        return out
+
+
+class Model(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Attends(**options) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+X = torch.randn(2, 5, 8)
+
+
+@pytest.mark.parametrize("where", ["root", "inner module", "its forward"])
+def test_an_interrupt_ends_what_is_watched(where: str) -> None:
+    model, other = Model(), Model()
+    watch = regard.watch(model)
+    seen = watch.attach()
+    model.layers[1].before = _interrupt
+    call = {"root": model, "inner module": model.layers[1], "its forward": model.forward}[where]
+    with pytest.raises(KeyboardInterrupt):
+        call(X)
+    nothing_in_the_process()
+    calls = {path: layer.calls for path, layer in seen.items()}
+    other(X), F.scaled_dot_product_attention(X, X, X), regard.attention(X, X, X)
+    assert {path: layer.calls for path, layer in seen.items()} == calls
+    model.layers[1].before = None
+    model(X)
+    assert seen["layers.1"].calls == calls["layers.1"] + 1
+    watch.detach()
+    nothing_in(model)
+
+
+# Where a generator is being closed, Python tells of an interrupt and goes on.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_anywhere_leaves_nothing_on() -> None:
+    """Where Python looks for signals: as functions begin, and after those that are not its own."""
+    model, interrupted = Model(), 0
+    moments = [*range(1, 60, 3), *range(60, 700, 19)]
+    for moment in moments:
+        watch = regard.watch(model)
+        seen = watch.attach()
+        try:
+            sys.setprofile(_interrupting(moment))
+            model(X)
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.setprofile(None)
+        nothing_in_the_process()
+        before = sum(layer.calls for layer in seen.values())
+        F.scaled_dot_product_attention(X, X, X)
+        assert sum(layer.calls for layer in seen.values()) == before
+        model(X)
+        watch.detach()
+        nothing_in(model)
+    assert interrupted > len(moments) // 2
+
+
+def _interrupting(moment: int) -> Callable[..., None]:
+    at = 0
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        nonlocal at
+        if event in ("call", "c_return") and "regard" in frame.f_globals.get("__name__", ""):
+            at += 1
+            if at == moment:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    return profile
+
+
+def test_a_real_signal_during_training() -> None:
+    model, other = Model(), Model()
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+    weights = copy.deepcopy(model.state_dict())
+    monitor = regard.Monitor(model, look=1, every=5, qk_clip=1e6, rules=())
+    interrupted = 0
+    for n in range(12):
+        old = signal.signal(signal.SIGALRM, lambda *_: _interrupt())
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.0007 * n)
+            while True:
+                model(X).square().mean().backward()
+                optimiser.zero_grad()
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, old)
+        nothing_in_the_process()
+        other(1e4 * X)
+        monitor.step()
+    assert interrupted == 12
+    # Logits of the other model, 1e8, would have been clipped.
+    torch.testing.assert_close(dict(model.state_dict()), dict(weights), rtol=0, atol=0)
+    monitor.close()
+    nothing_in(model)
+
+
+def test_threads_see_their_own() -> None:
+    """A served model, each request watched in its thread, beside one that does not watch."""
+    model, mine = Model(), Model()
+    errors: list[Exception] = []
+    stop = threading.Event()
+
+    def unwatched() -> None:
+        while not stop.is_set():
+            try:
+                out = regard.attention(X, X, X, mask=regard.masks.causal())
+                assert torch.isfinite(out).all()
+                mine(X)
+            except Exception as error:
+                errors.append(error)
+                raise
+
+    def request(n: int) -> list[tuple[int, ...]]:
+        x = torch.randn(1, n + 1, 8)
+        with regard.watch(model, keep="traces") as seen:
+            model(x)
+        return [tuple(t.inputs.q.shape) for layer in seen.values() for t in layer.traces]
+
+    beside = threading.Thread(target=unwatched)
+    beside.start()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(request, range(40)))
+    stop.set()
+    beside.join()
+    assert errors == []
+    assert found == [[(1, 1, n + 1, 8)] * 2 for n in range(40)]
+    nothing_in(model)
+
+
+def test_multi_head_attention_in_two_threads() -> None:
+    model = nn.TransformerEncoderLayer(8, 2, batch_first=True).eval()
+
+    def request(n: int) -> int:
+        with regard.watch(model) as seen:
+            model(torch.randn(1, n + 2, 8))
+        return seen["self_attn"].calls
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(request, range(20))) == [1] * 20
+    nothing_in_the_process()
+    nothing_in(model)
+
+
+def test_tasks_see_their_own() -> None:
+    model = Model()
+
+    async def request(n: int) -> list[int]:
+        with regard.watch(model, keep="traces") as seen:
+            await asyncio.sleep(0)
+            model(torch.randn(1, n + 1, 8))
+            await asyncio.sleep(0)
+        return [t.inputs.q.shape[2] for t in seen["layers.0"].traces]
+
+    async def serve() -> list[list[int]]:
+        return await asyncio.gather(*(request(n) for n in range(5)))
+
+    assert asyncio.run(serve()) == [[n + 1] for n in range(5)]
+
+
+def test_a_watch_that_never_saw_its_thread_run_says_so() -> None:
+    model = Model()
+    said = pytest.raises(regard.RegardError, match="other threads")
+    with ThreadPoolExecutor(1) as pool, said, regard.watch(model):
+        pool.submit(model, X).result()
+    nothing_in(model)
+
+
+def test_attached_it_sees_every_thread() -> None:
+    model = Model()
+    watch = regard.watch(model)
+    seen = watch.attach()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(model, X).result()
+    model(X)
+    watch.detach()
+    assert seen["layers.0"].calls == 2
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "copy", "pickle", "torch.save"])
+def test_copies_are_not_watched(how: str) -> None:
+    model = Model().eval()
+    own = list(vars(model))
+    model.register_forward_hook(_their_hook)
+    monitor = regard.Monitor(model, rules=())
+    watch = regard.watch(model)
+    seen = watch.attach()
+    if how == "torch.save":
+        file = io.BytesIO()
+        torch.save(model, file)
+        assert b"regard" not in file.getvalue().replace(b"tests.watching", b"")
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    else:
+        make: dict[str, Callable[[nn.Module], nn.Module]] = {
+            "deepcopy": copy.deepcopy,
+            "copy": copy.copy,
+            "pickle": lambda m: pickle.loads(pickle.dumps(m)),
+        }
+        twin = make[how](model)
+    expected = model(X)
+    calls = seen["layers.0"].calls
+    if how != "copy":
+        nothing_in(nn.ModuleList(twin.layers))
+    assert list(vars(twin)) == own
+    assert [*twin._forward_hooks.values()] == [_their_hook]
+    torch.testing.assert_close(twin(X), expected, rtol=0, atol=0)
+    if how != "copy":
+        assert seen["layers.0"].calls == calls
+    monitor.close()
+    watch.detach()
+    with regard.watch(twin) as seen_twin:
+        twin(X)
+    assert len(seen_twin) == 2
+
+
+def _their_hook(*_: object) -> None:
+    pass
+
+
+def test_averaged_weights_while_monitored() -> None:
+    model = Model()
+    with regard.Monitor(model, rules=()):
+        averaged = torch.optim.swa_utils.AveragedModel(model)
+        model(X).sum().backward()
+        averaged.update_parameters(model)
+    averaged(X)
+    nothing_in(averaged)
+
+
+def test_attaching_that_fails_midway_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.watching import watcher
+
+    model, real, left = Model(), watcher.follow, 2
+
+    def failing(*args: Any) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            raise MemoryError
+        real(*args)
+
+    monkeypatch.setattr(watcher, "follow", failing)
+    with pytest.raises(MemoryError):
+        regard.watch(model).attach()
+    nothing_in(model)
+
+
+@pytest.mark.compiled
+def test_in_place_compiling_survives() -> None:
+    model = Model()
+    model.compile(backend="eager")
+    compiled = vars(model)["_compiled_call_impl"]
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(X)
+    assert len(seen) == 2
+    assert vars(model)["_compiled_call_impl"] is compiled
+
+
+def test_replicas_run_themselves() -> None:
+    """nn.DataParallel copies all that a module holds, its call too."""
+    model = Attends()
+    with regard.watch(model):
+        model(X)
+        replica = model._replicate_for_data_parallel()
+        replica.q_proj = nn.Linear(8, 8)
+        assert not torch.equal(replica(X), model(X))
