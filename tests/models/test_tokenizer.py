@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from regard import RegardError
 from regard.models import Tokenizer
-from regard.models.tokenizer import MARK, MARK_TEXT
+from regard.models.tokenizer import LETTERS, MARK, MARK_TEXT
 from tests.models.tiny import tokenizer, tokenizer_file
 
 library = pytest.importorskip("tokenizers")
@@ -65,3 +67,32 @@ def test_other_tokenizers_are_refused(tmp_path: Path, change: str) -> None:
         path.write_text("{" if change == "broken" else json.dumps(about))
     with pytest.raises(RegardError, match="the tokenizer cannot be read"):
         Tokenizer.read(path)
+
+
+def naive(of: Tokenizer, word: bytes) -> list[str]:
+    """The oldest merge first, everywhere, until none is left: word for word."""
+    parts = [LETTERS[byte] for byte in word]
+    while known := [pair for pair in pairwise(parts) if pair in of._ranks]:
+        left, right = min(known, key=of._ranks.__getitem__)
+        joined: list[str] = []
+        for part in parts:
+            if joined and joined[-1] == left and part == right:
+                joined[-1] = left + right
+            else:
+                joined.append(part)
+        parts = joined
+    return parts
+
+
+@given(st.text("catdogshe", max_size=60))
+def test_words_of_any_length_are_merged_by_the_rule(word: str) -> None:
+    t = tokenizer()
+    assert t.convert_ids_to_tokens(t._merged(word.encode())) == naive(t, word.encode())
+
+
+def test_a_long_word_takes_no_longer_than_its_letters_and_is_not_remembered() -> None:
+    t = Tokenizer.read(tokenizer_file())
+    began = time.process_time()
+    assert t.decode(t.encode("thecat" * 5000)) == "thecat" * 5000
+    assert time.process_time() - began < 2.0
+    assert t._known.cache_info().currsize == 0

@@ -10,14 +10,18 @@ import json
 import re
 from collections.abc import Iterable
 from functools import lru_cache
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from pathlib import Path
 
 from regard.errors import RegardError
+from regard.stopping import step
 
 MARK = 0
 """The id that stands before each text, and after it. No text contains it."""
 MARK_TEXT = "<text>"
+REMEMBERED = 64
+"""Bytes of a word of which the pieces are remembered, at most."""
 
 # Words with the space before them, numbers digit by digit, marks, white space. Classes are of plain
 # letters, so that every library of regular expressions cuts at the same places.
@@ -39,8 +43,9 @@ class Tokenizer:
     def __init__(self, vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> None:
         self.vocabulary = vocabulary
         self.pieces = {i: piece for piece, i in vocabulary.items()}
+        self._merges = merges
         self._ranks = {pair: rank for rank, pair in enumerate(merges)}
-        self._word = lru_cache(1 << 16)(self._merged)
+        self._known = lru_cache(1 << 16)(self._merged)
 
     @staticmethod
     def read(path: Path) -> Tokenizer:
@@ -63,13 +68,16 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without marks."""
+        found: list[int] = []
         try:
-            words = [word.encode() for word in re.findall(PATTERN, text)]
+            for word in re.finditer(PATTERN, text):
+                step()
+                found.extend(self._word(word.group().encode()))
         except UnicodeEncodeError as error:
             raise RegardError(
                 "half a character cannot be read", got=str(error), accepted="text of whole ones"
             ) from None
-        return [i for word in words for i in self._word(word)]
+        return found
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, without marks; bytes that are no text become �."""
@@ -88,22 +96,41 @@ class Tokenizer:
             raise RegardError("no token has that id", got=str(i), accepted=f"0 to {len(self) - 1}")
         return self.pieces[i]
 
+    def _word(self, word: bytes) -> tuple[int, ...]:
+        # Words that come again are short; what has no spaces would fill the memory.
+        return self._known(word) if len(word) <= REMEMBERED else self._merged(word)
+
     def _merged(self, word: bytes) -> tuple[int, ...]:
         """The pieces of one word: the oldest merge first, everywhere, until none is left."""
-        parts = [LETTERS[byte] for byte in word]
-        while len(parts) > 1:
-            known = [pair for pair in pairwise(parts) if pair in self._ranks]
-            if not known:
-                break
-            left, right = min(known, key=self._ranks.__getitem__)
-            joined: list[str] = []
-            for part in parts:
-                if joined and joined[-1] == left and part == right:
-                    joined[-1] = left + right
-                else:
-                    joined.append(part)
-            parts = joined
-        return tuple(self.vocabulary[part] for part in parts)
+        # Parts are linked to their neighbours: a merge costs the same in words of any length.
+        parts: list[str | None] = [LETTERS[byte] for byte in word]
+        after = [*range(1, len(parts)), -1]
+        before = [-1, *range(len(parts) - 1)]
+        waiting = [
+            (self._ranks[pair], at)
+            for at, pair in enumerate(pairwise(parts))
+            if pair in self._ranks
+        ]
+        heapify(waiting)
+        while waiting:
+            step()
+            rank, at = heappop(waiting)
+            left, right = self._merges[rank]
+            behind = after[at]
+            # A part that took part in another merge meanwhile is no longer what was noted.
+            if parts[at] != left or behind < 0 or parts[behind] != right:
+                continue
+            parts[at], parts[behind] = left + right, None
+            after[at] = after[behind]
+            if after[at] >= 0:
+                before[after[at]] = at
+            for first in (before[at], at):
+                second = after[first] if first >= 0 else -1
+                if second >= 0:
+                    known = self._ranks.get((parts[first], parts[second]))  # type: ignore[arg-type]
+                    if known is not None:
+                        heappush(waiting, (known, first))
+        return tuple(self.vocabulary[part] for part in parts if part is not None)
 
 
 def _letters() -> dict[int, str]:

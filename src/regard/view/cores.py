@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import TypeVar
 
 import torch
@@ -52,5 +53,7 @@ def on_cores(do: Callable[[Given], Found], each: Sequence[Given]) -> Iterator[Fo
         with one_core():
             return do(one)
 
+    # Who may stop this thread may stop those as well: each goes on in a copy of its context.
+    contexts = [copy_context() for _ in each]
     with ThreadPoolExecutor(min(MOST, torch.get_num_threads())) as pool:
-        yield from pool.map(alone, each)
+        yield from pool.map(lambda context, one: context.run(alone, one), contexts, each)

@@ -14,6 +14,8 @@ from regard.view.runs import SPELLING, Told, check_words, known_heads, run
 from regard.view.subjects import Spelling, spelled
 from regard.view.work import Tell, Work
 
+PATIENCE = 5.0
+"""Seconds that closing waits for a step of the work, at most: a model may be being loaded."""
 SHOWN = 20_000
 """A text of so many characters is shown to be changed; a longer one is not."""
 
@@ -34,6 +36,7 @@ class Desk:
     >>> desk = Desk(Atlas.of(regard.trace(x, x, x)))
     >>> desk.read({"text": "to be or not", "model": "spelling", "tokens": 0})
     >>> desk.work.wait()
+    True
     >>> desk.now.number, desk.now.answers.atlas.maps[0].keys
     (2, ['to', 'be', 'or', 'not'])
     """
@@ -73,10 +76,10 @@ class Desk:
             )
         self.work.start(lambda tell: self._read(text, model, tokens, tell))
 
-    def close(self) -> None:
-        """Stop what is being read."""
+    def close(self) -> bool:
+        """Stop what is being read; whether it has ended."""
         self.work.stop()
-        self.work.wait(5)
+        return self.work.wait(PATIENCE)
 
     def _read(self, text: str, model: str, tokens: int, tell: Tell) -> None:
         tell("opening the model", 0, 0)

@@ -6,13 +6,18 @@ import math
 import re
 import unicodedata
 import zlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.stopping import step
+
 WIDTH = 1024
+MANY = 10_000
+"""Trigrams of one word after which it is asked whether they are still wanted."""
 
 # Chinese and Japanese are written without spaces: each of their characters stands for itself.
 UNSPACED = re.compile("([\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])")
@@ -26,8 +31,12 @@ def words(text: str) -> list[str]:
     >>> words("注意 works")
     ['注', '意', 'works']
     """
-    pieces = UNSPACED.sub(r" \1 ", text).split()
-    return [word for word in map(_bare, pieces) if word]
+    found = []
+    for piece in UNSPACED.sub(r" \1 ", text).split():
+        step()
+        if word := _bare(piece):
+            found.append(word)
+    return found
 
 
 def vectors(words: Sequence[str], width: int = WIDTH) -> Float[Tensor, "n d"]:
@@ -43,24 +52,36 @@ def vectors(words: Sequence[str], width: int = WIDTH) -> Float[Tensor, "n d"]:
     """
     rows = torch.zeros(len(words), width)
     for row, word in zip(rows, words, strict=True):
-        for trigram in trigrams(word):
+        step()
+        found: Counter[int] = Counter()
+        for at, trigram in enumerate(trigrams(word)):
+            if at % MANY == 0:
+                step()
             place = zlib.crc32(trigram.encode("utf-8", "surrogatepass"))
-            row[place % width] += 1 if place >> 31 else -1
+            found[place % width] += 1 if place >> 31 else -1
+        row[list(found)] = torch.tensor([float(n) for n in found.values()])
     # Two trigrams of one word may cancel; a word without any direction stays at zero.
     unit = torch.nn.functional.normalize(rows, dim=-1)
     return unit * math.sqrt(width)
 
 
-def trigrams(word: str) -> list[str]:
+def trigrams(word: str) -> Iterator[str]:
     """Every three neighbouring characters, the word's two ends marked.
 
-    >>> trigrams("Read")
+    >>> list(trigrams("Read"))
     ['^re', 'rea', 'ead', 'ad$']
     """
     marked = f"^{word.casefold()}$"
-    return [marked[i : i + 3] for i in range(len(marked) - 2)]
+    return (marked[i : i + 3] for i in range(len(marked) - 2))
 
 
 def _bare(word: str) -> str:
-    inside = [i for i, sign in enumerate(word) if unicodedata.category(sign)[0] not in "PC"]
-    return word[inside[0] : inside[-1] + 1] if inside else ""
+    n = len(word)
+    first = next((i for i in range(n) if _is_inside(word[i])), n)
+    last = next((i for i in reversed(range(first, n)) if _is_inside(word[i])), -1)
+    return word[first : last + 1]
+
+
+def _is_inside(sign: str) -> bool:
+    """Whether a word may begin or end with it: it is no punctuation and no control character."""
+    return unicodedata.category(sign)[0] not in "PC"

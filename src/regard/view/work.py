@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from regard.errors import RegardError
+from regard.stopping import stoppable
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +27,7 @@ class Work:
     >>> work = Work()
     >>> work.start(lambda tell: tell("reading", 1, 2))
     >>> work.wait()
+    True
     >>> work.state()["state"]
     'done'
     """
@@ -51,27 +53,32 @@ class Work:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ask the work to end. It does at its next step."""
+        """Ask the work to end. It does at its next step: see `regard.stopping`."""
         self._stopping.set()
 
-    def wait(self, seconds: float | None = None) -> None:
-        """Until the work has ended."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until the work has ended; whether it has."""
         if self._thread is not None:
             self._thread.join(seconds)
+        return self._thread is None or not self._thread.is_alive()
 
     def state(self) -> dict[str, Any]:
         """How far it is: running, done, stopped or failed, and then why."""
         state = self._state
         return state | {"stopping": state["state"] == "running" and self._stopping.is_set()}
 
-    def _tell(self, doing: str, done: int, total: int) -> None:
+    def _check(self) -> None:
         if self._stopping.is_set():
             raise StoppedError
+
+    def _tell(self, doing: str, done: int, total: int) -> None:
+        self._check()
         self._state = {"state": "running", "doing": doing, "done": done, "total": total}
 
     def _run(self, job: Callable[[Tell], None]) -> None:
         try:
-            job(self._tell)
+            with stoppable(self._check):
+                job(self._tell)
         except StoppedError:
             self._state = self._state | {"state": "stopped"}
         except RegardError as error:

@@ -28,6 +28,7 @@ from regard.backends.tiled.walk import Cut, Slab, TileSize, slabs, spans
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask
 from regard.scores.comparison import Dot
+from regard.stopping import step
 
 SLAB = 1 << 22
 """Numbers of q, or of k, in a slab, unless that leaves too few heads for all threads."""
@@ -172,6 +173,7 @@ def attend(x: AttentionInputs, loop: Loop, *, statistics: bool) -> Passed | None
             **_described(x, loop, piece, plan, scratch),
         )
         for lot in _lots(piece, plan):
+            step()
             lot.put(call)
             if not loop.attend(call, plan.threads):
                 return None
@@ -220,6 +222,7 @@ def pull(
             **_described(x, loop, piece, plan, scratch),
         )
         for lot in _lots(piece, plan):
+            step()
             lot.put(call)
             loop.pull(call, plan.threads)
     return Gradients(dq, *(t[0] if hands == 1 else t.sum(0) for t in (dk, dv)))

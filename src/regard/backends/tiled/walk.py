@@ -24,6 +24,7 @@ from regard.inputs import AttentionInputs
 from regard.masks.algebra import EMPTY, FULL, PARTIAL, Mask, pairs
 from regard.masks.tiles import grid
 from regard.scores.comparison import Dot
+from regard.stopping import step
 from regard.values import Shape
 
 KEY_TILE = 128
@@ -155,6 +156,7 @@ class RowTile:
         return self._finish(s, cut), slope
 
     def _capped(self, cut: Cut, into: Tensor | None) -> Tensor:
+        step()
         x, k = self.slab.x, self.slab.k[:, :, cut.keys]
         shape = (*self.q.shape[:4], k.shape[2])
         if self._scaled is None:
