@@ -31,9 +31,10 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
         def __exit__(self, *error: object) -> None: ...
 
-        def hold(self, *, ready: Any, **how: Any) -> None:
+        def hold(self, *, ready: Any, **how: Any) -> bool:
             asked.append(self.how | how)
             ready("http://127.0.0.1:1/secret/")
+            return True
 
     monkeypatch.setattr(cli, "App", Shown)
     monkeypatch.setattr(cli, "why_not", lambda: "")

@@ -231,7 +231,13 @@ def _serve(subject: Subject, wanted: Wanted, port: int, console: Console, *, bro
         console.print(Text("open for this machine alone; Ctrl+C ends it", "dim"))
 
     with App(atlas, port=port, told=subject.told) as app:
-        app.hold(browser=browser, view=view, ready=ready)
+        ended = app.hold(browser=browser, view=view, ready=ready)
+    if not ended:
+        # One step takes long and cannot be stopped. Python would take itself apart around it, and
+        # crash; there is nothing left to put in order.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(130)
 
 
 @app.command()

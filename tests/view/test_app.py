@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import http.client
+import html
 import json
+import re
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 import torch
@@ -18,6 +22,7 @@ from regard.view import answers, tiles
 from regard.view import app as apps
 from regard.view.app import App, serve
 from tests.view.toys import HOSTILE, seen, tokens
+from tests.view.visiting import Answer, Visitor, asked, sent
 
 
 @pytest.fixture(scope="module")
@@ -26,18 +31,12 @@ def app() -> Iterator[App]:
         yield running
 
 
-def ask(app: App, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
-    line = http.client.HTTPConnection("127.0.0.1", app.port, timeout=20)
-    try:
-        line.request("GET", path, headers=headers)
-        answer = line.getresponse()
-        return answer.status, dict(answer.getheaders()), answer.read()
-    finally:
-        line.close()
+def ask(app: App, name: str, **headers: str) -> Answer:
+    return Visitor.enter(app.url).get(name, **headers)
 
 
 def get(app: App, name: str) -> bytes:
-    status, _, body = ask(app, f"/{app.secret}/{name}")
+    status, _, body = ask(app, name)
     assert status == 200, body
     return body
 
@@ -80,13 +79,13 @@ def test_what_goes_wrong_is_told_and_logged(
         raise RuntimeError("out of memory")
 
     monkeypatch.setitem(answers.Answers.QUESTIONS, "visible", broken)
-    status, _, body = ask(app, f"/{app.secret}/visible?map=9")
+    status, _, body = ask(app, "visible?map=9")
     assert (status, body) == (500, b"RuntimeError: out of memory")
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("regard.view.server", "ERROR")
     assert "in broken\n" in caplog.text, "where it was raised"
     caplog.clear()
-    assert ask(app, f"/{app.secret}/row?map=9")[0] == 400
+    assert ask(app, "row?map=9")[0] == 400
     assert not caplog.records, "what is refused needs no traceback"
 
 
@@ -98,26 +97,54 @@ def test_hostile_tokens_travel() -> None:
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1", "localhost:1"])
 def test_other_hosts_are_refused(app: App, host: str) -> None:
-    status, _, body = ask(app, f"/{app.secret}/index", Host=host)
+    status, _, body = ask(app, "index", Host=host)
     assert status == 403
     assert b"Toy" not in body
 
 
 def test_other_sites_and_other_paths_are_refused(app: App) -> None:
-    path = f"/{app.secret}/index"
-    assert ask(app, path, **{"Sec-Fetch-Site": "cross-site"})[0] == 403
-    assert ask(app, path, **{"Sec-Fetch-Site": "same-origin"})[0] == 200
-    for wrong in ("/", "/index", "/x/index", f"/{app.secret}", f"/{app.secret}/../index"):
-        assert ask(app, wrong)[0] == 404, wrong
-    assert ask(app, f"/{app.secret}/nothing")[0] == 404
+    visitor = Visitor.enter(app.url)
+    key = {"Cookie": visitor.cookie}
+    for site in ("cross-site", "same-site"):
+        assert visitor.get("index", Sec_Fetch_Site=site).status == 403
+    assert visitor.get("index", Sec_Fetch_Site="same-origin").status == 200
+    for wrong in (
+        "/", "/index", "/x/index", f"/{app.secret}", f"/{app.secret}/index", f"/{app.secret}//",
+        visitor.room[:-1], f"{visitor.room}nothing", f"{visitor.room}../index", f"{visitor.room}/",
+        "index", "*", "?", "//", "http:", "/" * 100, "%2f",
+    ):  # fmt: skip
+        status, _, said = asked(app.port, "GET", wrong, headers=key)
+        assert (status, bool(said)) == (404, True), wrong
+    line = f"GET http://[/ HTTP/1.1\r\nHost: 127.0.0.1:{app.port}\r\nConnection: close\r\n\r\n"
+    assert sent(app.port, line.encode()).startswith(b"HTTP/1.1 400 ")
+
+
+def test_the_room_is_entered_with_the_cookie_alone(app: App) -> None:
+    visitor = Visitor.enter(app.url)
+    _, _, value = visitor.cookie.partition("=")
+    assert visitor.cookie.startswith(f"regard-{app.port}=")
+    assert app.secret not in (value, visitor.room.strip("/"))
+    name = f"regard-{app.port}"
+    for wrong in ("", value, f"regard-1={value}", f"{name}=", f"{name}={value}x"):
+        status, _, said = visitor.get("index", Cookie=wrong)
+        assert (status, b"address that regard view printed" in said) == (403, True), wrong
+    assert visitor.get("index", Cookie=f"a=b; {visitor.cookie}; ä").status == 200
+    # A file leads there, and so does a link of another program; a page in a frame does not.
+    entered = asked(app.port, "GET", f"/{app.secret}/", headers={"Sec-Fetch-Site": "cross-site"})
+    assert entered.status == 200
+    assert "frame-ancestors 'none'" in entered.headers["Content-Security-Policy"]
+    assert entered.headers["Referrer-Policy"] == "no-referrer"
+    assert app.secret.encode() not in entered.body
+    assert asked(app.port, "POST", f"/{app.secret}/", b"{}").status == 404
 
 
 def test_answers_are_kept_by_nobody_and_framed_by_nobody(app: App) -> None:
-    _, headers, _ = ask(app, f"/{app.secret}/")
+    _, headers, _ = ask(app, "")
     assert headers["Cache-Control"] == "no-store"
     assert "default-src 'none'" in headers["Content-Security-Policy"]
     assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
     assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Referrer-Policy"] == "no-referrer"
 
 
 @pytest.mark.parametrize(
@@ -134,20 +161,14 @@ def test_answers_are_kept_by_nobody_and_framed_by_nobody(app: App) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(app: App, wrong: str) -> None:
-    status, _, body = ask(app, f"/{app.secret}/{wrong}")
+    status, _, body = ask(app, wrong)
     assert status == 400
     assert body
 
 
-def post(app: App, path: str, body: bytes, **headers: str) -> tuple[int, bytes]:
-    line = http.client.HTTPConnection("127.0.0.1", app.port, timeout=20)
-    given = {"Content-Type": "application/json", **headers}
-    try:
-        line.request("POST", path, body, headers={k.replace("_", "-"): v for k, v in given.items()})
-        answer = line.getresponse()
-        return answer.status, answer.read()
-    finally:
-        line.close()
+def post(app: App, name: str, body: bytes, **headers: str) -> tuple[int, bytes]:
+    status, _, said = Visitor.enter(app.url).post(name, body, **headers)
+    return status, said
 
 
 ASKED = json.dumps({"text": "to be or not", "model": "spelling", "tokens": 0}).encode()
@@ -167,26 +188,31 @@ ASKED = json.dumps({"text": "to be or not", "model": "spelling", "tokens": 0}).e
         ({"Content_Type": ""}, 415),
         ({"Content_Length": str(1 << 40)}, 413),
         ({"Content_Length": "-1"}, 413),
+        ({"Content_Length": "9" * 5000}, 413),
+        ({"Content_Length": "x"}, 413),
+        ({"Transfer_Encoding": "chunked"}, 411),
     ],
 )
 def test_what_changes_something_comes_from_the_page_alone(
     app: App, headers: dict[str, str], status: int
 ) -> None:
     for name in ("read", "stop"):
-        assert post(app, f"/{app.secret}/{name}", ASKED, **headers)[0] == status
+        assert post(app, f"{name}", ASKED, **headers)[0] == status
     assert app.desk.now.number == 1
     assert app.desk.work.state()["state"] == "idle"
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"text"', b"\xff", b"[" * 100_000])
 def test_a_body_that_is_no_object_is_refused(app: App, body: bytes) -> None:
-    assert post(app, f"/{app.secret}/read", body)[0] == 400
+    assert post(app, "read", body)[0] == 400
 
 
 def test_nothing_but_reading_and_stopping_can_be_sent(app: App) -> None:
-    for wrong in ("/read", "/x/read", f"/{app.secret}/index", f"/{app.secret}/"):
+    for wrong in ("", "index", "x/read", "read/"):
         assert post(app, wrong, ASKED)[0] == 404, wrong
-    assert ask(app, f"/{app.secret}/read")[0] == 404
+    assert ask(app, "read")[0] == 404
+    for method in ("PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "X"):
+        assert asked(app.port, method, f"/{app.secret}/").status == 405
 
 
 def test_a_text_that_is_sent_takes_the_place_of_the_one_before() -> None:
@@ -195,16 +221,16 @@ def test_a_text_that_is_sent_takes_the_place_of_the_one_before() -> None:
         assert before["edition"] == 1
         assert "spelling" in [model["name"] for model in before["models"]]
         origin = {"Origin": f"http://127.0.0.1:{app.port}", "Sec_Fetch_Site": "same-origin"}
-        status, body = post(app, f"/{app.secret}/read", ASKED, **origin)
+        status, body = post(app, "read", ASKED, **origin)
         assert status == 200, body
         app.desk.work.wait(10)
         assert json.loads(get(app, "desk"))["edition"] == 2
         assert json.loads(get(app, "index"))["texts"] == [["to", "be", "or", "not"]]
         assert len(floats(get(app, "row?map=0&heads=0&query=0&edition=2"))) == 4
-        status, headers, _ = ask(app, f"/{app.secret}/row?map=0&heads=0&query=0&edition=1")
+        status, headers, _ = ask(app, "row?map=0&heads=0&query=0&edition=1")
         assert (status, "Edition" in headers) == (205, False)
-        assert ask(app, f"/{app.secret}/index")[1]["Edition"] == "2"
-        status, body = post(app, f"/{app.secret}/read", b'{"text": "", "model": "spelling"}')
+        assert ask(app, "index")[1]["Edition"] == "2"
+        status, body = post(app, "read", b'{"text": "", "model": "spelling"}')
         told = json.loads(body)
         assert (status, told["edition"], told["work"]["state"]) == (200, 2, "done")
         assert told["refused"].startswith("there is nothing to read")
@@ -226,8 +252,11 @@ def test_who_hangs_up_stops_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "tile", slow)
     with App(seen(20)) as running:
         line = socket.create_connection(("127.0.0.1", running.port))
-        asked = f"/{running.secret}/tile?map=0&head=0&level=0&row=0&column=0&exact=1"
-        line.sendall(f"GET {asked} HTTP/1.1\r\nHost: 127.0.0.1:{running.port}\r\n\r\n".encode())
+        visitor = Visitor.enter(running.url)
+        line.sendall(
+            f"GET {visitor.room}tile?map=0&head=0&level=0&row=0&column=0&exact=1 HTTP/1.1\r\n"
+            f"Host: 127.0.0.1:{running.port}\r\nCookie: {visitor.cookie}\r\n\r\n".encode()
+        )
         while len(bands) < 3:
             time.sleep(0.01)
         # Others are answered in between.
@@ -250,18 +279,44 @@ def test_closing_frees_the_port() -> None:
 def test_serve_opens_the_browser_and_ends_with_a_signal(
     ending: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[str] = []
+    said: list[str] = []
+    opened: list[tuple[str, str, int]] = []
 
-    def ready(url: str) -> None:
-        opened.append(url)
+    def open_file(address: str) -> None:
+        path = Path(url2pathname(urlsplit(address).path))
+        opened.append((address, path.read_text(), path.stat().st_mode | path.parent.stat().st_mode))
         signal.raise_signal(ending)
 
     before = signal.getsignal(ending)
-    monkeypatch.setattr(apps.webbrowser, "open", opened.append)
-    serve(seen(5), ready=ready, view="head=1")
-    assert len(opened) == 2
-    assert opened[0] == opened[1]
-    assert opened[0].endswith("/#head=1")
+    monkeypatch.setattr(apps.webbrowser, "open", open_file)
+    serve(seen(5), ready=said.append, view="head=1&map=0")
+    (address,), ((file, page, mode),) = said, opened
+    assert address.endswith("/#head=1&map=0")
+    # The address is in a file for this user alone, which is gone when it is of no more use.
+    assert file.startswith("file://")
+    assert urlsplit(address).path.strip("/") not in file
+    assert f'url={html.escape(address)}"' in page
+    assert mode & 0o077 == 0
+    assert not Path(url2pathname(urlsplit(file).path)).parent.exists()
     assert signal.getsignal(ending) is before
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", int(opened[0].split(":")[2].split("/")[0])))
+        socket.create_connection(("127.0.0.1", int(address.split(":")[2].split("/")[0])))
+
+
+def test_the_file_is_gone_once_the_app_was_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    files: list[Path] = []
+
+    def browse(address: str) -> None:
+        files.append(Path(url2pathname(urlsplit(address).path)))
+        found = re.search(r'url=(http[^"]*)"', files[0].read_text())
+        assert found is not None
+        Visitor.enter(found[1])
+
+    monkeypatch.setattr(apps.webbrowser, "open", browse)
+    with App(seen(5)) as app:
+        holding = threading.Thread(target=lambda: app.hold(browser=True), daemon=True)
+        holding.start()
+        until = time.monotonic() + 5
+        while not files or files[0].parent.exists():
+            assert time.monotonic() < until
+            time.sleep(0.05)

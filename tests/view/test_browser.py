@@ -11,6 +11,7 @@ import torch
 
 from regard.view.app import App
 from regard.view.page import page as write_page
+from regard.view.redirect_file import RedirectFile
 from regard.watching.seen import Seen
 from tests.view.browsing import MAP, Open, contrast, hover, tip_weight, until, weights
 from tests.view.toys import HOSTILE, seen, tokens
@@ -53,6 +54,24 @@ def test_the_tooltip_of_the_app_tells_the_exact_weight(open_page: Open) -> None:
         query, key = (int(part.split()[0]) for part in words.replace("\n", " ").split("#")[1:3])
         assert found == pytest.approx(weights(what, 0, 1)[query, key].item(), rel=1e-4, abs=1e-9)
         assert "in this cell of 4 × 4 pairs" in words
+
+
+def test_a_file_leads_to_the_app_and_the_secret_stays_behind(open_page: Open) -> None:
+    with App(seen(20)) as app:
+        file = RedirectFile(f"{app.url}#map=1&head=2")
+        tab = open_page(file.path.as_uri())
+        tab.wait_for_selector(MAP)
+        file.remove()
+        assert tab.url == f"{app.room}#map=1&head=2"
+        assert app.secret not in tab.content()
+        tab.reload()
+        tab.wait_for_selector(MAP)
+        (cookie,) = tab.context.cookies(app.room)
+        assert f"{cookie['name']}={cookie['value']}" == app.cookie
+        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+        # Other servers of this machine are not sent it, as far as they do not know the room.
+        assert tab.context.cookies(f"http://127.0.0.1:{app.port}/") == []
+        assert tab.evaluate("document.cookie") == ""
 
 
 def test_zoom_pan_and_the_address(open_page: Open) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, ClassVar
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from regard.errors import RegardError
+from regard.stopping import stoppable
 from regard.view.atlas import Atlas
 from regard.view.cores import one_core
 from regard.view.page import document
@@ -19,6 +21,8 @@ from regard.view.tiles import CancelledError, Go, tile
 
 Asked = Mapping[str, str]
 JSON, BYTES = "application/json", "application/octet-stream"
+OFTEN = 0.05
+"""Seconds between two looks at whether an answer is still wanted, at least."""
 
 
 class Answers:
@@ -45,8 +49,11 @@ class Answers:
             raise RegardError(
                 "there is no such question", got=repr(name), accepted=", ".join(self.QUESTIONS)
             )
+        check = _sometimes(go)
         try:
-            with self._computing:
+            with self._computing, stoppable(check):
+                # Others were answered meanwhile.
+                check()
                 found = question(self, asked, self._pausing(go))
         except KeyError as error:
             raise RegardError(f"{name} was asked without {error}") from None
@@ -145,3 +152,18 @@ class Answers:
         "cell": _cell,
         "page": _page,
     }
+
+
+def _sometimes(go: Callable[[], bool]) -> Callable[[], None]:
+    """Stops what nobody waits for any more; steps are many, and looking takes longer than some."""
+    after = 0.0
+
+    def check() -> None:
+        nonlocal after
+        now = time.monotonic()
+        if now >= after:
+            after = now + OFTEN
+            if not go():
+                raise CancelledError
+
+    return check

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import signal
 import threading
 import webbrowser
@@ -14,6 +15,7 @@ from regard.traces import Trace
 from regard.view.atlas import Atlas
 from regard.view.bundle import script
 from regard.view.desk import Desk
+from regard.view.redirect_file import RedirectFile
 from regard.view.runs import Told
 from regard.view.server import Server
 from regard.watching.seen import Seen, Tokens
@@ -54,6 +56,9 @@ class App:
             ) from None
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
         self._thread.start()
+        self._ended: bool | None = None
+        # A thread that still computes when Python takes itself apart would end it with a crash.
+        atexit.register(self.close)
 
     @property
     def atlas(self) -> Atlas:
@@ -70,31 +75,55 @@ class App:
         return self._server.secret
 
     @property
+    def room(self) -> str:
+        """Where a browser is sent to from the address, and asks its questions with the cookie."""
+        return f"http://127.0.0.1:{self.port}/{self._server.room}/"
+
+    @property
+    def cookie(self) -> str:
+        """The header `Cookie` of those questions, for programs that are no browser."""
+        return f"{self._server.cookie}={self._server.key}"
+
+    @property
     def url(self) -> str:
-        """Where the app is; who knows it can look."""
+        """The address to open; who knows it can look."""
         return f"http://127.0.0.1:{self.port}/{self.secret}/"
 
     def hold(
         self, *, browser: bool, view: str = "", ready: Callable[[str], None] | None = None
-    ) -> None:
-        """Open the app in a browser, and wait until it is interrupted or terminated."""
+    ) -> bool:
+        """Open the app in a browser, wait until it is interrupted or terminated, and close it;
+        whether everything it did has ended."""
         address = f"{self.url}#{view}" if view else self.url
+        file = None
         with _ending() as ended:
-            if ready is not None:
-                ready(address)
-            if browser:
-                webbrowser.open(address)
-            # With a limit, because without one an interrupt does not reach a wait on Windows.
-            while not ended.wait(0.5):
-                pass
+            try:
+                if ready is not None:
+                    ready(address)
+                if browser and not ended.is_set():
+                    file = RedirectFile(address)
+                    webbrowser.open(file.path.as_uri())
+                # With a limit, because without one an interrupt does not reach a wait on Windows.
+                while not ended.wait(0.5):
+                    if file is not None and self._server.entered.is_set():
+                        file.remove()
+                        file = None
+            finally:
+                if file is not None:
+                    file.remove()
+                done = self.close()
+        return done
 
-    def close(self) -> None:
-        """Stop answering, and what is being computed."""
-        self._server.closing.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-        self.desk.close()
+    def close(self) -> bool:
+        """Stop answering, and what is being computed; whether all of it has ended. What does not
+        end is one long step, such as the loading of a model."""
+        if self._ended is None:
+            atexit.unregister(self.close)
+            self.desk.work.stop()
+            answered = self._server.end()
+            self._thread.join()
+            self._ended = self.desk.close() and answered
+        return self._ended
 
     def __enter__(self) -> App:
         return self
