@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import re
 import threading
 import time
@@ -270,6 +271,20 @@ def test_a_model_that_is_gone_is_explained(tmp_path: Path) -> None:
     on = desk(str(tmp_path / "gone"))
     about = read(on, TEXT, str(tmp_path / "gone"))
     assert "there is no such model" in about["work"]["error"]
+
+
+def test_a_card_that_names_other_layers_is_no_harm(causal: str, tmp_path: Path) -> None:
+    other = tiny_models.causal(tmp_path / "other")
+    card = {"heads": {"induction": [{"layer": 99, "head": 3, "score": 0.7}]}}
+    (tmp_path / "other" / "card.json").write_text(json.dumps(card))
+    about = read(desk(other), TEXT, other)
+    assert (about["work"]["state"], about["heads"]) == ("done", [])
+
+
+def test_words_are_counted_before_they_take_memory() -> None:
+    said = read(desk(), "a " * 60_000, "spelling")["work"]["error"]
+    assert "60,000 words" in said
+    assert "50,000 at most" in said
 
 
 def test_spelling_does_not_write() -> None:

@@ -14,12 +14,16 @@ import pytest
 import torch
 
 import regard
+from regard import RegardError
 from regard.view import bundle
+from regard.view.app import App
 from regard.view.atlas import Atlas
 from regard.view.page import chosen_levels, page
 from regard.view.patches import Patches
 from regard.view.tiles import HEADER, decoded
+from regard.watching.seen import Layer
 from tests.view.toys import HOSTILE, drawn, seen, tokens
+from tests.view.visiting import Visitor
 
 
 def parts(path: Path) -> tuple[dict[str, Any], list[bytes]]:
@@ -132,3 +136,23 @@ def test_a_front_end_that_was_not_built_is_named(
     with pytest.raises(regard.RegardError, match="make frontend"):
         page(seen(5), tmp_path / "p.html")
     assert not list(tmp_path.iterdir())
+
+
+def test_half_characters_in_names_are_marked(tmp_path: Path) -> None:
+    what = seen(4)
+    what.model = "half \ud800"
+    what._layers["\udfff"] = what._layers.pop("layers.1.attn")
+    made = page(what, tmp_path / "page.html", tokens=["\ud800"] * 4).read_text("utf-8")
+    assert "<title>half � · regard</title>" in made
+    with App(what) as app:
+        sent = Visitor.enter(app.url).get("page").body.decode()
+    assert "<title>half � · regard</title>" in sent
+
+
+def test_layers_of_which_nothing_is_known_are_left_out(tmp_path: Path) -> None:
+    what = seen(4)
+    what._layers["unknown"] = Layer("unknown", 1, None, [], [], [])
+    assert "unknown" not in page(what, tmp_path / "page.html").read_text()
+    what._layers = {"unknown": what._layers["unknown"]}
+    with pytest.raises(RegardError, match="neither traces nor statistics"):
+        page(what, tmp_path / "page.html")

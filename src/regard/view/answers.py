@@ -113,6 +113,8 @@ class Answers:
         """One row or column of the map, the mean over some heads."""
         of = self.atlas[int(asked["map"])]
         heads = [int(head) for head in asked["heads"].split(",")]
+        if len(set(heads)) < len(heads):
+            raise RegardError("each head is asked for once", got=asked["heads"][:80])
         total = torch.zeros(len(queries) * len(keys))
         for done, head in enumerate(heads):
             if not go(done / len(heads)):

@@ -15,7 +15,7 @@ from regard.traces import Trace
 from regard.view.maps import Map, check_place
 from regard.view.patches import Patches
 from regard.view.quantities import QUANTITIES
-from regard.view.summaries import Summary, refuse_places
+from regard.view.summaries import Summary, known_of, refuse_places
 from regard.watching.joint_trace import joined, let_go
 from regard.watching.seen import Layer, Seen, Tokens
 
@@ -68,7 +68,15 @@ class Atlas:
         if not layers:
             raise RegardError("no attention was seen", do="run the model while it is watched")
         traced = [layer for layer in layers if len(layer.traces)]
-        summaries = [Summary(layer) for layer in layers if not len(layer.traces)]
+        summaries = [
+            Summary(layer) for layer in layers if not len(layer.traces) and known_of(layer)
+        ]
+        if not traced and not summaries:
+            raise RegardError(
+                "there is nothing to look at",
+                got=f"{len(layers)} layers with neither traces nor statistics",
+                do="run the model while it is watched, and keep one of the two",
+            )
         if not traced:
             asked = {"tokens=": tokens is not None, "queries=": queries is not None}
             wrong = [name for name, given in (asked | {"batch=": batch != 0}).items() if given]

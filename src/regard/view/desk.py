@@ -11,11 +11,14 @@ from regard.models.readers import Reader
 from regard.view.answers import Answers
 from regard.view.atlas import Atlas
 from regard.view.runs import SPELLING, Told, check_words, known_heads, run
+from regard.view.spelling import words
 from regard.view.subjects import Spelling, spelled
 from regard.view.work import Tell, Work
 
 PATIENCE = 5.0
 """Seconds that closing waits for a step of the work, at most: a model may be being loaded."""
+WORDS = 50_000
+"""Words that are compared by their spelling, at most: each takes 12 kB, each pair some time."""
 SHOWN = 20_000
 """A text of so many characters is shown to be changed; a longer one is not."""
 
@@ -61,6 +64,8 @@ class Desk:
             "heads": [
                 {"kind": known.kind, "map": places[known.path], "head": known.head}
                 for known in told.heads
+                # A model's card is a file: it may name layers that the model does not have.
+                if known.path in places
                 if known.path in places
             ],
             "work": self.work.state(),
@@ -128,5 +133,13 @@ def _compared(text: str, tokens: int) -> Atlas:
             "words that are compared by their spelling do not go on",
             got=f"{tokens} tokens",
             do="choose a model that writes, or go on for 0 tokens",
+        )
+    many = len(words(text))
+    if many > WORDS:
+        raise RegardError(
+            "there are too many words to compare with each other",
+            got=f"{many:,} words",
+            accepted=f"{WORDS:,} at most",
+            do="read a part of the text",
         )
     return spelled(text, Spelling()).atlas()

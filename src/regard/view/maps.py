@@ -63,6 +63,7 @@ class Map:
 
     def head(self, head: int, call: int) -> Trace:
         """One head of one call. The few that were asked last are kept."""
+        check_place(head, self.shape[0], "head")
         place = head, call
         with self._choosing:
             if place not in self._heads:

@@ -139,7 +139,6 @@ def document(
 
 def written(index: dict[str, Any], blocks: list[str], program: str, model: str) -> str:
     """The document. What is in the index can close no element and start no comment."""
-    # A lone surrogate is no character: it is shown as the mark for one that cannot be.
     text = json.dumps(index, separators=(",", ":")).replace("<", "\\u003c")
     program = program.replace("</script", "<\\/script").replace("<!--", "<\\!--")
     digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
@@ -150,10 +149,20 @@ def written(index: dict[str, Any], blocks: list[str], program: str, model: str) 
     about = f'<script type="application/json" id="regard-index">{text}</script>'
     return SHELL.format(
         policy=policy,
-        title=html.escape(f"{model} · regard" if model else "regard"),
+        title=html.escape(_whole(f"{model} · regard" if model else "regard")),
         data="\n".join([about, *blocks]),
         script=program,
     )
+
+
+def _whole(text: str) -> str:
+    """A lone surrogate is no character: it is shown as the mark for one that cannot be. In JSON it
+    is spelled, and the front end shows it so.
+
+    >>> _whole("half \\ud800, whole \\U0001f600")
+    'half �, whole 😀'
+    """
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def chosen_levels(atlas: Atlas, limit: int | None) -> list[int]:

@@ -68,6 +68,11 @@ class Summary:
         }
 
 
+def known_of(layer: Layer) -> bool:
+    """Whether there are statistics of a layer: a file need not hold any."""
+    return layer.statistics is not None or layer._waiting is not None
+
+
 def only_statistics(what: Trace | Seen) -> bool:
     """Whether layers were seen, and none of them with its traces."""
     if isinstance(what, Trace) or not len(what):

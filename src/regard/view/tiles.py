@@ -82,14 +82,15 @@ def tile(
             [0.2917, 0.2083]])
     """
     _, Q, K = of.shape
-    cell = 1 << level
+    highest = levels(Q, K)
+    cell = 1 << min(max(level, 0), highest)
     queries = _part(row, cell, Q)
     keys = _part(column, cell, K)
-    if not 0 <= level <= levels(Q, K) or not queries or not keys:
+    if not 0 <= level <= highest or not queries or not keys:
         raise RegardError(
             "there is no such tile",
             got=f"level {level}, row {row}, column {column}",
-            accepted=f"levels 0 to {levels(Q, K)} of {Q} × {K} pairs",
+            accepted=f"levels 0 to {highest} of {Q} × {K} pairs",
         )
     if level > 0 and quantity == "weight" and (found := of.pooled(head, queries, keys, cell)):
         return encoded(*found, 0)
