@@ -157,6 +157,8 @@ class Handler(BaseHTTPRequestHandler):
     edition: int | None = None
     """Which text an answer is about."""
     protocol_version = "HTTP/1.1"
+    # A line without a version is answered with headers as well; version 0.9 had none.
+    default_request_version = "HTTP/1.0"
     server_version = "regard"
     sys_version = ""
 
@@ -168,6 +170,15 @@ class Handler(BaseHTTPRequestHandler):
         self.edition, self.given, self.policy = None, "", POLICY.format(script="'self'")
         self.line.expect(SILENT, is_idle=True)
         super().handle_one_request()
+
+    def parse_request(self) -> bool:
+        if not super().parse_request():
+            return False
+        if self.request_version == "HTTP/0.9":
+            self.request_version = self.default_request_version
+            self.send_error(400, "HTTP/1.1 is spoken here")
+            return False
+        return True
 
     def do_GET(self) -> None:
         # A body that is not read would pass for the next request.
