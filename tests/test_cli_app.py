@@ -124,6 +124,21 @@ def test_what_cannot_be_shown_is_refused_before_anything_opens(
     assert not served
 
 
+def test_a_step_that_does_not_end_is_left_behind(
+    served: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python would crash around a thread that computes."""
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(cli.App, "hold", lambda self, **how: False)
+    monkeypatch.setattr(cli.os, "_exit", leave)
+    assert view("a b", "--no-browser").exit_code == 130
+    monkeypatch.setattr(cli.App, "hold", lambda self, **how: True)
+    assert view("a b", "--no-browser").exit_code == 0
+
+
 def test_in_a_pipe_it_is_text_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     result = view("a b")

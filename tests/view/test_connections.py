@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from regard.backends.tiled import TiledPass
 from regard.view import connections, server
 from regard.view.app import App
 from regard.view.connections import Connections
+from regard.watching.seen import Seen
 from tests.view.toys import seen
 from tests.view.visiting import Visitor, sent
 
@@ -27,6 +32,11 @@ def until(what: Callable[[], bool], seconds: float = 5.0) -> bool:
 
 def dial(app: App) -> socket.socket:
     return socket.create_connection(("127.0.0.1", app.port), timeout=5)
+
+
+@pytest.fixture(scope="module")
+def long() -> Seen:
+    return seen(4096, layers=1, heads=1, key_heads=1)
 
 
 def head(app: App, name: str, *lines: str) -> bytes:
@@ -106,6 +116,38 @@ def test_threads_and_connections_end_with_the_app() -> None:
     assert set(threading.enumerate()) <= before
     for line in lines:
         line.close()
+
+
+@pytest.mark.parametrize(
+    "question", ["page", "statistics?map=0", "tile?map=0&head=0&level=4&row=0&column=0&exact=1"]
+)
+def test_a_long_answer_ends_with_the_app(
+    question: str, long: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Event()
+    weights = TiledPass.weights
+
+    def slowly(*given: Any) -> Any:
+        asked.set()
+        time.sleep(0.02)
+        return weights(*given)
+
+    monkeypatch.setattr(TiledPass, "weights", slowly)
+    before = set(threading.enumerate())
+    with App(long) as app:
+        client = threading.Thread(target=_ignored, args=(Visitor.enter(app.url), question))
+        client.start()
+        assert asked.wait(10)
+        began = time.monotonic()
+        assert app.close()
+        assert time.monotonic() - began < 1.0
+    client.join(10)
+    assert set(threading.enumerate()) <= before
+
+
+def _ignored(visitor: Visitor, question: str) -> None:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        visitor.get(question)
 
 
 def test_the_silent_go_first() -> None:

@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from regard.backends.contract import Pool, Rows
 from regard.errors import RegardError
 from regard.masks.algebra import EMPTY, Mask, Tiles
+from regard.stopping import step
 from regard.strict_json import finite_or_null
 from regard.traces import Trace
 from regard.view.cores import one_core
@@ -102,6 +103,7 @@ class Map:
 
         Or another quantity of the same pairs: see quantities.py.
         """
+        step()
         H, Q, K = self.shape
         check_place(head, H, "head")
         shown = quantity_of(quantity)
@@ -208,6 +210,7 @@ class Map:
         own, before = torch.zeros(H), torch.zeros(H)
         offset = K - Q
         for start in range(max(0, -offset), Q, NEAR):
+            step()
             stop = min(start + NEAR, Q)
             first = max(start + offset - 1, 0)
             q = torch.arange(start, stop, device=device)
