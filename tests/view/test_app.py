@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -18,7 +21,7 @@ import pytest
 import torch
 
 import regard
-from regard.view import answers, tiles
+from regard.view import answers, redirect_file, tiles
 from regard.view import app as apps
 from regard.view.app import App, serve
 from tests.view.toys import HOSTILE, seen, tokens
@@ -84,6 +87,9 @@ def test_what_goes_wrong_is_told_and_logged(
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("regard.view.server", "ERROR")
     assert "in broken\n" in caplog.text, "where it was raised"
+    _, _, key = app.cookie.partition("=")
+    for secret in (app.secret, key, app.room):
+        assert secret not in caplog.text
     caplog.clear()
     assert ask(app, "row?map=9")[0] == 400
     assert not caplog.records, "what is refused needs no traceback"
@@ -323,6 +329,37 @@ def test_serve_opens_the_browser_and_ends_with_a_signal(
         socket.create_connection(("127.0.0.1", int(address.split(":")[2].split("/")[0])))
 
 
+def test_where_no_file_can_be_written_no_browser_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = os.open
+
+    def full(path: Any, *how: Any, **more: Any) -> int:
+        if str(path).endswith(".html"):
+            raise OSError(28, "No space left on device")
+        return real(path, *how, **more)
+
+    opened: list[str] = []
+    monkeypatch.setattr(apps.webbrowser, "open", opened.append)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(redirect_file.os, "open", full)
+    said: list[str] = []
+    with App(seen(5)) as app:
+        holding = threading.Thread(target=lambda: app.hold(browser=True, ready=said.append))
+        holding.start()
+        until = time.monotonic() + 5
+        while not caplog.records:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert "No space left on device" in caplog.text
+        assert app.secret not in caplog.text
+        assert Visitor.enter(said[0]).get("index").status == 200
+    holding.join(5)
+    assert not holding.is_alive(), "an app that was closed holds nobody"
+    assert not opened
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_file_is_gone_once_the_app_was_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     files: list[Path] = []
 
@@ -334,7 +371,7 @@ def test_the_file_is_gone_once_the_app_was_entered(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(apps.webbrowser, "open", browse)
     with App(seen(5)) as app:
-        holding = threading.Thread(target=lambda: app.hold(browser=True), daemon=True)
+        holding = threading.Thread(target=lambda: app.hold(browser=True))
         holding.start()
         until = time.monotonic() + 5
         while not files or files[0].parent.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import signal
 import threading
 import webbrowser
@@ -19,6 +20,8 @@ from regard.view.redirect_file import RedirectFile
 from regard.view.runs import Told
 from regard.view.server import Server
 from regard.watching.seen import Seen, Tokens
+
+logger = logging.getLogger(__name__)
 
 
 class App:
@@ -95,16 +98,15 @@ class App:
         """Open the app in a browser, wait until it is interrupted or terminated, and close it;
         whether everything it did has ended."""
         address = f"{self.url}#{view}" if view else self.url
-        file = None
+        file: RedirectFile | None = None
         with _ending() as ended:
             try:
                 if ready is not None:
                     ready(address)
                 if browser and not ended.is_set():
-                    file = RedirectFile(address)
-                    webbrowser.open(file.path.as_uri())
+                    file = _opened(address)
                 # With a limit, because without one an interrupt does not reach a wait on Windows.
-                while not ended.wait(0.5):
+                while self._ended is None and not ended.wait(0.5):
                     if file is not None and self._server.entered.is_set():
                         file.remove()
                         file = None
@@ -156,6 +158,22 @@ def serve(
     """
     with App(what, tokens, queries=queries, batch=batch, port=port) as app:
         app.hold(browser=browser, view=view, ready=ready)
+
+
+def _opened(address: str) -> RedirectFile | None:
+    """Open the address in a browser; None where it cannot be handed over unseen."""
+    try:
+        file = RedirectFile(address)
+    except OSError as error:
+        # The address itself is printed, and stays out of the log.
+        logger.warning("no browser was opened, as no private file could be written: %s", error)
+        return None
+    try:
+        webbrowser.open(file.path.as_uri())
+    except BaseException:
+        file.remove()
+        raise
+    return file
 
 
 @contextmanager

@@ -39,9 +39,13 @@ class RedirectFile:
     def __init__(self, address: str) -> None:
         folder = Path(tempfile.mkdtemp(prefix="regard-"))
         self.path = folder / "open.html"
-        made = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(made, "w", encoding="utf-8") as file:
-            file.write(PAGE.format(address=html.escape(address)))
+        try:
+            made = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(made, "w", encoding="utf-8") as file:
+                file.write(PAGE.format(address=html.escape(address)))
+        except BaseException:
+            self.remove()
+            raise
 
     def remove(self) -> None:
         """Take the file away, if it is still there."""
