@@ -253,7 +253,7 @@ def checked(app: App, request: Request, status: int, headers: dict[str, str], bo
         if not body:
             raise Failure(f"{status} without a word")
     elif status == 200 and headers.get("edition") == str(app.desk.now.number):
-        address = urlsplit(request.line.split(b" ")[1].decode("latin-1"))
+        address = urlsplit(request.line.split()[1].decode("latin-1"))
         name = address.path.rpartition("/")[2]
         asked = {k: v[-1] for k, v in parse_qs(address.query).items() if k != "edition"}
         try:

@@ -125,6 +125,17 @@ def test_other_sites_and_other_paths_are_refused(app: App) -> None:
     assert sent(app.port, line.encode()).startswith(b"HTTP/1.1 400 ")
 
 
+@pytest.mark.parametrize(
+    "line", ["GET /", "GET / HTTP/0.9", "GET x / HTTP/0.9", "x", "GET / HTTP/2.0", "\x16\x03\x01"]
+)
+def test_what_is_no_request_is_refused_in_one(app: App, line: str) -> None:
+    said = sent(app.port, f"{line}\r\nConnection: close\r\n\r\n".encode())
+    assert said.startswith(b"HTTP/1.1 40")
+    head, _, word = said.partition(b"\r\n\r\n")
+    assert b"nosniff" in head
+    assert word
+
+
 def test_the_room_is_entered_with_the_cookie_alone(app: App) -> None:
     visitor = Visitor.enter(app.url)
     _, _, value = visitor.cookie.partition("=")

@@ -157,8 +157,6 @@ class Handler(BaseHTTPRequestHandler):
     edition: int | None = None
     """Which text an answer is about."""
     protocol_version = "HTTP/1.1"
-    # A line without a version is answered with headers as well; version 0.9 had none.
-    default_request_version = "HTTP/1.0"
     server_version = "regard"
     sys_version = ""
 
@@ -170,15 +168,6 @@ class Handler(BaseHTTPRequestHandler):
         self.edition, self.given, self.policy = None, "", POLICY.format(script="'self'")
         self.line.expect(SILENT, is_idle=True)
         super().handle_one_request()
-
-    def parse_request(self) -> bool:
-        if not super().parse_request():
-            return False
-        if self.request_version == "HTTP/0.9":
-            self.request_version = self.default_request_version
-            self.send_error(400, "HTTP/1.1 is spoken here")
-            return False
-        return True
 
     def do_GET(self) -> None:
         # A body that is not read would pass for the next request.
@@ -336,6 +325,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, kind: str, body: bytes) -> None:
         self.line.expect(SLOW)
+        # Python's server leaves the headers out for who speaks version 0.9, or none.
+        self.request_version = "HTTP/1.1"
         self.send_response(status)
         for name, value in (
             ("Content-Type", kind),
