@@ -54,8 +54,9 @@ WATCHED = Variant("watched", ("every_forward_watched",))
 
 
 def transformers(checkout: Path, families: Sequence[str]) -> Iterator[Suite]:
-    files = [f"tests/models/{family}/test_modeling_{family}.py" for family in families]
-    yield Suite(checkout, (*files, "-k", ATTENTION), (WATCHED,))
+    for family in families:
+        file = f"tests/models/{family}/test_modeling_{family}.py"
+        yield Suite(checkout, (file, "-k", ATTENTION), (WATCHED,))
 
 
 def pytorch(checkout: Path, backends: Sequence[str]) -> Iterator[Suite]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,29 @@ def test_a_difference_is_found_and_names_its_reason(checkout: Path) -> None:
 def test_what_does_not_run_is_told(checkout: Path) -> None:
     with pytest.raises(SystemExit, match="did not run"):
         run(checkout, ["test_absent.py"])
+
+
+def test_many_cases_of_one_test_are_thinned_after_the_choice(tmp_path: Path) -> None:
+    (tmp_path / "test_many.py").write_text(
+        textwrap.dedent("""
+            import pytest
+
+            def cases(long, short):
+                names = [f"{n}_long" for n in range(long)] + [f"{n}_short" for n in range(short)]
+                return pytest.mark.parametrize("case", names)
+
+            class TestFew:
+                @cases(long=30, short=90)
+                def test_it(self, case): pass
+
+            class TestMany:
+                @cases(long=0, short=180)
+                def test_it(self, case): pass
+        """)
+    )
+    ran = Counter(test.split("::")[1] for test in run(tmp_path, ["-k", "short"]).tests)
+
+    assert ran == {"TestFew": 90, "TestMany": 180 // 41 + 1}
 
 
 def test_a_test_that_only_one_run_has_differs() -> None:

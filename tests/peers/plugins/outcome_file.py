@@ -22,10 +22,13 @@ STRIDE = 41
 stays the same."""
 
 
+# Last, when `-k` has chosen: of what it left out none is counted.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    alike: dict[str, list[pytest.Item]] = defaultdict(list)
+    alike: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
-        alike[re.split(r"\d", item.name)[0]].append(item)
+        file_and_class = item.nodeid.rpartition("::")[0]
+        alike[file_and_class, re.split(r"\d", item.name)[0]].append(item)
     kept = {
         id(item)
         for group in alike.values()
