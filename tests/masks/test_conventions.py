@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -46,6 +47,8 @@ NAMES: dict[str, Any] = {
     "added": normal(H, Q, K, seed=8),
     "slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625]).double(),
     "heads": H,
+    "upper_left": causal_upper_left(Q, K),
+    "lower_right": causal_lower_right(Q, K),
 }  # fmt: skip
 
 

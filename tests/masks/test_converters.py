@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention
 
 import regard
@@ -39,6 +40,20 @@ def test_sdpa_causal_aligns_to_the_start(Q, K):
     if Q != K:
         ours = regard.attention(q, k, v, mask=masks.causal())
         assert not torch.allclose(ours, want)
+
+
+@pytest.mark.parametrize(("Q", "K"), [(6, 6), (3, 7), (1, 5)])
+@pytest.mark.parametrize("made", [causal_upper_left, causal_lower_right])
+def test_sdpa_causal_bias(made, Q, K):
+    q, k, v = normal(2, 3, Q, 4), normal(2, 3, K, 4, seed=1), normal(2, 3, K, 4, seed=2)
+    want = scaled_dot_product_attention(q, k, v, attn_mask=made(Q, K))
+    mask = masks.from_sdpa(made(Q, K))
+    torch.testing.assert_close(regard.attention(q, k, v, mask=mask), want)
+
+
+def test_sdpa_causal_bias_beside_is_causal_is_refused():
+    with pytest.raises(RegardError, match="a CausalBias says by itself what is causal"):
+        masks.from_sdpa(causal_upper_left(3, 3), is_causal=True)
 
 
 def test_sdpa_mask_and_causal_both_hold():

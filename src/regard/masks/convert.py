@@ -12,7 +12,10 @@
 
 from __future__ import annotations
 
-from jaxtyping import Bool, Int
+import sys
+from typing import Any
+
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.errors import RegardError
@@ -23,18 +26,44 @@ from regard.masks.window import window
 
 
 def from_sdpa(
-    attn_mask: Bool[Tensor, "*bh q k"] | None = None, is_causal: bool = False
+    attn_mask: Bool[Tensor, "*bh q k"] | Float[Tensor, "variant q k"] | None = None,
+    is_causal: bool = False,
 ) -> Mask | None:
     """The mask of `F.scaled_dot_product_attention`: True may be seen, causal from the start.
+
+    The one float tensor it takes is a `CausalBias` of `torch.nn.attention.bias`.
 
     >>> print(from_sdpa(is_causal=True).draw(2, 3))
     ██····
     ████··
     """
+    if is_causal_bias(attn_mask):
+        return _from_causal_bias(attn_mask, is_causal)
     if attn_mask is not None:
         _refuse_floats(attn_mask, "from_sdpa")
     table = None if attn_mask is None else keep(_four_axes(attn_mask))
     return _all(table, causal(offset=0) if is_causal else None)
+
+
+def is_causal_bias(attn_mask: object) -> bool:
+    """Whether it is a `CausalBias`: a float tensor that says what is causal by its attributes. The
+    numbers in it are whatever was in the memory."""
+    # Importing its module brings the compiler, which takes seconds: who made one has imported it.
+    module = sys.modules.get("torch.nn.attention.bias")
+    return module is not None and isinstance(attn_mask, module.CausalBias)
+
+
+def _from_causal_bias(bias: Any, is_causal: bool) -> Mask:
+    if is_causal:
+        raise RegardError(
+            "from_sdpa: a CausalBias says by itself what is causal",
+            got=f"{bias.variant} and is_causal=True",
+            accepted="one of the two",
+            do="leave out is_causal",
+        )
+    # Those of a square are the same, and PyTorch takes them as is_causal=True.
+    to_the_end = bias.variant.name == "LOWER_RIGHT" and bias.seq_len_q != bias.seq_len_kv
+    return causal() if to_the_end else causal(offset=0)
 
 
 def from_multihead(

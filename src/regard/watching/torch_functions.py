@@ -20,6 +20,7 @@ from torch.overrides import (
 
 from regard import biases, dispatch, masks
 from regard.masks.algebra import Mask
+from regard.masks.convert import is_causal_bias
 from regard.traces import Trace
 from regard.watchers import WatchingMode, watched
 from regard.watching.by_hand import STEPS, HandWritten
@@ -248,7 +249,9 @@ def _traced(
     q, k, v = (_four_axes(t) for t in (query, key, value))
     mask: Mask | None = masks.causal(offset=0) if is_causal else None
     bias = None
-    if attn_mask is not None:
+    if is_causal_bias(attn_mask):
+        mask = masks.from_sdpa(attn_mask, is_causal)
+    elif attn_mask is not None:
         shown = _four_axes(attn_mask) if attn_mask.ndim != 2 else attn_mask[None, None]
         if attn_mask.dtype == torch.bool:
             mask = masks.keep(shown)
