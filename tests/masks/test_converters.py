@@ -52,7 +52,8 @@ def test_sdpa_causal_bias(made, Q, K):
 
 
 def test_sdpa_causal_bias_beside_is_causal_is_refused():
-    with pytest.raises(RegardError, match="a CausalBias says by itself what is causal"):
+    said = r"a CausalBias says by itself what is causal\s+got: +UPPER_LEFT and is_causal=True"
+    with pytest.raises(RegardError, match=said):
         masks.from_sdpa(causal_upper_left(3, 3), is_causal=True)
 
 

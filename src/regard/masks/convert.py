@@ -57,7 +57,7 @@ def _from_causal_bias(bias: Any, is_causal: bool) -> Mask:
     if is_causal:
         raise RegardError(
             "from_sdpa: a CausalBias says by itself what is causal",
-            got=f"{bias.variant} and is_causal=True",
+            got=f"{bias.variant.name} and is_causal=True",
             accepted="one of the two",
             do="leave out is_causal",
         )
