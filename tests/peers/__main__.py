@@ -3,64 +3,65 @@
 from __future__ import annotations
 
 import argparse
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+import platform
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from tests.peers import suites
-from tests.peers.checkouts import PYTORCH, TRANSFORMERS
-from tests.peers.differences import (
-    Difference,
-    Expected,
-    differences,
-    expected,
-    outdated,
-    unexpected,
-)
-from tests.peers.outcomes import Outcomes, run
+from tests.peers.checkouts import PYTORCH, TRANSFORMERS, Peer
+from tests.peers.differences import differences, expected, unexpected
+from tests.peers.outcomes import NoOutcomesError, run
+from tests.peers.report import AS_IS, HEADS, Report
+
+PEERS = (TRANSFORMERS, PYTORCH)
 
 
 def main() -> int:
     asked = _arguments()
-    console = Console()
-    table = Table("tests", "with", "passed", "failed", "skipped", "differ")
-    known, found, ran = expected(), list[Difference](), list[tuple[str, str]]()
-    for suite in _suites(asked):
-        plain = run(suite.checkout, suite.arguments)
-        _add_rows(table, "as is", plain)
-        for variant in suite.variants:
-            ours = run(suite.checkout, suite.arguments, variant.plugins, **variant.variables)
-            if not any(ours.counts.values()):
-                raise SystemExit(f"{variant.name}: regard was never asked")
-            differ = differences(variant.name, plain, ours)
-            ran += [(variant.name, test) for test in plain.tests]
-            found += differ
-            _add_rows(table, variant.name, ours, differ)
-            for one in differ:
-                mark = "NEW" if unexpected([one], known) else "known"
-                _print(console, f"{mark:<5} {one.variant}  {one.test}")
-                _print(console, f"      {one.plain} → {one.ours}: {one.why}")
-            looked_at = ", ".join(f"{n:,} {what}" for what, n in ours.counts.items())
-            console.print(f"{variant.name}: {looked_at}")
+    # All of them now: that one cannot be had would else be said after half an hour.
+    checkouts = {peer: peer.checkout(getattr(asked, peer.name)) for peer in asked.peers}
+    console, report = Console(), Report(expected())
+    about = _about(checkouts)
+    for suite in _suites(checkouts, asked):
+        try:
+            _run(suite, report, console)
+        except NoOutcomesError as error:
+            report.broken.append(suite.name)
+            _print(console, str(error))
+        if asked.results:
+            # After each: what ran is kept where the rest is interrupted.
+            asked.results.write_text(report.markdown(about), "utf-8")
+    table = Table(*HEADS)
+    for row in report.rows:
+        table.add_row(*row.cells())
     console.print(table)
-    for reason, group in groupby(sorted(known, key=_reason), _reason):
-        entries = list(group)
-        count = sum(any(e.covers(d.variant, d.test) for e in entries) for d in found)
-        if count:
-            _print(console, f"{count:>4} expected: {reason}")
-    new, old = unexpected(found, known), outdated(found, ran, known)
-    for entry in old:
-        _print(console, f"expected, but the same now: {entry.variant}  {entry.test}")
-    console.print(f"{len(found)} differences, {len(new)} of them not expected")
-    return 1 if new or old else 0
+    for count, reason in report.reasons():
+        _print(console, f"{count:>4} expected: {reason}")
+    for line in report.sums():
+        _print(console, line)
+    return 1 if report.fails else 0
 
 
-def _reason(entry: Expected) -> str:
-    return entry.reason
+def _run(suite: suites.Suite, report: Report, console: Console) -> None:
+    plain = run(suite.checkout, suite.arguments)
+    report.add(suite.name, AS_IS, plain)
+    for variant in suite.variants:
+        ours = run(suite.checkout, suite.arguments, variant.plugins, **variant.variables)
+        if not any(ours.counts.values()):
+            raise NoOutcomesError(f"{suite.name}, {variant.name}: regard was never asked")
+        differ = differences(variant.name, plain, ours)
+        row = report.add(suite.name, variant.name, ours, differ)
+        for one in differ:
+            mark = "NEW" if unexpected([one], report.known) else "known"
+            _print(console, f"{mark:<5} {one.variant}  {one.test}")
+            _print(console, f"      {one.plain} → {one.ours}: {one.why}")
+        ends = ", ".join(f"{n} {end}" for end, n in row.ends.items())
+        _print(console, f"{suite.name}, {variant.name}: {ends}; {row.looked_at}")
 
 
 def _print(console: Console, line: str) -> None:
@@ -70,37 +71,33 @@ def _print(console: Console, line: str) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.peers", description=__doc__)
     parser.add_argument("peers", nargs="*", help="transformers, pytorch; both by default")
-    parser.add_argument("--transformers", type=Path, help="a checkout; cloned by default")
-    parser.add_argument("--pytorch", type=Path, help="a checkout; cloned by default")
+    for peer in PEERS:
+        parser.add_argument(f"--{peer.name}", type=Path, help="a checkout; cloned by default")
     parser.add_argument("--families", nargs="+", default=suites.FAMILIES)
     parser.add_argument("--backends", nargs="+", default=suites.BACKENDS)
+    parser.add_argument("--results", type=Path, help="a Markdown file for what was found")
     asked = parser.parse_args()
-    unknown = set(asked.peers) - {"transformers", "pytorch"}
+    unknown = set(asked.peers) - {peer.name for peer in PEERS}
     if unknown:
         parser.error(f"no such peer: {', '.join(sorted(unknown))}")
-    asked.peers = asked.peers or ["transformers", "pytorch"]
+    asked.peers = [peer for peer in PEERS if not asked.peers or peer.name in asked.peers]
     return asked
 
 
-def _suites(asked: argparse.Namespace) -> Iterator[suites.Suite]:
-    if "transformers" in asked.peers:
-        yield from suites.transformers(TRANSFORMERS.checkout(asked.transformers), asked.families)
-    if "pytorch" in asked.peers:
-        yield from suites.pytorch(PYTORCH.checkout(asked.pytorch), asked.backends)
+def _suites(checkouts: dict[Peer, Path], asked: argparse.Namespace) -> Iterator[suites.Suite]:
+    if TRANSFORMERS in checkouts:
+        yield from suites.transformers(checkouts[TRANSFORMERS], asked.families)
+    if PYTORCH in checkouts:
+        yield from suites.pytorch(checkouts[PYTORCH], asked.backends)
 
 
-def _add_rows(
-    table: Table, variant: str, outcomes: Outcomes, differ: Sequence[Difference] = ()
-) -> None:
-    files = Counter((_file(test), end.outcome) for test, end in outcomes.tests.items())
-    others = Counter(_file(one.test) for one in differ)
-    for file in dict.fromkeys(file for file, _ in files):
-        ends = [str(files[file, end]) for end in ("passed", "failed", "skipped")]
-        table.add_row(file, variant, *ends, str(others[file] or ""))
-
-
-def _file(test: str) -> str:
-    return Path(test.partition("::")[0]).stem.removeprefix("test_")
+def _about(checkouts: dict[Peer, Path]) -> dict[str, str]:
+    return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        "machine": f"{platform.machine()}, {platform.system()}",
+        "python": platform.python_version(),
+        "torch": version("torch"),
+    } | {f"tests of {peer.name}": peer.version(folder) for peer, folder in checkouts.items()}
 
 
 if __name__ == "__main__":

@@ -17,6 +17,10 @@ PLUGINS = Path(__file__).parent / "plugins"
 _WORST = ("passed", "skipped", "failed")
 
 
+class NoOutcomesError(Exception):
+    """There are no outcomes: what pytest said instead."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     outcome: str
@@ -52,7 +56,7 @@ def run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "outcome_file",
              *(word for name in plugins for word in ("-p", name)), *arguments],
             cwd=checkout,
-            env=_environment(file) | variables,
+            env=_environment(checkout, file) | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -64,15 +68,19 @@ def run(
     # 0: all passed, 1: some did not. Anything else is no run of tests.
     if found.returncode not in (0, 1) or not outcomes.tests:
         tail = "\n".join(found.stdout.splitlines()[-30:])
-        raise SystemExit(f"{checkout.name} {' '.join(arguments)} did not run:\n{tail}")
+        raise NoOutcomesError(f"{' '.join(arguments)} in {checkout} did not run:\n{tail}")
     return outcomes
 
 
-def _environment(file: Path) -> dict[str, str]:
-    source = Path(regard.__file__).parent.parent
-    path = [str(PLUGINS), str(source), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+def _environment(checkout: Path, file: Path) -> dict[str, str]:
+    ours = Path(regard.__file__).parent.parent
+    # Before what is installed: tests and what they test are of one version.
+    theirs = checkout / "src"
+    path = [*map(str, (PLUGINS, ours, theirs)), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     return os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, path)),
+        # A whole checkout of PyTorch has a folder torch, which is not built.
+        "PYTHONSAFEPATH": "1",
         "REGARD_PEERS_OUTCOMES": str(file),
         # Weights from the hub say nothing about attention, and take longest.
         "HF_HUB_OFFLINE": "1",

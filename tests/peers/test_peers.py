@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import textwrap
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.peers import checkouts, suites
+from tests.peers import __main__, checkouts, suites
 from tests.peers.differences import (
     Difference,
     Expected,
@@ -18,7 +19,8 @@ from tests.peers.differences import (
     outdated,
     unexpected,
 )
-from tests.peers.outcomes import Outcomes, run
+from tests.peers.outcomes import NoOutcomesError, Outcomes, run
+from tests.peers.report import Report
 
 SUM = "test_small.py::test_sum"
 MODULE = "test_small.py::test_module"
@@ -42,6 +44,9 @@ def checkout(tmp_path: Path) -> Path:
                 assert MultiheadAttention.__module__ == "torch.nn.modules.activation"
         """)
     )
+    # What a whole checkout of PyTorch has beside its tests: not built, it cannot be imported.
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('not built')")
     return tmp_path
 
 
@@ -61,7 +66,9 @@ def test_a_difference_is_found_and_names_its_reason(checkout: Path) -> None:
 
 
 def test_what_does_not_run_is_told(checkout: Path) -> None:
-    with pytest.raises(SystemExit, match="did not run"):
+    with pytest.raises(
+        NoOutcomesError, match=r"test_absent\.py in .* did not run:[\s\S]*not found"
+    ):
         run(checkout, ["test_absent.py"])
 
 
@@ -85,7 +92,7 @@ def test_many_cases_of_one_test_are_thinned_after_the_choice(tmp_path: Path) -> 
     )
     ran = Counter(test.split("::")[1] for test in run(tmp_path, ["-k", "short"]).tests)
 
-    assert ran == {"TestFew": 90, "TestMany": 180 // 41 + 1}
+    assert ran == {"TestFew": 90, "TestMany": 17}
 
 
 def test_a_test_that_only_one_run_has_differs() -> None:
@@ -148,8 +155,103 @@ def test_tests_are_cloned_once_at_the_installed_version(
     assert peer.checkout() == cloned
 
 
+def test_without_a_network_it_is_said_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    absent = (tmp_path / "absent").as_uri()
+    peer = checkouts.Peer("small", "torch", absent, ("test",))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    with pytest.raises(SystemExit) as error:
+        peer.checkout()
+
+    for words in (
+        f"the tests of small {peer.tag} could not be cloned",
+        "git said: fatal: ",
+        f"git clone --depth=1 --branch={peer.tag} {absent}",
+        "make peers SMALL=",
+    ):
+        assert words in str(error.value)
+    assert not list(checkouts.cache().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("peer", "file", "text"),
+    [
+        (checkouts.TRANSFORMERS, "src/transformers/__init__.py", '__version__ = "1.2.3"\n'),
+        (checkouts.PYTORCH, "version.txt", "1.2.3\n"),
+    ],
+    ids=["transformers", "pytorch"],
+)
+def test_the_version_of_a_checkout(
+    peer: checkouts.Peer, file: str, text: str, tmp_path: Path
+) -> None:
+    assert peer.version(tmp_path) == "unknown"
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(text)
+    assert peer.version(tmp_path) == "1.2.3"
+
+
 def test_twenty_families() -> None:
     assert len(set(suites.FAMILIES)) == 20
+
+
+@pytest.mark.parametrize(
+    ("watched", "code", "said"),
+    [
+        ({"a": "passed", "b": "skipped"}, 0, "0 differences: 0 expected, 0 unexpected"),
+        ({"a": "failed", "b": "skipped"}, 1, "1 differences: 0 expected, 1 unexpected"),
+        ({"b": "skipped"}, 1, "1 differences: 0 expected, 1 unexpected"),
+        ({}, 1, "did not run: bert"),
+    ],
+    ids=["same", "fails", "is not there", "does not run"],
+)
+def test_the_end_says_what_ran_and_the_unexpected_fails(
+    watched: dict[str, str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def found(checkout: Path, arguments: list[str], plugins: tuple[str, ...] = ()) -> Outcomes:
+        if plugins and not watched and "bert" in arguments[0]:
+            raise NoOutcomesError("no module named so")
+        of_bert = plugins and watched and "bert" in arguments[0]
+        outcomes = _outcomes(**watched) if of_bert else _outcomes(a="passed", b="skipped")
+        outcomes.counts = {"traces": 1234} if plugins else {}
+        return outcomes
+
+    for folder in checkouts.TRANSFORMERS.folders:
+        (tmp_path / folder).mkdir()
+    results = tmp_path / "results.md"
+    words = ["transformers", "--transformers", str(tmp_path), "--results", str(results)]
+    monkeypatch.setattr(sys, "argv", ["peers", *words, "--families", "gpt2", "bert"])
+    monkeypatch.setattr(__main__, "run", found)
+
+    assert __main__.main() == code
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert "as is: 2 suites; 2 passed, 0 failed, 2 skipped" in printed
+    for line in (said, "| gpt2 | watched | 1 | 0 | 1 |  | 1,234 traces |", "- tests of tra"):
+        assert line in results.read_text("utf-8")
+
+
+def test_expected_differences_are_counted_by_their_reason() -> None:
+    known = [Expected("watched", "a*", "because"), Expected("*", "b", "because of b")]
+    report = Report(known)
+    plain, ours = _outcomes(a1="passed", a2="passed"), _outcomes(a1="failed", a2="failed")
+    report.add("some", "as is", plain)
+    report.add("some", "watched", ours, differences("watched", plain, ours))
+
+    assert list(report.reasons()) == [(2, "because")]
+    assert report.sums()[-1] == "2 differences: 2 expected, 0 unexpected"
+    assert not report.fails
+    report.add("other", "as is", _outcomes(b="passed"))
+    assert not report.fails
+    report.add("other", "watched", _outcomes(b="passed"))
+    assert report.fails
+    assert "expected, but the same now: *  b" in report.sums()
 
 
 def _outcomes(**ends: str) -> Outcomes:

@@ -18,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import regard
 from regard import biases, dispatch, masks
+from regard.masks.convert import is_causal_bias
 from regard.nn import DropIn
 
 BACKEND = os.environ["REGARD_PEERS_BACKEND"]
@@ -44,12 +45,15 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    causal_bias = is_causal_bias(attn_mask)
     if _ours or _only_math():
+        # It knows PyTorch's function by its place, where there is another now.
+        attn_mask = attn_mask._materialize(query.device) if causal_bias else attn_mask
         return _pytorch(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     bias = None
-    if attn_mask is not None:
+    if attn_mask is not None and not causal_bias:
         # [Q, K] stays as it is; PyTorch aligns other masks with the last axes of the scores.
         if attn_mask.ndim != 2:
             attn_mask = attn_mask[(None,) * (4 - attn_mask.ndim)]

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 FILE = "REGARD_PEERS_OUTCOMES"
-STRIDE = 41
+STRIDE = 11
 """Of more than a hundred cases of one test every so many-th runs: a prime, so that no parameter
 stays the same."""
 
