@@ -24,11 +24,13 @@ from tests.peers.report import Report
 
 SUM = "test_small.py::test_sum"
 MODULE = "test_small.py::test_module"
+FEW = "test_small.py::test_causal_variants_shape3"
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """One test that regard passes as PyTorch does, and one that tells them apart."""
+    """One test that regard passes as PyTorch does, one that tells them apart, and three that take
+    long or compile, of which one has few pairs."""
     (tmp_path / "test_small.py").write_text(
         textwrap.dedent("""
             import torch
@@ -42,6 +44,10 @@ def checkout(tmp_path: Path) -> Path:
 
             def test_module():
                 assert MultiheadAttention.__module__ == "torch.nn.modules.activation"
+
+            def test_causal_variants_shape0(): pass
+            def test_causal_variants_shape3(): pass
+            def test_causal_variants_compile_shape3(): pass
         """)
     )
     # What a whole checkout of PyTorch has beside its tests: not built, it cannot be imported.
@@ -51,13 +57,14 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_a_difference_is_found_and_names_its_reason(checkout: Path) -> None:
-    variants = next(iter(suites.pytorch(checkout, ["tiled"]))).variants
-    (tiled,) = variants
-    plain = run(checkout, ["test_small.py"])
-    ours = run(checkout, ["test_small.py"], tiled.plugins, **tiled.variables)
+    suite = next(iter(suites.pytorch(checkout, ["tiled"])))
+    (tiled,) = suite.variants
+    arguments = [*suite.arguments[:-1], "test_small.py"]
+    plain = run(checkout, arguments)
+    ours = run(checkout, arguments, tiled.plugins, **tiled.variables)
 
     assert {test: end.outcome for test, end in plain.tests.items()} == {
-        SUM: "passed", MODULE: "passed"
+        SUM: "passed", MODULE: "passed", FEW: "passed"
     }  # fmt: skip
     assert ours.counts == {"calls": 1}
     (found,) = differences("tiled", plain, ours)
