@@ -18,6 +18,7 @@ from torch import Tensor
 from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
+from regard.masks.convert import is_causal_bias
 from regard.scores.comparison import Comparison
 from regard.scores.dot import scaled_dot
 from regard.scores.score import Score
@@ -246,7 +247,9 @@ def _check_kinds(mask: object, score: object, bias: object) -> None:
             "a bare mask tensor does not say what True means",
             got=f"{mask.dtype} {list(mask.shape)}",
             accepted="a mask from regard.masks",
-            do="masks.keep(t) if True may be seen, masks.ignore(t) if True is hidden, "
+            do="masks.from_sdpa(t)"
+            if is_causal_bias(mask)
+            else "masks.keep(t) if True may be seen, masks.ignore(t) if True is hidden, "
             "biases.dense(t) for numbers to add",
         )
     for name, value, kind in (("mask", mask, Mask), ("score", score, Score), ("bias", bias, Bias)):

@@ -57,6 +57,12 @@ def test_sdpa_causal_bias_beside_is_causal_is_refused():
         masks.from_sdpa(causal_upper_left(3, 3), is_causal=True)
 
 
+@pytest.mark.usefixtures("without_hook")
+def test_a_causal_bias_as_a_mask_names_its_converter():
+    with pytest.raises(RegardError, match=r"do: +masks\.from_sdpa\(t\)"):
+        regard.attention(*3 * [normal(1, 2, 3, 4)], mask=causal_upper_left(3, 3))
+
+
 def test_sdpa_mask_and_causal_both_hold():
     table = coins(5, 5)
     both = masks.from_sdpa(table, is_causal=True)
