@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+import regard
 from tests.peers import suites
 from tests.peers.checkouts import PYTORCH, TRANSFORMERS, Peer
 from tests.peers.differences import differences, expected, unexpected
@@ -94,9 +96,10 @@ def _suites(checkouts: dict[Peer, Path], asked: argparse.Namespace) -> Iterator[
 def _about(checkouts: dict[Peer, Path]) -> dict[str, str]:
     return {
         "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
-        "machine": f"{platform.machine()}, {platform.system()}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "python": platform.python_version(),
         "torch": version("torch"),
+        "regard": regard.__version__,
     } | {f"tests of {peer.name}": peer.version(folder) for peer, folder in checkouts.items()}
 
 
