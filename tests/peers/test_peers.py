@@ -72,6 +72,40 @@ def test_a_difference_is_found_and_names_its_reason(checkout: Path) -> None:
     assert "regard.nn.dropin" in found.why
 
 
+def test_a_watch_that_changes_the_output_is_found(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "test_llama.py").write_text(
+        textwrap.dedent("""
+            import torch
+            from transformers import LlamaConfig, LlamaModel
+
+            def model():
+                sizes = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2)
+                return LlamaModel(LlamaConfig(vocab_size=8, num_hidden_layers=2, **sizes)).eval()
+
+            def test_same():
+                model()(torch.arange(6)[None])
+
+            def test_other():
+                it, calls = model(), []
+
+                def changed(module, args, out):
+                    calls.append(out)
+                    out.last_hidden_state = out.last_hidden_state + len(calls)
+
+                it.register_forward_hook(changed)
+                it(torch.arange(6)[None])
+        """)
+    )
+    found = run(tmp_path, ["test_llama.py"], suites.WATCHED.plugins)
+
+    assert {test.split("::")[1]: end.outcome for test, end in found.tests.items()} == {
+        "test_same": "passed", "test_other": "failed"
+    }  # fmt: skip
+    assert "watched, last_hidden_state is another" in found.tests["test_llama.py::test_other"].why
+    assert found.counts == {"traces": 4, "outputs": 1}
+
+
 def test_what_does_not_run_is_told(checkout: Path) -> None:
     with pytest.raises(
         NoOutcomesError, match=r"test_absent\.py in .* did not run:[\s\S]*not found"

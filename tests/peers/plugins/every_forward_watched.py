@@ -1,4 +1,8 @@
-"""A pytest plugin that watches every call of a transformers model, and looks at what was seen."""
+"""A pytest plugin that watches every call of a transformers model, and looks at what was seen.
+
+What is compared in a test is watched on both sides: that the watch changes nothing is seen by
+calling once more without it.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,8 @@ _watched: list[PreTrainedModel] = []
 _held: list[regard.watching.Watch] = []
 """Watches that last until a test ends: what is checkpointed runs again in its backward pass."""
 _traces = 0
+_outputs = 0
+_CLOSE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 def _with_a_watch(called: Callable[..., Any]) -> Callable[..., Any]:
@@ -39,9 +45,38 @@ def _with_a_watch(called: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _watched.pop()
         _look_at(seen)
+        if called is _forward and not self.training and kwargs.get("past_key_values") is None:
+            _compare(self, args, kwargs, out)
         return out
 
     return watched
+
+
+def _compare(model: PreTrainedModel, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+    """The output is that of the same call without a watch."""
+    global _outputs
+    _watched.append(model)
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            plain = _forward(model, *args, **kwargs)
+    finally:
+        _watched.pop()
+    seen = kwargs.get("attention_mask")
+    for name in ("last_hidden_state", "logits"):
+        ours, theirs = getattr(out, name, None), getattr(plain, name, None)
+        if not isinstance(ours, torch.Tensor) or ours.device.type == "meta":
+            continue
+        if seen is not None and seen.ndim == 2 and not seen.all():
+            # What a row that may see nothing gives is arbitrary: those of padding.
+            if ours.shape[:2] != seen.shape:
+                continue
+            ours, theirs = ours[seen.bool()], theirs[seen.bool()]
+        close = _CLOSE[ours.dtype]
+        torch.testing.assert_close(
+            ours, theirs, rtol=close, atol=close, equal_nan=True,
+            msg=lambda said, name=name: f"watched, {name} is another: {said}",
+        )  # fmt: skip
+        _outputs += 1
 
 
 def pytest_runtest_teardown(item: pytest.Item) -> None:
@@ -72,9 +107,10 @@ def _check(trace: regard.Trace) -> None:
     assert trace.entropy.min() >= -1e-3, f"an entropy is negative: {trace}"
 
 
-PreTrainedModel.__call__ = _with_a_watch(PreTrainedModel.__call__)
+_forward = PreTrainedModel.__call__
+PreTrainedModel.__call__ = _with_a_watch(_forward)
 GenerationMixin.generate = _with_a_watch(GenerationMixin.generate)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    outcome_file.write(traces=_traces)
+    outcome_file.write(traces=_traces, outputs=_outputs)
