@@ -274,6 +274,7 @@ def test_the_end_says_what_ran_and_the_unexpected_fails(
     printed = capsys.readouterr().out
     assert said in printed
     assert "as is: 2 suites; 2 passed, 0 failed, 2 skipped" in printed
+    assert f"watched: {2 if watched else 1} families; " in printed
     for line in (said, "| gpt2 | watched | 1 | 0 | 1 |  | 1,234 traces |", "- tests of tra"):
         assert line in results.read_text("utf-8")
 
