@@ -61,16 +61,17 @@ def _compare(model: PreTrainedModel, args: Any, kwargs: dict[str, Any], out: Any
             plain = _forward(model, *args, **kwargs)
     finally:
         _watched.pop()
-    seen = kwargs.get("attention_mask")
+    named = (kwargs.get(f"{of}attention_mask") for of in ("", "decoder_"))
+    padded = [seen for seen in named if seen is not None and seen.ndim == 2 and not seen.all()]
     for name in ("last_hidden_state", "logits"):
         ours, theirs = getattr(out, name, None), getattr(plain, name, None)
         if not isinstance(ours, torch.Tensor) or ours.device.type == "meta":
             continue
-        if seen is not None and seen.ndim == 2 and not seen.all():
-            # What a row that may see nothing gives is arbitrary: those of padding.
-            if ours.shape[:2] != seen.shape:
-                continue
-            ours, theirs = ours[seen.bool()], theirs[seen.bool()]
+        # What a row that may see nothing gives is arbitrary: those of padding.
+        if padded and (ours.ndim != 3 or any(seen.shape != ours.shape[:2] for seen in padded)):
+            continue
+        for seen in padded:
+            ours, theirs = (t.masked_fill(~seen.bool()[..., None], 0) for t in (ours, theirs))
         close = _CLOSE[ours.dtype]
         torch.testing.assert_close(
             ours, theirs, rtol=close, atol=close, equal_nan=True,
