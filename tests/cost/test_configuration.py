@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from regard import RegardError, cost
+from regard.cost import config_json
 from regard.cost.config_json import FAMILIES
 
 PUBLISHED = {
@@ -197,3 +199,17 @@ def test_variants_change_what_is_named_and_refuse_what_is_not() -> None:
 def test_unknown_names_suggest_a_known_one() -> None:
     with pytest.raises(RegardError, match=r"unknown model[\s\S]*did you mean llama-3-8b\?"):
         cost.preset("llama3-8b")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(RegardError, match="no regular file"):
+        config_json.read(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [[], {}, None, 3])
+def test_a_family_that_is_no_name_is_refused(kind: object, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(RegardError, match="this family of models is not known here"):
+        config_json.read(tmp_path)

@@ -6,12 +6,12 @@ the defaults of the family's own configuration class.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.cost.configuration import Configuration
 from regard.errors import RegardError
+from regard.files import is_folder, read_json
 
 _LARGEST = 1 << 20
 """Bytes of a file that is still taken for a configuration."""
@@ -47,11 +47,11 @@ FAMILIES: dict[str, Family] = {
 
 def read(path: Path) -> Configuration:
     """The configuration in a file, or in a folder's `config.json`."""
-    if path.is_dir():
+    if is_folder(path):
         path = path / "config.json"
     found = _loaded(path)
     kind = found.get("model_type")
-    if kind not in FAMILIES:
+    if kind not in (*FAMILIES,):
         raise RegardError(
             f"{path}: this family of models is not known here",
             got=f"model_type={kind!r}",
@@ -84,19 +84,15 @@ def read(path: Path) -> Configuration:
 def _loaded(path: Path) -> dict[str, Any]:
     wanted = "a Hugging Face config.json, or the folder it lies in"
     try:
-        if path.stat().st_size > _LARGEST:
+        if path.is_file() and path.stat().st_size > _LARGEST:
             raise RegardError(f"{path} is too large for a configuration", accepted=wanted)
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        found = read_json(path, _LARGEST)
+    except RegardError:
+        raise
+    except (OSError, ValueError) as error:
         raise RegardError(
             "the configuration cannot be read", got=f"{path}: {error}", accepted=wanted
         ) from None
-    if not isinstance(found, dict):
-        raise RegardError(
-            "the configuration cannot be read",
-            got=f"{path}: a JSON {type(found).__name__}",
-            accepted=wanted,
-        )
     # Models that also see keep the sizes of the part that reads inside.
     inner = found.get("text_config")
     return inner if isinstance(inner, dict) and "model_type" in inner else found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from regard.errors import RegardError
+from regard.files import read_json
 
 
 class Card(Mapping[str, Any]):
@@ -24,11 +24,11 @@ class Card(Mapping[str, Any]):
     @staticmethod
     def read(path: Path) -> Card:
         """From a file; empty if there is none."""
-        if not path.exists():
+        if not path.exists() and not path.is_symlink():
             return Card({})
         try:
-            return Card(dict(json.loads(path.read_text(encoding="utf-8"))))
-        except (ValueError, TypeError) as error:
+            return Card(read_json(path))
+        except (OSError, ValueError) as error:
             raise RegardError("the card cannot be read", got=f"{path}: {error}") from None
 
     def __getitem__(self, fact: str) -> Any:

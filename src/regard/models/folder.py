@@ -12,7 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from regard.errors import RegardError
+from regard.files import read_json
 from regard.models.causal import CausalConfig, CausalModel
+from regard.models.staging import stored_shapes
 from regard.models.tokenizer import Tokenizer
 from regard.models.translator import TranslatorConfig, TranslatorModel
 
@@ -44,24 +46,55 @@ def save(model: Model, folder: Path) -> None:
 def is_own(folder: Path) -> bool:
     """Whether a folder holds a model of this package."""
     try:
-        return json.loads((folder / "config.json").read_text()).get("model_type") in KINDS
-    except (OSError, ValueError, AttributeError):
+        return read_json(folder / "config.json").get("model_type") in (*KINDS,)
+    except (OSError, ValueError):
         return False
 
 
 def read(folder: Path, device: torch.device) -> tuple[Model, Tokenizer]:
     """The model, in float32 and ready to read, and its tokenizer."""
-    about = json.loads((folder / "config.json").read_text())
-    config, made = KINDS[about.pop("model_type")]
     try:
-        model = made(config(**about))
-        model.load_state_dict(load_file(folder / "model.safetensors"))
-    except (OSError, TypeError, RuntimeError, SafetensorError) as error:
+        about = read_json(folder / "config.json")
+        config, made = KINDS[about.pop("model_type")]
+        path = folder / "model.safetensors"
+        sizes = config(**about)
+        _check(sizes, stored_shapes(path), made)
+        model = made(sizes)
+        model.load_state_dict(load_file(path))
+    except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, RegardError) and "cut short" in str(error):
+            raise
         raise RegardError(
             "the weights of the model cannot be read",
             got=f"{folder}: {str(error).splitlines()[0]}",
             accepted="config.json and model.safetensors as models/train writes them",
         ) from None
     tokenizer = Tokenizer.read(folder / "tokenizer.json")
+    if max(tokenizer.pieces, default=0) >= sizes.vocabulary:
+        raise RegardError(
+            "the tokenizer cannot be read",
+            got=f"{folder}: {len(tokenizer)} tokens for a model of {sizes.vocabulary}",
+            accepted="the tokenizer.json that the model was trained with",
+        )
     ready: Model = model.eval().to(device)
     return ready, tokenizer
+
+
+def _check(config: Any, stored: dict[str, list[int]], made: type[Any]) -> None:
+    """Whether the sizes are those of the weights; before anything is made by them."""
+    for name in ("vocabulary", "d_model", "layers", "heads", "longest"):
+        value = getattr(config, name)
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name}={value!r:.40} is no number of things")
+    if config.layers > len(stored):
+        raise ValueError(f"layers={config.layers}, and {len(stored)} tensors")
+    if type(config.dropout) not in (int, float) or not 0 <= config.dropout < 1:
+        raise ValueError(f"dropout={config.dropout!r:.40} is no share")
+    if config.d_model * config.vocabulary > 1 << 50:
+        raise ValueError(f"so large? d_model={config.d_model}, vocabulary={config.vocabulary}")
+    with torch.device("meta"):
+        asked = {name: list(t.shape) for name, t in made(config).state_dict().items()}
+    odd = sorted(n for n in asked.keys() | stored.keys() if asked.get(n) != stored.get(n))
+    if odd:
+        name = odd[0]
+        raise ValueError(f"{name} of shape {stored.get(name)}, for {asked.get(name)}")

@@ -3,9 +3,9 @@ transformers' own."""
 
 from __future__ import annotations
 
-import json
+import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,9 @@ from torch import nn
 from transformers.utils import logging
 
 from regard.errors import RegardError
+from regard.files import is_folder
 from regard.models.devices import chosen_device
+from regard.models.staging import CONFIG, INDEX, WEIGHTS, WORDS, configuration, shards, staged
 
 DTYPES = {
     "float32": torch.float32,
@@ -43,24 +45,17 @@ def load_model(
     `dtype="auto"` is float32 on a CPU and the type of the file elsewhere; `device="auto"` is CUDA
     where there is one.
     """
-    where = chosen_device(device)
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        if gguf is None:
-            _refuse_folder(folder)
-    elif folder.exists() or not _could_be_a_name(name):
-        raise RegardError(
-            "there is no such model",
-            got=repr(name),
-            accepted="a folder with config.json, model.safetensors and a tokenizer, or a name on "
-            "the Hugging Face hub such as owner/name",
-        )
-    source = str(folder) if folder.is_dir() else name
-    kind = _type(dtype, where)
-    with _quiet(), _explained(name):
-        how: dict[str, Any] = {"trust_remote_code": False}
+    where, kind = chosen_device(device), _type(dtype, chosen_device(device))
+    how: dict[str, Any] = {"trust_remote_code": False}
+    with ExitStack() as opened, _quiet(), _explained(name) as as_named:
+        source, numbers = _place(name), None
         if gguf is not None:
             how["gguf_file"] = gguf
+        else:
+            _refuse_foreign(source)
+            folder = source
+            source, numbers = opened.enter_context(staged(folder))
+            as_named[str(source)] = str(folder)
         config = transformers.AutoConfig.from_pretrained(source, **how)
         if getattr(config, "is_encoder_decoder", False):
             raise RegardError(
@@ -70,7 +65,10 @@ def load_model(
                 do="run it under regard.watch, and save what was seen",
             )
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **how)
-        model, info = _auto(config, gguf).from_pretrained(
+        auto = _auto(config, gguf)
+        if numbers is not None:
+            _refuse_size(name, auto, config, numbers)
+        model, info = auto.from_pretrained(
             source,
             config=config,
             dtype=kind,
@@ -78,9 +76,37 @@ def load_model(
             output_loading_info=True,
             **how,
         )
-    _refuse_gaps(name, info)
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return Loaded(model.eval().to(where), tokenizer, longest)
+        _refuse_gaps(name, info)
+        longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+        ready = model.eval().to(where)
+    return Loaded(ready, tokenizer, longest if type(longest) is int else None)
+
+
+def _place(name: str) -> Path:
+    """The folder of a model: the one that is named, or what was fetched of it from the hub."""
+    folder = Path(name).expanduser()
+    if is_folder(folder):
+        return folder
+    if not _could_be_a_name(name) or folder.exists():
+        raise RegardError(
+            "there is no such model",
+            got=repr(name),
+            accepted="a folder with config.json, model.safetensors and a tokenizer, or a name on "
+            "the Hugging Face hub such as owner/name",
+        )
+    return _fetched(name)
+
+
+def _fetched(name: str) -> Path:
+    """What is read of a model on the hub, and nothing else of it."""
+    from huggingface_hub import snapshot_download
+
+    words = [f"*{ending}" for ending in WORDS]
+    folder = Path(snapshot_download(name, allow_patterns=[*words, WEIGHTS], ignore_patterns="*/*"))
+    if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
+        # The same state of the model, whatever was uploaded since.
+        snapshot_download(name, revision=folder.name, allow_patterns=shards(folder / INDEX))
+    return folder
 
 
 def _auto(config: Any, gguf: str | None) -> Any:
@@ -95,39 +121,31 @@ def _auto(config: Any, gguf: str | None) -> Any:
     return transformers.AutoModel
 
 
-def _refuse_folder(folder: Path) -> None:
-    """Say what a folder lacks, or holds that is not read."""
-    there = {path.name for path in folder.iterdir()}
-    if "config.json" not in there:
-        raise RegardError(
-            "the folder holds no model",
-            got=f"{folder}, without config.json",
-            accepted="a folder that save_pretrained wrote",
-        )
-    weights = [name for name in there if name.endswith(".safetensors")]
-    pickled = sorted(name for name in there if name.endswith((".bin", ".pt", ".pth", ".ckpt")))
-    if not weights:
-        raise RegardError(
-            "the folder holds no safetensors weights",
-            got=f"{folder}: {', '.join(pickled) or 'no weights at all'}",
-            accepted="model.safetensors; pickled weights can run code when they are read",
-            do="if you trust them, load them with transformers and write them again with "
-            "model.save_pretrained(folder)",
-        )
-    try:
-        about = json.loads((folder / "config.json").read_text())
-        known = about.get("model_type") in transformers.CONFIG_MAPPING
-        foreign = "auto_map" in about and not known
-    except (ValueError, AttributeError) as error:
-        raise RegardError(
-            "config.json of the model cannot be read", got=f"{folder}: {error}"
-        ) from None
-    if foreign:
+def _refuse_foreign(folder: Path) -> None:
+    """Code that comes with a model is not run."""
+    if not (folder / CONFIG).exists():
+        return
+    about = configuration(folder)
+    known = about.get("model_type") in (*transformers.CONFIG_MAPPING,)
+    if "auto_map" in about and not known:
         raise RegardError(
             "the model comes with its own code, which is not run",
             got=f"{folder}: auto_map in config.json",
             accepted="models that transformers knows by itself",
             do="load it yourself if you trust its code, and run it under regard.watch",
+        )
+
+
+def _refuse_size(name: str, auto: Any, config: Any, numbers: int) -> None:
+    """What a configuration asks for and the weights do not hold would be made up, in memory."""
+    with torch.device("meta"):
+        asked = sum(p.numel() for p in auto.from_config(copy.deepcopy(config)).parameters())
+    # Quantized weights are packed, several to a number.
+    if asked > 16 * numbers + 1_000_000:
+        raise RegardError(
+            "config.json asks for more than the weights hold",
+            got=f"{name!r}: {asked} parameters, and {numbers} numbers in the files",
+            do="get the files again",
         )
 
 
@@ -160,16 +178,22 @@ def _type(dtype: str, device: torch.device) -> torch.dtype | str:
 
 
 @contextmanager
-def _explained(name: str) -> Iterator[None]:
+def _explained(name: str) -> Iterator[dict[str, str]]:
+    """Gives a table of what is said otherwise in errors: folders that were made to be read."""
+    as_named: dict[str, str] = {}
     try:
-        yield
+        yield as_named
     except RegardError:
         raise
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    # A folder that says odd things makes transformers fail in every way there is.
+    except Exception as error:
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+        for made, named in as_named.items():
+            first = first.replace(made, named)
+        kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__} "
         raise RegardError(
             "the model cannot be loaded",
-            got=f"{name!r}: {first or type(error).__name__}",
+            got=f"{name!r}: {kind}{first}".rstrip(": "),
             accepted="a folder with config.json, model.safetensors and a tokenizer, or the name of "
             "such a model on the Hugging Face hub, if that can be reached",
             do="where there is no network, fetch it elsewhere (hf download NAME --local-dir FOLDER)"

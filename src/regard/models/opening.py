@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from regard.errors import RegardError
+from regard.files import is_folder
 from regard.models import folder as own
 from regard.models.card import Card
 from regard.models.devices import chosen_device
@@ -44,7 +45,7 @@ def load(name: str, *, dtype: str = "auto", device: str = "auto") -> Reader:
         return kind(name, model, tokenizer, card, model.config.longest)
     gguf = None
     source = name
-    if name in MODELS and not place.is_dir():
+    if name in MODELS and not is_folder(place):
         source, gguf = str(MODELS[name].place(name)), MODELS[name].gguf or None
     if find_spec("transformers") is None:
         raise RegardError(

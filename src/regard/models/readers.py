@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class Reader:
     def run(self, text: str, *, keep: Keep = "traces", layers: Sequence[str] | None = None) -> Seen:
         """What attention does while the model reads a text."""
         ids = self.ids(text)
-        with watch(self.model, keep=keep, layers=layers) as seen:
+        with self.explained(), watch(self.model, keep=keep, layers=layers) as seen:
             self.model(ids)
         seen.model, seen.tokens = self.name, self._spelled(ids[0].tolist())
         return seen
@@ -56,6 +57,21 @@ class Reader:
     ) -> str:
         """The text that follows, without the text itself; temperature 0 is the likeliest."""
         raise NotImplementedError
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Around a run: sizes and weights that fit each other may still not fit a text."""
+        try:
+            yield
+        except RegardError:
+            raise
+        except Exception as error:
+            said = next(iter(str(error).splitlines()), "")
+            raise RegardError(
+                "the model cannot read the text",
+                got=f"{self.name!r}: {type(error).__name__} {said}",
+                do="see whether its files belong together: config.json, weights and tokenizer",
+            ) from error
 
     def _spelled(self, ids: list[int]) -> list[str]:
         return spelled(self.tokenizer, ids)
@@ -165,7 +181,8 @@ class HuggingFaceReader(Reader):
     """A model of transformers."""
 
     def ids(self, text: str) -> Int[Tensor, "1 n"]:
-        found: list[int] = self.tokenizer(text, verbose=False)["input_ids"]
+        with self.explained():
+            found: list[int] = self.tokenizer(text, verbose=False)["input_ids"]
         if not found:
             raise RegardError("the tokenizer made no token of the text", got=repr(text[:20]))
         if self.longest is not None:

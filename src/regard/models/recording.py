@@ -39,7 +39,7 @@ def record(
     watching = watch(
         reader.model, keep=keep, layers=layers, tokenizer=reader.tokenizer, spill=spill
     )
-    with torch.no_grad(), watching as seen, _Counting(reader, progress):
+    with torch.no_grad(), reader.explained(), watching as seen, _Counting(reader, progress):
         reader.model(ids.to(next(reader.model.parameters()).device))
     if spill is None:
         seen.save(path)
@@ -71,7 +71,8 @@ def _check(text: str, max_tokens: int | None) -> None:
 
 
 def _ids(reader: Reader, text: str, max_tokens: int | None) -> torch.Tensor:
-    ids: list[int] = reader.tokenizer(text, verbose=False)["input_ids"][:max_tokens]
+    with reader.explained():
+        ids: list[int] = reader.tokenizer(text, verbose=False)["input_ids"][:max_tokens]
     if not ids:
         raise RegardError("the tokenizer made no token of the text", got=repr(text[:20]))
     if reader.longest is not None and len(ids) > reader.longest:

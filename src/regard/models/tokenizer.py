@@ -6,15 +6,16 @@ vocabulary and the merges; how text is cut into words is fixed here, and said in
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from regard.errors import RegardError
+from regard.files import read_json
 from regard.stopping import step
 
 MARK = 0
@@ -51,13 +52,15 @@ class Tokenizer:
     def read(path: Path) -> Tokenizer:
         """From a tokenizer.json that models/train/vocabulary.py wrote."""
         try:
-            about = json.loads(Path(path).read_text(encoding="utf-8"))
+            about = read_json(Path(path))
             model = about["model"]
             merges = [tuple(m.split(" ") if isinstance(m, str) else m) for m in model["merges"]]
+            vocabulary = dict(model["vocab"])
+            _check(vocabulary, merges)
             split = about["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
             if split != PATTERN or about["normalizer"] is not None or about["added_tokens"]:
                 raise ValueError("text is cut into words in another way")
-            return Tokenizer(dict(model["vocab"]), merges)
+            return Tokenizer(vocabulary, merges)
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             raise RegardError(
                 "the tokenizer cannot be read",
@@ -131,6 +134,22 @@ class Tokenizer:
                     if known is not None:
                         heappush(waiting, (known, first))
         return tuple(self.vocabulary[part] for part in parts if part is not None)
+
+
+def _check(vocabulary: dict[Any, Any], merges: list[tuple[Any, ...]]) -> None:
+    """Whether every text has tokens, and every token a text."""
+    ids = vocabulary.values()
+    if any(type(i) is not int for i in ids) or sorted(ids) != list(range(len(ids))):
+        raise ValueError("ids are not 0, 1, 2 …")
+    plain = {piece for piece, i in vocabulary.items() if i != MARK}
+    odd = [piece for piece in plain if not isinstance(piece, str) or not piece]
+    odd += [piece for piece in plain if not set(piece) <= BYTES.keys()]
+    odd += [letter for letter in BYTES if letter not in plain]
+    if odd:
+        raise ValueError(f"pieces that are no bytes, or bytes that are no piece: {odd[:3]!r:.80}")
+    for pair in merges:
+        if len(pair) != 2 or pair[0] + pair[1] not in plain:
+            raise ValueError(f"a merge that gives no piece: {pair!r:.80}")
 
 
 def _letters() -> dict[int, str]:
