@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from regard.errors import RegardError
 
@@ -18,19 +18,26 @@ MOST_TEXT = 1 << 26
 """Bytes of a file that is still read whole."""
 
 
-def read_bytes(path: Path, most: int = MOST_TEXT) -> bytes:
-    """The content of a regular file of `most` bytes. What is no file, such as a pipe on which a
-    reader would wait for ever, is an OSError."""
+def opened(path: Path) -> BinaryIO:
+    """A regular file, to be read. What is none, such as a pipe on which a reader would wait for
+    ever, is an OSError."""
     # Opening a pipe waits for somebody to write to it, unless it is told not to.
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with open(handle, "rb") as file:
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
-        if about.st_size > most:
-            raise OSError(
-                errno.EFBIG, f"it has {about.st_size} bytes, and {most} are read", str(path)
-            )
+        return open(handle, "rb")
+    except OSError:
+        os.close(handle)
+        raise
+
+
+def read_bytes(path: Path, most: int = MOST_TEXT) -> bytes:
+    """The content of a regular file of at most so many bytes."""
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"it has {size} bytes, and {most} are read", str(path))
         # A file can grow while it is read.
         return file.read(most)
 

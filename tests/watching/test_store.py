@@ -6,6 +6,7 @@ import gc
 import json
 import math
 import os
+import stat
 import struct
 import zlib
 from collections.abc import Callable
@@ -348,24 +349,81 @@ def mappings(path: Path) -> int:
     return Path("/proc/self/maps").read_text().count(str(path))
 
 
+def handles(path: Path) -> int:
+    found = 0
+    for handle in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found += handle.readlink() == path
+    return found
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux")
 def test_closing_lets_go_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "x"
     seen = watched()
     seen.save(path)
-    assert mappings(path) == 0
+    assert handles(path) == 0
     again = regard.load(path)
     kept = again["layers.0.self_attn"].traces[0]
-    assert mappings(path) == 1
+    assert (handles(path), mappings(path)) == (1, 0)
     again.close()
     again.close()
+    assert handles(path) == 0
     assert_same(seen["layers.0.self_attn"].traces[0], kept)
     same_statistics(seen, again)
     with pytest.raises(RegardError, match="was closed"):
         again["layers.0.self_attn"].traces[0]
-    del kept
+    again = regard.load(path)
+    del again
     gc.collect()
-    assert mappings(path) == 0
+    assert handles(path) == 0
+
+
+@pytest.mark.usefixtures("_without_hook")
+@pytest.mark.parametrize("damage", ["cut", "emptied", "overwritten", "gone"])
+def test_a_file_that_others_write_to_ends_nobody(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    seen = watched()
+    seen.save(path)
+    last = "layers.2.self_attn"
+    with regard.load(path) as again:
+        kept = again[last].traces[0]
+        _ = again["layers.0.self_attn"].traces[0]
+        size = path.stat().st_size
+        if damage in ("cut", "emptied"):
+            os.truncate(path, size // 2 if damage == "cut" else 0)
+        elif damage == "overwritten":
+            with path.open("r+b") as file:
+                file.seek(size // 2)
+                file.write(b"\xff" * (size - size // 2))
+        else:
+            path.unlink()
+        # What was read is whole.
+        assert_same(kept, seen[last].traces[0])
+        if damage == "gone":
+            assert_same(again[last].traces[0], kept)
+            return
+        del kept
+        gc.collect()
+        with pytest.raises(
+            RegardError, match=r"cut short after it was opened|not what was written"
+        ):
+            again[last].traces[0]
+
+
+@pytest.mark.usefixtures("_without_hook")
+def test_what_is_read_twice_is_there_once(tmp_path: Path) -> None:
+    table = torch.rand(1, 1, 32, 32) > 0.3
+    x = numbers(1, 2, 32, 4)
+    trace = regard.trace(x, x, x, mask=masks.keep(table))
+    seen_of(trace, trace).save(tmp_path / "x")
+    with regard.load(tmp_path / "x") as again:
+        one, two = (again[f"layers.{i}"].trace for i in range(2))
+        assert one.inputs.q.data_ptr() == two.inputs.q.data_ptr() == one.inputs.k.data_ptr()
+        again.save(tmp_path / "y")
+    assert (tmp_path / "y").stat().st_size == (tmp_path / "x").stat().st_size
 
 
 def test_loading_leaves_autocast_and_random_numbers_alone(tmp_path: Path) -> None:
@@ -420,15 +478,125 @@ def test_paths_that_cannot_be_written(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_link_stays_a_link_and_the_mode_is_the_usual_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o400])
+def test_a_link_stays_a_link_and_the_mode_is_what_it_was(mode: int, tmp_path: Path) -> None:
     (tmp_path / "real").touch()
+    (tmp_path / "real").chmod(mode)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     seen_of(regard.trace(*qkv())).save(tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
-    (tmp_path / "usual").touch()
-    assert (tmp_path / "real").stat().st_mode == (tmp_path / "usual").stat().st_mode
+    assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == mode
     with regard.load(tmp_path / "link") as again:
         assert list(again) == ["layers.0"]
+
+
+def test_new_files_are_for_their_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes: list[int] = []
+    own = tensor_file.Draft.write
+
+    def noted(self: Any, file: Any, *args: Any) -> None:
+        modes.append(stat.S_IMODE(os.fstat(file.fileno()).st_mode))
+        own(self, file, *args)
+
+    monkeypatch.setattr(tensor_file.Draft, "write", noted)
+    before = os.umask(0)
+    try:
+        seen_of(regard.trace(*qkv())).save(tmp_path / "new")
+        seen_of(regard.trace(*qkv())).save(tmp_path / "new")
+    finally:
+        os.umask(before)
+    # While it is written as well.
+    assert modes == [0o600, 0o600]
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o600
+
+
+def test_a_circle_of_links_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(RegardError, match="the file cannot be written"):
+        seen_of(regard.trace(*qkv())).save(tmp_path / "a")
+    with pytest.raises(RegardError, match="symbolic links"):
+        regard.load(tmp_path / "a")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names here")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RegardError, match="there is no such file"):
+        regard.load(tmp_path / "pipe")
+
+
+def test_the_folder_is_on_disk_after_the_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    sync, rename = os.fsync, Path.replace
+
+    def synced(handle: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
+        sync(handle)
+
+    def renamed(self: Path, to: Path) -> Path:
+        done.append("renamed")
+        return rename(self, to)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    seen_of(regard.trace(*qkv())).save(tmp_path / "x")
+    assert done == ["file", "renamed", "folder"]
+
+
+@pytest.mark.usefixtures("_without_hook")
+def test_layers_without_statistics_say_so(tmp_path: Path) -> None:
+    seen_of(regard.trace(*qkv()), regard.trace(*qkv())).save(tmp_path / "x")
+    path = changed(tmp_path / "x", tmp_path / "y", ("layers", 0, "statistics"), None)
+    with regard.load(path) as again:
+        assert repr(again).splitlines()[1].split() == ["layers.0", "1", "4", *"-----"]
+        assert again["layers.0"].heads == H
+        assert "1 traces" in repr(again["layers.0"])
+        with pytest.raises(RegardError, match=r"'layers\.0' has no statistics"):
+            _ = again["layers.0"].entropy
+
+
+@pytest.mark.usefixtures("_without_hook")
+@pytest.mark.parametrize("empty", ["keys", "heads", "batch"])
+def test_lengths_that_nothing_in_the_file_holds_are_refused(empty: str, tmp_path: Path) -> None:
+    long = 1 << 28
+    shapes = {
+        "keys": ((1, 1, 2, 0), (1, 1, long, 0)),
+        "heads": ((1, long, 0, 4), (1, long, 0, 4)),
+        "batch": ((long, 1, 0, 4), (long, 1, 0, 4)),
+    }[empty]
+    small = tuple(torch.zeros([min(n, 5) for n in shape]) for shape in shapes)
+    trace = regard.trace(small[0], small[1], small[1])
+    seen_of(trace, keep=True).save(tmp_path / "x")
+
+    def longer(shape: list[int]) -> list[int]:
+        return [long if n == 5 else n for n in shape]
+
+    raw = (tmp_path / "x").read_bytes()
+    size = struct.unpack("<Q", raw[:8])[0]
+    head = json.loads(raw[8 : 8 + size])
+    about = json.loads(head["__metadata__"]["regard"])
+    for name, tensor in head.items():
+        if name != "__metadata__" and not math.prod(tensor["shape"]):
+            tensor["shape"] = longer(tensor["shape"])
+            about["tensors"][name][1] = tensor["shape"]
+    for layer in about["layers"]:
+        layer["statistics"] = None
+        for record in layer["traces"]:
+            for node in record.values():
+                if isinstance(node, list) and len(node) == 3 and isinstance(node[1], list):
+                    node[1] = longer(node[1])
+    text = json.dumps(about)
+    head["__metadata__"] = {"regard": text, "check": f"{zlib.crc32(text.encode()):08x}"}
+    new = json.dumps(head).encode()
+    (tmp_path / "y").write_bytes(struct.pack("<Q", len(new)) + new + raw[8 + size :])
+    assert (tmp_path / "y").stat().st_size < 8000
+    with pytest.raises(RegardError, match=r"claims too much|not described as one|too large"):
+        regard.load(tmp_path / "y")
 
 
 @pytest.mark.usefixtures("_without_hook")

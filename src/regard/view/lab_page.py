@@ -12,10 +12,10 @@ import os
 from html import escape
 from pathlib import Path
 
+from regard.files import replacing
 from regard.lab.experiments import Result
 from regard.lab.panels import Panel
 from regard.view.lab_picture import panel_picture
-from regard.watching.store import replacing
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fcfbf8; --panel: #f4f2ec; --ink: #1c1e26;

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import lru_cache
 from reprlib import Repr
 from typing import Any, TypeVar
 
@@ -48,6 +49,10 @@ Read = Callable[[Place], Tensor]
 Tensors = Mapping[str, tuple[str, list[int]]]
 """Type and shape of what is in a file, by name."""
 V = TypeVar("V", bound=Value)
+
+
+PLACES = ("q", "k", "v", *Rows._fields, "sink", "seed")
+"""The parts of a record that are tensors, or none."""
 
 
 def recorded(trace: Trace, name: str, draft: Drawer) -> dict[str, Any]:
@@ -109,8 +114,7 @@ def check_trace(record: Any, stored: Tensors) -> None:
 def restored(record: dict[str, Any], read: Read) -> Trace:
     """A trace from its record, through the checks of a call."""
     part: dict[str, Any] = {
-        name: None if record[name] is None else read(Place(*record[name]))
-        for name in ("q", "k", "v", *Rows._fields, "sink", "seed")
+        name: None if record[name] is None else read(Place(*record[name])) for name in PLACES
     }
     tensors = [read(Place(*node)) for node in record["tensors"]]
     spelled = decode(record["values"], record["integers"], record["floats"], tensors)
@@ -224,7 +228,8 @@ def check_place(node: Any, stored: Tensors) -> Place:
     match node:
         case [str(name), list(shape), list(axes)] if name in stored:
             shape = check_lengths(shape, name)
-            known = all(type(a) is int and 0 <= a < len(shape) for a in axes)
+            n = len(shape)
+            known = all(type(a) is int and 0 <= a < n for a in axes)
             once = known and len(set(axes)) == len(axes)
             if once and stored[name][1] == [shape[a] for a in axes]:
                 return Place(name, shape, axes)
@@ -233,11 +238,11 @@ def check_place(node: Any, stored: Tensors) -> Place:
 
 def check_lengths(shape: list[Any], name: str) -> list[int]:
     """A shape that a tensor can have."""
-    expect(len(shape) <= 8 and all(type(n) is int and n >= 0 for n in shape), shown(name), shape)
     size = 1
     for n in shape:
-        size *= max(n, 1)
-    expect(size < LARGEST // 8, f"{shown(name)} is too large", shape)
+        expect(type(n) is int and n >= 0, name, shape)
+        size *= n or 1
+    expect(len(shape) <= 8 and size < LARGEST // 8, f"{name!r:.80} is too large", shape)
     return shape
 
 
@@ -246,7 +251,8 @@ def check_parts(node: Any, what: str, **parts: Any) -> None:
     expect(isinstance(node, dict) and node.keys() == parts.keys(), what, node)
     for name, kind in parts.items():
         part = node[name]
-        expect(isinstance(part, kind) and not isinstance(part, bool), f"{name} of {what}", part)
+        if not isinstance(part, kind) or isinstance(part, bool):
+            expect(False, f"{name} of {what}", part)
 
 
 def expect(fits: bool, what: str, got: object) -> None:
@@ -260,6 +266,7 @@ def shown(got: object) -> str:
     return _SHORT.repr(got)
 
 
+@lru_cache
 def _depth(text: str) -> int:
     depth = most = 0
     for c in text:

@@ -92,6 +92,9 @@ class Layer:
 
     @property
     def heads(self) -> int:
+        if self.statistics is None and self._waiting is None:
+            # A file need not have them.
+            return self.traces[0].inputs.shape.H if len(self.traces) else 0
         return len(self._sums.rows)
 
     @property
@@ -154,7 +157,12 @@ class Layer:
     def _sums(self) -> Statistics:
         if self._waiting is not None:
             self._waiting.settle()
-        assert self.statistics is not None
+        if self.statistics is None:
+            raise RegardError(
+                f"{self.path!r} has no statistics",
+                got=f"{self.calls} calls, {len(self.traces)} traces",
+                do="ask its traces, if there are any",
+            )
         return self.statistics
 
     def __repr__(self) -> str:
@@ -267,6 +275,8 @@ class Seen(Displayed, Mapping[str, Layer]):
 
 
 def _line(layer: Layer) -> tuple[str, ...]:
+    if not layer.heads or (layer.statistics is None and layer._waiting is None):
+        return layer.path or "(model)", str(layer.calls), str(layer.heads), *"-----"
     sums = layer._sums
     entropy, first = layer.entropy, layer.first
     share = float((sums.empty / sums.rows).mean())
@@ -278,5 +288,5 @@ def _line(layer: Layer) -> tuple[str, ...]:
         f"{float(entropy.mean()):.2f} ({float(entropy.min()):.2f}–{float(entropy.max()):.2f})",
         f"{float(first.mean()):.0%} ({float(first.min()):.0%}–{float(first.max()):.0%})",
         f"{share:.0%}",
-        f"{int(sums.broken.sum())}",
+        f"{float(sums.broken.sum()):.0f}",
     )

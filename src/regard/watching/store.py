@@ -10,18 +10,20 @@ that text:
     tensors   of each tensor its type, its shape and the CRC-32 of its bytes
     layers    of each layer its path, calls, runs, steps, statistics and traces
 
-Nothing in a file is executed or believed. When it is opened, every record in it (see records.py)
-goes through the checks of a call, on shapes alone; when a tensor is read, its bytes are checked.
+Nothing in a file is executed or believed. When it is opened, every record in it (see records.py) is
+held against the tensors that are there, and goes through the checks of a call on shapes alone, as
+far as there are not too many kinds of them; when a trace is read, it goes through them again, and
+its bytes are checked.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
@@ -31,10 +33,12 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.files import replacing
 from regard.inputs import DTYPES
 from regard.traces import Trace
 from regard.watching.records import (
     LARGEST,
+    PLACES,
     Read,
     Tensors,
     check_lengths,
@@ -61,6 +65,15 @@ from regard.watching.tensor_file import (
 )
 
 VERSION = 1
+PRIVATE = 0o600
+"""Who may read a new file: a trace holds what a model was told."""
+
+
+MANY = 256
+"""So many kinds of calls are made of shapes alone when a file is opened; others are checked by the
+same checks when they are read."""
+FEW = 4096
+"""So many places may be told of without a number for them in the file."""
 
 
 def save(
@@ -121,8 +134,8 @@ def metadata(about: dict[str, Any], tensors: dict[str, list[Any]]) -> dict[str, 
 @contextmanager
 def readable(path: Path) -> Iterator[BinaryIO]:
     """A new file, which takes the place of `path` once it has been read again."""
-    with replacing(path) as unfinished:
-        with unfinished.open("xb") as file:
+    with replacing(path, PRIVATE) as unfinished:
+        with unfinished.open("r+b") as file:
             yield file
         try:
             load(unfinished).close()
@@ -137,8 +150,8 @@ def readable(path: Path) -> Iterator[BinaryIO]:
 def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") -> Stored:
     """Open a trace file that `Seen.save` wrote.
 
-    The file is mapped into memory: tensors are read when a layer's traces are asked for, so that a
-    file larger than memory can be looked through. Close it, or use it in a `with`.
+    Tensors are read when a layer's traces are asked for, so that a file larger than memory can be
+    looked through. Close it, or use it in a `with`.
     """
     source = Source(Path(path), torch.device(device))
     try:
@@ -168,8 +181,7 @@ class Stored(Seen):
         for record in about["layers"]:
             path = record["path"]
             found = record["statistics"]
-            # Copied: a view would keep the whole file mapped after it is closed.
-            sums = None if found is None else Statistics(*read(Place(*found)).clone())
+            sums = None if found is None else Statistics(*read(Place(*found)))
             traces = StoredTraces(self, path, record["traces"], read)
             places = record["runs"], record["steps"]
             self._layers[path] = Layer(path, record["calls"], sums, traces, *places)
@@ -180,7 +192,13 @@ class Stored(Seen):
             self._reading = path, {}
         kept = self._reading[1]
         if call not in kept:
-            kept[call] = restored(record, read)
+            try:
+                kept[call] = restored(record, read)
+            except RegardError as error:
+                if str(self._source.path) in str(error):
+                    raise
+                reason = f"call {call} of {path!r}: {error}"
+                raise broken(self._source.path, reason) from None
         return kept[call]
 
     def close(self) -> None:
@@ -273,7 +291,8 @@ def _check(about: Any, source: Source) -> None:
             kind, shape = stored[place.name]
             return put_back(torch.empty(shape, dtype=KINDS[kind], device="meta"), place)
 
-        paths = [_check_layer(record, stored, imagined) for record in about["layers"]]
+        known: set[str] = set()
+        paths = [_check_layer(record, stored, imagined, known) for record in about["layers"]]
         expect(len(set(paths)) == len(paths), "a layer is there twice", paths)
     except RegardError as error:
         raise broken(source.path, str(error)) from None
@@ -293,10 +312,15 @@ def _check_tensors(described: dict[str, Any], source: Source) -> Tensors:
         if stored.get(name) != source.stored.get(name)
     ]
     expect(not odd, "tensors that are not as described", sorted(odd)[:4])
+    for name, (_, shape) in stored.items():
+        # A tensor of nothing could claim any length, and cost nothing to write.
+        if 0 in shape:
+            claimed = math.prod(n for n in shape if n)
+            expect(claimed <= max(FEW, source.size), f"{shown(name)} claims too much", shape)
     return stored
 
 
-def _check_layer(record: Any, stored: Tensors, imagined: Read) -> str:
+def _check_layer(record: Any, stored: Tensors, imagined: Read, known: set[str]) -> str:
     check_parts(
         record, "a layer", path=str, calls=int, runs=list, steps=list, statistics=list | None,
         traces=list,
@@ -314,10 +338,24 @@ def _check_layer(record: Any, stored: Tensors, imagined: Read) -> str:
     for call, trace in enumerate(record["traces"]):
         try:
             check_trace(trace, stored)
-            restored(trace, imagined)
+            # Most calls of a model are alike: what was made once with these shapes can be again.
+            shape = _without_names(trace, stored)
+            if shape not in known and len(known) < MANY:
+                restored(trace, imagined)
+                known.add(shape)
         except RegardError as error:
             raise RegardError(f"call {call} of {path!r}: {error}") from None
     return path
+
+
+def _without_names(trace: dict[str, Any], stored: Tensors) -> str:
+    """All that `restored` sees of a record before a tensor is read."""
+
+    def kind(place: list[Any]) -> list[Any]:
+        return [stored[place[0]][0], *place[1:]]
+
+    alike = {name: part and kind(part) if name in PLACES else part for name, part in trace.items()}
+    return repr(sorted((alike | {"tensors": list(map(kind, trace["tensors"]))}).items()))
 
 
 def _tokens(tokens: Any) -> Tokens | None:
@@ -354,25 +392,3 @@ def _version() -> str:
     import regard
 
     return regard.__version__
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A new file beside another, which it replaces when all went well."""
-    path = path.resolve()
-    unfinished = path.with_name(f".{secrets.token_hex(8)}.part")
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(f"{path} is a folder")
-        yield unfinished
-        unfinished.replace(path)
-    except OSError as error:
-        raise RegardError(
-            "the file cannot be written",
-            got=f"{path}: {error.strerror or error}",
-            accepted="a path in a folder that exists, can be written to and has room",
-            do="choose another path; nothing was written or replaced",
-        ) from None
-    finally:
-        with suppress(OSError):
-            unfinished.unlink()

@@ -9,18 +9,22 @@ are one tensor, and a transposed tensor comes back transposed.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import math
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any, BinaryIO, NamedTuple, Protocol, runtime_checkable
+from weakref import WeakValueDictionary, finalize
 
 import torch
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.files import opened
 
 KINDS = {
     "F64": torch.float64,
@@ -38,6 +42,10 @@ NAMES = {dtype: kind for kind, dtype in KINDS.items()}
 
 Progress = Callable[[int, int], None]
 """Told how many bytes are written, of how many."""
+
+LONGEST_HEADER = 100_000_000
+"""Bytes of a header that is read; safetensors reads no longer ones either."""
+MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL)
 
 PIECE = 1 << 24
 """Bytes written between two reports of progress."""
@@ -178,45 +186,151 @@ def pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 
 class Source:
-    """A file of tensors, mapped into memory: nothing is read before it is asked for."""
+    """A file of tensors. Each is read when it is asked for.
+
+    Nothing is mapped into memory: another program that cuts a mapped file short ends every process
+    that looks at it. What is read is a copy, shared by those who ask while it is there.
+    """
 
     def __init__(self, path: Path, device: torch.device) -> None:
-        from safetensors import SafetensorError, safe_open
-
         self.path, self.device = path, device
         self._sound: set[str] = set()
-        if not path.is_file():
-            raise RegardError(
-                "there is no such file", got=str(path), accepted="a file that Seen.save wrote"
-            )
+        self._here: WeakValueDictionary[str, torch.UntypedStorage] = WeakValueDictionary()
+        self._one_at_a_time = Lock()
+        self._file: BinaryIO | None = None
         try:
-            opened: Any = safe_open(path, framework="pt", device="cpu")
-            self._file = opened
-            self.metadata: dict[str, str] = opened.metadata() or {}
-            names = opened.keys()
-            found = {name: opened.get_slice(name) for name in names}
-            self.stored = {name: (s.get_dtype(), s.get_shape()) for name, s in found.items()}
-        except (SafetensorError, OSError, RuntimeError) as error:
+            file = opened(path)
+        except (OSError, ValueError) as error:
+            code = error.errno if isinstance(error, OSError) else None
+            missing = code is None or code in MISSING
+            reason = "" if code is None or missing else f": {os.strerror(code)}"
+            raise RegardError(
+                "there is no such file" if missing else "the file cannot be read",
+                got=f"{path}{reason}",
+                accepted="a file that Seen.save wrote",
+            ) from None
+        try:
+            self._state = _state(file)
+            self.metadata, self.stored, self._starts = _header(file)
+        except (OSError, ValueError) as error:
+            file.close()
             raise broken(path, str(error)) from None
+        self._file = file
+        # Whoever forgets to close it leaves nothing open for longer than it is held.
+        finalize(self, file.close)
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._state[0]
 
     def read(self, place: Place, check: str) -> Tensor:
         """A tensor, held against its checksum the first time."""
+        with self._one_at_a_time:
+            return put_back(self._read(place.name, check).to(self.device), place)
+
+    def _read(self, name: str, check: str) -> Tensor:
         if self._file is None:
             raise RegardError(
                 f"{self.path} was closed", do="ask before closing it, or open it with regard.load"
             )
-        held = self._file.get_tensor(place.name)
-        if place.name not in self._sound:
-            if checked(zlib.crc32(_bytes(held))) != check:
-                raise broken(self.path, f"tensor {place.name!r} is not what was written")
-            self._sound.add(place.name)
-        return put_back(held.to(self.device), place)
+        kind, shape = self.stored[name]
+        there = self._here.get(name)
+        if there is not None:
+            return torch.empty(0, dtype=KINDS[kind]).set_(there, 0, shape, _steps(shape))
+        t = torch.empty(shape, dtype=KINDS[kind])
+        try:
+            self._file.seek(self._starts[name])
+            whole = not t.nbytes or self._file.readinto(_bytes(t)) == t.nbytes  # type: ignore[attr-defined]
+            state = _state(self._file)
+        except OSError as error:
+            raise broken(self.path, str(error)) from None
+        if state != self._state:
+            # Somebody wrote into it: what was right before may not be now.
+            self._sound.clear()
+            self._state = state
+        if not whole:
+            raise broken(self.path, f"it was cut short after it was opened: no {name!r}")
+        if name not in self._sound:
+            if checked(zlib.crc32(_bytes(t))) != check:
+                raise broken(self.path, f"tensor {name!r} is not what was written")
+            self._sound.add(name)
+        self._here[name] = t.untyped_storage()
+        return t
 
     def close(self) -> None:
         """Let go of the file. Tensors that were read stay."""
         if self._file is not None:
-            self._file.__exit__(None, None, None)
+            self._file.close()
             self._file = None
+
+
+def _state(file: BinaryIO) -> tuple[int, int]:
+    """What changes when a file is written to."""
+    about = os.fstat(file.fileno())
+    return about.st_size, about.st_mtime_ns
+
+
+class Header(NamedTuple):
+    """What a file says of its tensors."""
+
+    metadata: dict[str, str]
+    stored: dict[str, tuple[str, list[int]]]
+    """Type and shape of each, by name."""
+    starts: dict[str, int]
+
+
+def _header(file: BinaryIO) -> Header:
+    """The beginning of a file, if it is true: tensors lie behind one another and fill the file."""
+    size = os.fstat(file.fileno()).st_size
+    room = int.from_bytes(file.read(8), "little")
+    if size < 8 or room > min(size - 8, LONGEST_HEADER):
+        raise ValueError(f"it is cut short, or no safetensors file: {size} bytes")
+    try:
+        head = json.loads(file.read(room).decode())
+    except RecursionError:
+        raise ValueError("its header is nested too deep") from None
+    if not isinstance(head, dict):
+        raise ValueError("its header is no record")
+    metadata = head.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError("its metadata is no record of texts")
+    stored: dict[str, tuple[str, list[int]]] = {}
+    places: dict[str, tuple[int, int]] = {}
+    for name, entry in head.items():
+        match entry:
+            case {
+                "dtype": str(kind),
+                "shape": list(shape),
+                "data_offsets": [int(start), int(stop)],
+            }:
+                stored[name] = kind, shape
+                places[name] = start, stop
+                if len(entry) == 3 and stop - start == _size(kind, shape):
+                    continue
+        raise ValueError(f"tensor {name!r:.80} is not described as one")
+    at = 0
+    for name, (start, stop) in sorted(places.items(), key=lambda place: place[1]):
+        if start != at:
+            raise ValueError(f"tensor {name!r:.80} does not begin where the one before ends")
+        at = stop
+    if 8 + room + at != size:
+        raise ValueError(f"it has {size} bytes, and its header tells of {8 + room + at}")
+    starts = {name: 8 + room + start for name, (start, _) in places.items()}
+    return Header(metadata, stored, starts)
+
+
+def _size(kind: str, shape: list[Any]) -> int:
+    """The bytes of a tensor; -1 if there can be no such tensor."""
+    if kind not in KINDS or any(type(n) is not int or n < 0 for n in shape):
+        return -1
+    size: int = KINDS[kind].itemsize * math.prod(shape)
+    return size
+
+
+def _steps(shape: list[int]) -> list[int]:
+    """How far apart neighbours lie along each axis of a contiguous tensor."""
+    return [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
 
 
 def put_back(held: Tensor, place: Place) -> Tensor:
