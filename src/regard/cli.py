@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -27,6 +31,7 @@ from typer.core import TyperGroup
 
 import regard
 from regard import cost_command, lab_command, masks
+from regard.claims import claimed
 from regard.models.opening import load
 from regard.models.recording import record as record_text
 from regard.view.app import App
@@ -274,16 +279,16 @@ def record(
 
     Weights are read from safetensors files only, and code that comes with a model is never run.
     """
-    if out.exists() and not force:
-        raise regard.RegardError(
-            "there is a file of that name", got=str(out), do="choose another, or add --force"
-        )
     if keep not in ("traces", "statistics"):
         raise regard.RegardError(
             "--keep says what to keep", got=repr(keep), accepted="traces or statistics"
         )
     words = text_of(text)
-    with _bar() as bar:
+    with _ended_by_signals(), _claimed(out), _bar() as bar:
+        if out.exists() and not force:
+            raise regard.RegardError(
+                "there is a file of that name", got=str(out), do="choose another, or add --force"
+            )
         task = bar.add_task("loading", total=None)
         reader = load(model, dtype=dtype, device=device)
         bar.update(task, description="reading")
@@ -296,6 +301,45 @@ def record(
     console.print(Text(f"{seen.model} read {far}\n\n{seen}\n"))
     size = shown(out.stat().st_size)
     console.print(Text(f'{out} ({size}) holds the {keep}: regard.load("{out}") opens it'))
+
+
+@contextmanager
+def _claimed(out: Path) -> Iterator[None]:
+    """Nobody else records to a file meanwhile."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(claimed(out))
+        except OSError as error:
+            raise regard.RegardError(
+                "the file cannot be written",
+                got=f"{out}: {error.strerror or error}",
+                accepted="a path in a folder that exists, can be written to and has room",
+                do="choose another path; nothing was written or replaced",
+            ) from None
+        yield
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """What ends a process from outside ends it as an exception does: what was begun is removed."""
+
+    def end(number: int, _: object) -> None:
+        name = signal.Signals(number).name
+        typer.echo(f"regard: ended by {name}; nothing was written or replaced", err=True)
+        raise SystemExit(128 + number)
+
+    kinds = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    here = threading.current_thread() is threading.main_thread()
+    before = {
+        kind: signal.signal(kind, end)
+        for kind in kinds
+        if here and signal.getsignal(kind) == signal.SIG_DFL
+    }
+    try:
+        yield
+    finally:
+        for kind, own in before.items():
+            signal.signal(kind, own)
 
 
 app.command()(cost_command.cost)

@@ -78,9 +78,9 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
             raise IsADirectoryError(f"{path} is a folder")
         with suppress(FileNotFoundError):
             mode = stat.S_IMODE(path.stat().st_mode)
-        if mode is not None:
-            # Made with its permissions: nobody else can open it in between.
-            os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        # Nobody else can open it before it has its permissions.
+        first = 0o666 if mode is None else 0o600
+        os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, first))
         yield unfinished
         if mode is not None:
             unfinished.chmod(mode)

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.errors import RegardError
+from regard.files import replacing
 from regard.lab.experiments import NAMES, Result, experiment
 from regard.watching.memory import shown
 
@@ -58,7 +59,8 @@ def lab(
     paths = [out / f"{name}.{kind}" for kind in ("png", "html", "json")]
     lab_picture.save(lab_picture.lab_picture(result), paths[0])
     lab_page.lab_page(result, paths[1])
-    paths[2].write_text(result.json() + "\n", "utf-8")
+    with replacing(paths[2]) as unfinished:
+        unfinished.write_text(result.json() + "\n", "utf-8")
     for path in paths:
         console.print(Text(f"wrote {path} ({shown(path.stat().st_size)})"), soft_wrap=True)
     console.print(Text(f"took {took:.0f} s"))

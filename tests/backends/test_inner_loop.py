@@ -141,6 +141,69 @@ def test_a_compiler_that_builds_nonsense(cache: Path, compiler: Callable[[str], 
 
 
 @pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("command", [" ", "\t", ""])
+def test_a_compiler_without_a_name_is_the_usual_one(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "_built", lambda *_: Path("nowhere"))
+    monkeypatch.setenv("CC", command)
+    assert look()[1].startswith("the compiled library cannot be loaded")
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize("command", ['cc "', "cc '-O1", "cc \\"])
+def test_a_compiler_whose_name_is_torn(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", command)
+    assert look() == (None, f"CC={command} cannot be read: {look()[1].partition('read: ')[2]}")
+
+
+@pytest.mark.parametrize("base", ["relative", "~nobody-at-all/x", "", "/proc/self/none", "\udcff"])
+def test_strange_cache_folders_are_no_error(
+    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", base)
+    monkeypatch.setattr(library, "_built", lambda *_: Path("nowhere"))
+    loop, why_not = look()
+    assert loop is None
+    assert why_not
+    # A path that is not absolute does not count, and makes nothing here.
+    assert os.listdir(tmp_path) in ([], ["home"])
+
+
+def test_no_home_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(self: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "expanduser", nobody)
+    assert look() == (None, "there is no home folder to keep it in")
+
+
+def test_an_unknown_cpu_is_no_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> list[str]:
+        raise FileNotFoundError("/proc/cpuinfo")
+
+    monkeypatch.setattr(library, "_cpu", unknown)
+    assert look() == (None, "what it depends on is not known: /proc/cpuinfo")
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "loop"])
+def test_what_is_no_file_in_the_cache_is_passed_over(
+    kind: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.mkdir(parents=True, mode=0o700)
+    monkeypatch.setattr(library, "_key", lambda _: "key")
+    monkeypatch.setattr(library, "_built", lambda *_: Path("nowhere"))
+    path = cache / "tile-key-0.so"
+    {"folder": path.mkdir, "pipe": lambda: os.mkfifo(path), "loop": lambda: path.symlink_to(path)}[
+        kind
+    ]()
+    assert look()[1].startswith("the compiled library cannot be loaded")
+
+
+@pytest.mark.usefixtures("cache")
 def test_a_compiler_that_thinks_nan_impossible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "cc -ffinite-math-only")
     assert look() == (None, "the compiled one gives wrong results here")

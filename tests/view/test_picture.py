@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import re
 import subprocess
 import sys
@@ -326,6 +328,25 @@ def test_other_formats_are_refused(name: str, tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(regard.RegardError, match="cannot be written"):
         picture.save(picture.heat_map(known()), tmp_path / "nowhere" / "map.png")
+
+
+def test_a_full_disk_leaves_the_picture_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "map.png"
+    picture.save(picture.heat_map(known()), path)
+    before = path.read_bytes()
+    figure = picture.heat_map(known())
+
+    def full(to: Path, **how: Any) -> None:
+        Path(to).write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(figure, "savefig", full)
+    with pytest.raises(regard.RegardError, match="No space left"):
+        picture.save(figure, path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["map.png"]
 
 
 def test_without_matplotlib_the_reason_is_said() -> None:

@@ -30,6 +30,7 @@ def record(
     """Let a model read a text, and write what its attention did to a file.
 
     Traces are written as they come, so that a long text needs no more memory than reading it does.
+    Whoever else records to that file meanwhile is refused.
     """
     _check(text, max_tokens)
     if isinstance(reader, OwnReader):

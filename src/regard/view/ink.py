@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import RegardError
+from regard.files import replacing
 
 try:
     import matplotlib
@@ -172,14 +173,9 @@ def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> None:
             got=repr(path.name),
             accepted=", ".join(f"a name that ends in {kind}" for kind in FORMATS),
         )
-    try:
-        _write(figure, path, kind, dpi)
-    except OSError as error:
-        raise RegardError(
-            "the picture cannot be written",
-            got=f"{path}: {error.strerror or error}",
-            accepted="a file in a folder that is there",
-        ) from None
+    # A picture that was there before stays until the new one is whole.
+    with replacing(path) as unfinished:
+        _write(figure, unfinished, kind, dpi)
 
 
 def _write(figure: Figure, to: Path | io.BytesIO, kind: str, dpi: int) -> None:

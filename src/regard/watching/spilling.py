@@ -3,13 +3,13 @@
 A safetensors file begins with a list of what is in it, which is not known before the end. So bytes
 go to a folder beside the file, one part for each width of number, and when the watching ends they
 are put together behind their list. If it ends badly the folder is removed, and a file that was
-there before is as it was.
+there before is as it was. If the process is killed the folder stays, until the file is written
+again: only one at a time writes it (see claims.py).
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, overload
 
 from torch import Tensor
 
+from regard.claims import claimed
 from regard.errors import RegardError
 from regard.traces import Trace
 from regard.watching.records import recorded
@@ -80,9 +81,8 @@ class Spill:
     """A trace file that grows while a model is watched."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).resolve()
+        self.path = Path(path).absolute()
         self.state = "they are still being written"
-        self._folder = self.path.with_name(f".{secrets.token_hex(8)}.parts")
         self._parts: dict[int, BinaryIO] = {}
         self._entries: dict[int, list[Entry]] = {width: [] for width in WIDTHS}
         self._checks: dict[str, str] = {}
@@ -101,10 +101,9 @@ class Spill:
         with _explained():
             if self.path.is_dir():
                 raise IsADirectoryError(f"{self.path} is a folder")
-            self._folder.mkdir()
-            self._open.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            folder = self._open.enter_context(claimed(self.path))
             for width in WIDTHS:
-                part = (self._folder / str(width)).open("x+b")
+                part = (folder / str(width)).open("x+b")
                 self._parts[width] = self._open.enter_context(part)
 
     def number(self, path: str) -> int:

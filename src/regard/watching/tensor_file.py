@@ -23,8 +23,9 @@ from weakref import WeakValueDictionary, finalize
 import torch
 from torch import Tensor
 
+from regard.claims import folder_of
 from regard.errors import RegardError
-from regard.files import opened
+from regard.files import is_folder, opened
 
 KINDS = {
     "F64": torch.float64,
@@ -208,6 +209,10 @@ class Source:
                 "there is no such file" if missing else "the file cannot be read",
                 got=f"{path}{reason}",
                 accepted="a file that Seen.save wrote",
+                do=""
+                if not _begun(path)
+                else "it is still being written, or that was broken off: "
+                "then record it again, which removes what was left",
             ) from None
         try:
             self._state = _state(file)
@@ -263,6 +268,11 @@ class Source:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _begun(path: Path) -> bool:
+    """Whether somebody writes a file, or did not come to its end."""
+    return is_folder(folder_of(path))
 
 
 def _state(file: BinaryIO) -> tuple[int, int]:

@@ -15,7 +15,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+
+from regard.files import read_bytes
 
 SOURCES = Path(__file__).with_name("loop")
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared")
@@ -31,17 +34,22 @@ def library() -> ctypes.CDLL:
         raise UnavailableError("the compiled one is built on Linux only")
     command = [*_compiler(), *FLAGS]
     folder, key = _folder(), _key(command)
-    for path in folder.glob(f"tile-{key}-*.so"):
-        # Loading a damaged library can end the process, so its name also tells its contents.
-        if path.name == _name(key, path):
-            return _load(path)
+    for path in sorted(folder.glob(f"tile-{key}-*.so")):
+        # Loading a damaged library can end the process, so its name also tells its contents. What
+        # is no file, or cannot be read, is none of ours.
+        with suppress(OSError):
+            if path.name == _name(key, path):
+                return _load(path)
     return _load(_built(command, folder, key))
 
 
 def _compiler() -> list[str]:
-    asked = os.environ.get("CC")
+    asked = os.environ.get("CC", "").strip()
     for command in [asked] if asked else ["cc", "gcc", "clang"]:
-        program, *options = shlex.split(command)
+        try:
+            program, *options = shlex.split(command)
+        except ValueError as error:
+            raise UnavailableError(f"CC={asked} cannot be read: {error}") from None
         path = shutil.which(program)
         if path is not None:
             return [path, *options]
@@ -51,8 +59,14 @@ def _compiler() -> list[str]:
 
 
 def _folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    folder = Path(base or "~/.cache").expanduser() / "regard"
+    # By its specification a path that is not absolute does not count.
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        folder = (base if base.is_absolute() else Path("~/.cache").expanduser()) / "regard"
+    except RuntimeError:
+        raise UnavailableError("there is no home folder to keep it in") from None
+    if not folder.is_absolute():
+        raise UnavailableError(f"the home folder is no absolute path: {folder}")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = folder.stat()
@@ -66,9 +80,13 @@ def _folder() -> Path:
 
 
 def _key(command: list[str]) -> str:
-    program = Path(command[0]).resolve().stat()
-    what = [*command, program.st_size, program.st_mtime_ns, *_cpu()]
-    what += [path.read_text() for path in sorted(SOURCES.iterdir()) if path.suffix in (".c", ".h")]
+    try:
+        program = Path(command[0]).resolve().stat()
+        what = [*command, program.st_size, program.st_mtime_ns, *_cpu()]
+        sources = sorted(SOURCES.iterdir())
+        what += [path.read_text() for path in sources if path.suffix in (".c", ".h")]
+    except (OSError, RuntimeError) as error:
+        raise UnavailableError(f"what it depends on is not known: {error}") from None
     return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
 
 
@@ -80,7 +98,7 @@ def _cpu() -> list[str]:
 
 
 def _name(key: str, path: Path) -> str:
-    return f"tile-{key}-{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}.so"
+    return f"tile-{key}-{hashlib.sha256(read_bytes(path)).hexdigest()[:16]}.so"
 
 
 def _built(command: list[str], folder: Path, key: str) -> Path:
@@ -95,14 +113,16 @@ def _built(command: list[str], folder: Path, key: str) -> Path:
     try:
         sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
         done = subprocess.run(
-            [*command, "-o", name, *sources, "-lm"], capture_output=True, text=True, timeout=120
-        )
+            [*command, "-o", name, *sources, "-lm"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True, errors="replace", timeout=120,
+        )  # fmt: skip
         if done.returncode:
             said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
             raise UnavailableError(f"the C compiler {command[0]} failed: {said[0]}")
         # Renaming is atomic: other processes see the whole library or none.
         return path.rename(folder / _name(key, path))
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
         raise UnavailableError(f"the C compiler {command[0]} failed: {error}") from None
     finally:
         path.unlink(missing_ok=True)

@@ -1,0 +1,152 @@
+"""Files that take long to write: one writer at a time, and nothing left of those that are ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import regard
+from regard import RegardError, RegardWarning
+from regard.claims import claimed, folder_of
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="asks for Unix's signals")
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from regard.claims import claimed
+with claimed(Path(sys.argv[1])) as folder:
+    (folder / "8").write_bytes(bytes(1 << 20))
+    print("begun", flush=True)
+    time.sleep(60)
+"""
+
+
+def begun(path: Path, program: str = WRITER) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", program, str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
+    return process
+
+
+def ended(process: subprocess.Popen[str], by: int) -> None:
+    process.send_signal(by)
+    process.communicate(timeout=30)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
+
+
+def test_a_second_writer_is_refused_and_a_killed_one_is_followed(tmp_path: Path) -> None:
+    path = tmp_path / "run.regard"
+    process = begun(path)
+    try:
+        with pytest.raises(RegardError, match="somebody else is writing this file"):
+            regard.watch(model(), keep="traces", spill=path).attach()
+        with pytest.raises(RegardError, match=r"there is no such file[\s\S]*was broken off"):
+            regard.load(path)
+    finally:
+        ended(process, signal.SIGKILL)
+    assert os.listdir(tmp_path) == [".run.regard.parts"]
+    net = model()
+    watching = regard.watch(net, keep="traces", spill=path)
+    with pytest.warns(RegardWarning, match=r"broken off before it was whole; the 1\.0 MiB"):
+        watching.attach()
+    net(torch.zeros(1, 3, 16))
+    watching.detach()
+    assert os.listdir(tmp_path) == ["run.regard"]
+    with regard.load(path) as again:
+        assert list(again) == ["self_attn"]
+
+
+def test_one_thread_may_claim_again_and_another_may_not(tmp_path: Path) -> None:
+    path, refused = tmp_path / "x", []
+
+    def other() -> None:
+        try:
+            with claimed(path):
+                pass
+        except RegardError as error:
+            refused.append(error)
+
+    with claimed(path) as folder, claimed(path) as again:
+        assert folder == again == folder_of(path)
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert len(refused) == 1
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter").touch()
+    folder_of(tmp_path / "x").symlink_to(tmp_path / "home")
+    with pytest.raises(RegardError, match="not a folder that regard made"):
+        regard.watch(model(), keep="traces", spill=tmp_path / "x").attach()
+    assert os.listdir(tmp_path / "home") == ["letter"]
+
+
+def test_long_names_can_be_claimed(tmp_path: Path) -> None:
+    with claimed(tmp_path / ("x" * 250)) as folder:
+        assert folder.is_dir()
+
+
+RECORDER = """
+import sys, time
+from types import SimpleNamespace
+from regard import cli
+
+def record(reader, words, out, **how):
+    from regard.claims import folder_of
+    (folder_of(out) / "8").write_bytes(b"half")
+    print("begun", flush=True)
+    time.sleep(60)
+
+cli.load = lambda *args, **how: None
+cli.record_text = record
+cli.app(["record", "--model", "m", "--text", __file__ if 0 else sys.argv[2], "-o", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize("by", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_recording_that_is_ended_leaves_nothing(by: str, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("a word")
+    program = RECORDER.replace("__file__ if 0 else sys.argv[2]", repr(str(tmp_path / "text")))
+    process = begun(tmp_path / "run.regard", program)
+    started = time.monotonic()
+    process.send_signal(getattr(signal, by))
+    _, said = process.communicate(timeout=30)
+    assert time.monotonic() - started < 30
+    assert process.returncode
+    assert os.listdir(tmp_path) == ["text"]
+    if by != "SIGINT":
+        assert f"regard: ended by {by}; nothing was written or replaced" in said
+
+
+def test_two_recordings_of_one_name(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from regard import cli
+
+    (tmp_path / "text").write_text("a word")
+    process = begun(tmp_path / "run.regard")
+    try:
+        words = ["record", "--model", "m", "--text", str(tmp_path / "text")]
+        result = CliRunner().invoke(cli.app, [*words, "-o", str(tmp_path / "run.regard")])
+    finally:
+        ended(process, signal.SIGTERM)
+    assert result.exit_code == 2
+    assert "somebody else is writing this file" in result.output
