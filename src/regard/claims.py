@@ -19,6 +19,7 @@ from pathlib import Path
 
 from regard.errors import RegardError, RegardWarning
 from regard.files import resolved
+from regard.visible import visible
 
 try:
     import fcntl
@@ -99,7 +100,7 @@ def _taken(path: Path) -> int:
         for entry in left:
             entry.unlink()
         warnings.warn(
-            f"the last recording of {path} was broken off before it was whole; the "
+            f"the last recording of {visible(str(path))} was broken off before it was whole; the "
             f"{size / 2**20:.1f} MiB it left are removed",
             RegardWarning,
             stacklevel=5,

@@ -35,6 +35,7 @@ from regard.claims import claimed
 from regard.models.opening import load
 from regard.models.recording import record as record_text
 from regard.view.app import App
+from regard.view.console import PlainConsole
 from regard.view.opening import first_view, why_not
 from regard.view.showing import Look, Subject, Wanted, drawn, look, show
 from regard.view.subjects import Spelling, subject_of, text_of
@@ -212,7 +213,7 @@ def view(
         console.print(Text(f"wrote {path} ({shown(path.stat().st_size)})"))
     if why:
         note = f"shown here, because {why}; --no-browser serves the app all the same"
-        Console(stderr=True, highlight=False).print(Text(note, "dim"))
+        PlainConsole(stderr=True).print(Text(note, "dim"))
     if in_app:
         _serve(subject, wanted, port or 0, console, browser=not no_browser)
 
@@ -383,7 +384,7 @@ def _console() -> Console:
     # A terminal that cannot encode a character shows a question mark, not a traceback.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
-    return Console(highlight=False)
+    return PlainConsole()
 
 
 def _bar() -> Progress:

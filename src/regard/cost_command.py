@@ -16,6 +16,7 @@ from regard.cost.measured import keep, measure
 from regard.cost.printing import table
 from regard.cost.units import counted, sized
 from regard.errors import RegardError
+from regard.visible import visible
 
 
 def cost(
@@ -60,7 +61,7 @@ def cost(
     where = device(on)
     costs = [model(c, context, batch=batch, device=where) for c in found]
     shown = costs[0] if len(costs) == 1 else compare(costs)
-    typer.echo(shown.json() if json else str(shown))
+    typer.echo(shown.json() if json else visible(str(shown)))
     if plot is not None:
         _draw(found, context, batch, where, plot)
 

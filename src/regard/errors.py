@@ -3,6 +3,8 @@ warning."""
 
 from __future__ import annotations
 
+from regard.visible import visible
+
 
 class RegardError(ValueError):
     """A request that cannot be met, explained.
@@ -21,7 +23,8 @@ class RegardError(ValueError):
         for label, text in (("got:", got), ("accepted:", accepted), ("do:", do)):
             if text:
                 lines.append(f"  {label:<9} {text}")
-        super().__init__("\n".join(lines))
+        # What it quotes may be from a file, and is printed on terminals.
+        super().__init__(visible("\n".join(lines)))
 
 
 class RegardWarning(UserWarning):

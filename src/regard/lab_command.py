@@ -16,6 +16,7 @@ from rich.text import Text
 from regard.errors import RegardError
 from regard.files import replacing
 from regard.lab.experiments import NAMES, Result, experiment
+from regard.view.console import PlainConsole
 from regard.watching.memory import shown
 
 
@@ -35,7 +36,7 @@ def lab(
     Each states a claim, tests it, and says whether what came out supports it: in a paragraph here,
     and in a picture, a page and a file of numbers.
     """
-    console = Console(highlight=False)
+    console = PlainConsole()
     if name is None:
         console.print(_listed())
         return

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from regard.cost.parts import Step
 from regard.cost.units import counted, sized, timed
 from regard.display import table_html
+from regard.visible import visible
 
 if TYPE_CHECKING:
     from regard.cost.costs import Cost
@@ -49,7 +50,8 @@ def printed(cost: Cost) -> str:
     head = textwrap.fill(cost.what, WIDTH, subsequent_indent="  ", break_long_words=False)
     body = [_aside(b) if b.words else table(b.rows, rules=b.rules) for b in _blocks(cost)]
     notes = "\n".join(textwrap.fill(note, WIDTH) for note in _notes(cost))
-    return "\n\n".join([head, *body, notes])
+    # A configuration's name is that of a folder.
+    return visible("\n\n".join([head, *body, notes]))
 
 
 def in_html(cost: Cost) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
 
+from regard.visible import shows
+
 # Joiners and variation selectors change how wide a terminal draws the characters beside them.
 SILENT = {"\u200d", "\u200c", *map(chr, range(0xFE00, 0xFE10))}
 # Ends a run that is written from right to left, so that what stands beside it stays there.
@@ -23,7 +25,7 @@ def clean(token: str) -> str:
     ('\\x1b[31mred\\n', 'word', '␣␣', '◌́')
     """
     kept = "".join(s for s in unicodedata.normalize("NFC", token) if s not in SILENT)
-    label = "".join(sign if _shows(sign) else _spelled(sign) for sign in kept)
+    label = "".join(sign if _plain(sign) else _spelled(sign) for sign in kept)
     if label.isspace():
         return "␣" * len(label)
     label = label.removeprefix(" ")
@@ -90,8 +92,8 @@ def held(text: str) -> str:
     return text + LEFT_TO_RIGHT if turns else text
 
 
-def _shows(sign: str) -> bool:
-    return sign == " " or unicodedata.category(sign) not in {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"}
+def _plain(sign: str) -> bool:
+    return sign == " " or (shows(sign) and unicodedata.category(sign) != "Zs")
 
 
 def _spelled(sign: str) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.display import Displayed
 from regard.errors import RegardError
 from regard.traces import Trace
+from regard.visible import visible
 from regard.watching.joint_trace import joined as _joined
 from regard.watching.statistics import Looks, Statistics, Waiting
 
@@ -276,12 +277,12 @@ class Seen(Displayed, Mapping[str, Layer]):
 
 def _line(layer: Layer) -> tuple[str, ...]:
     if not layer.heads or (layer.statistics is None and layer._waiting is None):
-        return layer.path or "(model)", str(layer.calls), str(layer.heads), *"-----"
+        return visible(layer.path) or "(model)", str(layer.calls), str(layer.heads), *"-----"
     sums = layer._sums
     entropy, first = layer.entropy, layer.first
     share = float((sums.empty / sums.rows).mean())
     return (
-        layer.path or "(model)",
+        visible(layer.path) or "(model)",
         str(layer.calls),
         str(layer.heads),
         f"{float(layer.max_logit.max()):.3g}",
