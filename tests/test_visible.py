@@ -68,6 +68,7 @@ def test_hostile_words_are_quoted_in_signs(tmp_path: Path) -> None:
         ("record", "--model", HOSTILE, "--text", tmp_path / HOSTILE, "-o", out),
         ("view", "a word", "--model", HOSTILE, "--terminal"),
         ("cost", "--model", HOSTILE),
+        ("cost", "--model", "a" * 300),
     ):
         result = invoke(*words)
         assert result.exit_code == 2

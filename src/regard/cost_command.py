@@ -16,6 +16,7 @@ from regard.cost.measured import keep, measure
 from regard.cost.printing import table
 from regard.cost.units import counted, sized
 from regard.errors import RegardError
+from regard.files import is_there
 from regard.visible import visible
 
 
@@ -78,7 +79,7 @@ def measure_here() -> str:
 
 
 def _configuration(name: str) -> Configuration:
-    if name.endswith(".json") or os.sep in name or Path(name).exists():
+    if name.endswith(".json") or os.sep in name or is_there(Path(name)):
         return Configuration.from_json(name)
     return preset(name)
 

@@ -58,6 +58,22 @@ def read_json(path: Path, most: int = MOST_TEXT) -> dict[str, Any]:
     return found
 
 
+def expanded(name: str) -> Path:
+    """A path as people write it; ~ of a user whom nobody knows stays as it is."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is anything of that name; False also for what cannot be a path at all."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def is_folder(path: Path) -> bool:
     """Whether there is such a folder; False also for what cannot be a path at all."""
     try:

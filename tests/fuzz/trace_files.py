@@ -15,8 +15,10 @@ import torch
 import regard
 from regard import biases, masks
 from regard.watching import Seen
-from tests.fuzz.mutation import bytes_changed, json_changed
+from tests.fuzz.mutation import NUMBERS, bytes_changed, json_changed
 from tests.fuzz.targets import Target
+
+KINDS = ["bytes", "header", "description", "description", "values", "values", "both", "data"]
 
 
 def written(path: Path) -> None:
@@ -49,6 +51,24 @@ def everything(path: Path) -> str:
     return "\n".join(told)
 
 
+def _values_changed(about: Any, draw: Random) -> Any:
+    """Other numbers for masks, biases and comparisons, and masks put together in another way."""
+    about = json.loads(json.dumps(about))
+    trace = draw.choice(about["layers"])["traces"][0]
+    for name, odd in (("integers", NUMBERS), ("floats", [0.0, -1.0, 1e30, 1e-30])):
+        trace[name] = [draw.choice([n, n, draw.choice(odd)]) for n in trace[name]]
+    match draw.randrange(4):
+        case 0:
+            trace["values"] = json.dumps(json_changed(json.loads(trace["values"]), draw))
+        case 1:
+            trace["integers"] = draw.choices(NUMBERS, k=3)
+            window = '["Window",{"integer":0},{"integer":1},null]'
+            mask = f'["{draw.choice(["And", "Or"])}",{window},["Not",["Causal",{{"integer":2}}]]]'
+            trace["values"] = f'[["Dot",{{"float":0}}],{mask},null,{mask}]'
+            trace["floats"], trace["tensors"] = [0.5], []
+    return about
+
+
 def _apart(raw: bytes) -> tuple[Any, Any, bytes]:
     size = struct.unpack("<Q", raw[:8])[0]
     head = json.loads(raw[8 : 8 + size])
@@ -76,15 +96,16 @@ def prepare(kept: Path) -> Callable[[Random, Path], str]:
 
     def case(draw: Random, folder: Path) -> str:
         path = folder / "x"
-        match kind := draw.choice(
-            ["bytes", "header", "description", "description", "both", "data"]
-        ):
+        match kind := draw.choice(KINDS):
             case "bytes":
                 path.write_bytes(bytes_changed(raw, draw))
             case "header":
                 path.write_bytes(_together(json_changed(head, draw), None, data))
             case "description":
                 path.write_bytes(_together(head, json.dumps(json_changed(about, draw)), data))
+            case "values":
+                changed = json.dumps(_values_changed(about, draw))
+                path.write_bytes(_together(head, changed, data))
             case "both":
                 changed = json.dumps(json_changed(about, draw))
                 path.write_bytes(_together(json_changed(head, draw), changed, data))

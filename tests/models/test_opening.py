@@ -120,8 +120,9 @@ def test_names_that_cannot_be_reached_say_what_to_do(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(RegardError, match="hf download NAME --local-dir FOLDER"):
         models.load("nobody-at-all/no-such-model")
-    with pytest.raises(RegardError, match="there is no such model"):
-        models.load("./none")
+    for name in ("./none", "~nobody-at-all/model", "a" * 5000 + "/b/c", "a\0b"):
+        with pytest.raises(RegardError, match="there is no such model"):
+            models.load(name)
     with pytest.raises(RegardError, match="no such device here"):
         models.load("regard-small", device="abacus")
 

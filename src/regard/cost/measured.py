@@ -17,6 +17,7 @@ import torch
 
 from regard.cost.devices import Device
 from regard.errors import RegardError
+from regard.files import read_json
 
 SIDE = {"cpu": 2048, "cuda": 8192}
 COPIED = {"cpu": 1 << 28, "cuda": 1 << 31}
@@ -69,7 +70,7 @@ def here() -> Device:
     if not path.exists():
         raise RegardError("this machine was not measured yet", do="run: regard doctor --measure")
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         rates = {str(dtype): float(rate) for dtype, rate in found["rates"].items()}
         bandwidth = float(found["bandwidth"])
         memory = None if found["memory"] is None else float(found["memory"])
@@ -124,4 +125,10 @@ def _memory(kind: str) -> float | None:
 
 def _path() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
-    return Path(base or "~/.cache").expanduser() / "regard" / "here.json"
+    try:
+        return Path(base or "~/.cache").expanduser() / "regard" / "here.json"
+    except RuntimeError:
+        raise RegardError(
+            "there is no home folder to keep what is measured in",
+            do="let XDG_CACHE_HOME name a folder that can be written",
+        ) from None

@@ -15,7 +15,7 @@ from torch import nn
 from transformers.utils import logging
 
 from regard.errors import RegardError
-from regard.files import is_folder
+from regard.files import expanded, is_folder, is_there
 from regard.models.devices import chosen_device
 from regard.models.staging import CONFIG, INDEX, WEIGHTS, WORDS, configuration, shards, staged
 
@@ -84,10 +84,10 @@ def load_model(
 
 def _place(name: str) -> Path:
     """The folder of a model: the one that is named, or what was fetched of it from the hub."""
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     if is_folder(folder):
         return folder
-    if not _could_be_a_name(name) or folder.exists():
+    if not _could_be_a_name(name) or is_there(folder):
         raise RegardError(
             "there is no such model",
             got=repr(name),

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from regard.errors import RegardError
-from regard.files import is_folder
+from regard.files import expanded, is_folder
 from regard.models import folder as own
 from regard.models.card import Card
 from regard.models.devices import chosen_device
@@ -30,7 +30,7 @@ def load(name: str, *, dtype: str = "auto", device: str = "auto") -> Reader:
     are never unpickled, and code that comes with a model is never run.
     """
     where = chosen_device(device)
-    place = EMBEDDED / name if name in NAMES else Path(name).expanduser()
+    place = EMBEDDED / name if name in NAMES else expanded(name)
     if name in NAMES and not (place / "model.safetensors").exists():
         raise RegardError(
             f"the weights of {name!r} are not there",

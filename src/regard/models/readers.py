@@ -105,7 +105,8 @@ class OwnReader(Reader):
     ) -> str:
         ids = self.ids(text)
         refuse_long(ids.shape[1] + tokens, self.model.config.longest)
-        told = self.model.continued(ids, tokens, temperature=temperature, seed=seed, stop=MARK)
+        with self.explained():
+            told = self.model.continued(ids, tokens, temperature=temperature, seed=seed, stop=MARK)
         return self.tokenizer.decode(told[0, ids.shape[1] :].tolist())
 
     def _spelled(self, ids: list[int]) -> list[str]:
@@ -204,7 +205,7 @@ class HuggingFaceReader(Reader):
         drawing = {"do_sample": True, "temperature": temperature} if temperature else {
             "do_sample": False, "temperature": None, "top_p": None, "top_k": None
         }  # fmt: skip
-        with torch.random.fork_rng():
+        with self.explained(), torch.random.fork_rng():
             torch.manual_seed(seed)
             told = model.generate(
                 ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, **drawing

@@ -113,8 +113,11 @@ def _is_file(path: Path) -> bool:
 
 def _holds_traces(path: Path) -> bool:
     """Whether a file says, by its name or its first bytes, that it is no text."""
-    with path.open("rb") as file:
-        start = file.read(10)
+    try:
+        with path.open("rb") as file:
+            start = file.read(10)
+    except OSError:
+        start = b""  # Whoever reads the whole says why it cannot be read.
     return path.suffix in (".regard", ".safetensors") or start[8:10] == b'{"'
 
 
