@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import regard
 from regard import RegardError, Trace, biases, masks, scores
 from regard.values import Value
-from regard.watching import Seen, Statistics, tensor_file
+from regard.watching import Seen, Statistics, store, tensor_file
 
 B, H, G, Q, K, D = 2, 4, 2, 5, 6, 4
 
@@ -782,6 +782,21 @@ def test_false_claims_are_refused(claim: str, small: Path, tmp_path: Path) -> No
     assert "do:" in text
     assert len(text) < 1500
     assert path.read_bytes() == before
+
+
+LATER = ["other tensors", "no comparison", "no values", "documents too short"]
+
+
+@pytest.mark.usefixtures("_without_hook")
+@pytest.mark.parametrize("claim", LATER)
+def test_claims_of_calls_past_the_first_kinds_are_refused_when_they_are_read(
+    claim: str, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MANY", 0)
+    path = changed(small, tmp_path / "x", *CLAIMS[claim])
+    with regard.load(path) as seen, pytest.raises(RegardError, match="call 0 of") as error:
+        _ = seen["layers.0"].traces[0]
+    assert f"{path} cannot be read as a trace file" in str(error.value)
 
 
 def test_the_claims_are_false_for_one_reason(small: Path, tmp_path: Path) -> None:

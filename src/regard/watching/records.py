@@ -99,8 +99,9 @@ def check_trace(record: Any, stored: Tensors) -> None:
     for name in (*part, "sink", "seed"):
         if record[name] is not None:
             place = check_place(record[name], stored)
-            full = all(n == 1 or a in place.axes for a, n in enumerate(place.shape))
-            expect(full, f"{name} repeats itself", record[name])
+            if len(place.axes) < len(place.shape):
+                full = all(n == 1 or a in place.axes for a, n in enumerate(place.shape))
+                expect(full, f"{name} repeats itself", record[name])
     for node in record["tensors"]:
         check_place(node, stored)
     whole = all(type(i) is int and abs(i) <= LARGEST for i in record["integers"])
@@ -228,12 +229,23 @@ def check_place(node: Any, stored: Tensors) -> Place:
     match node:
         case [str(name), list(shape), list(axes)] if name in stored:
             shape = check_lengths(shape, name)
-            n = len(shape)
-            known = all(type(a) is int and 0 <= a < n for a in axes)
-            once = known and len(set(axes)) == len(axes)
-            if once and stored[name][1] == [shape[a] for a in axes]:
+            if _known(tuple(axes), len(shape)) and stored[name][1] == [shape[a] for a in axes]:
                 return Place(name, shape, axes)
     raise RegardError(f"no tensor is where one should be: {shown(node)}")
+
+
+def _known(axes: tuple[Any, ...], n: int) -> bool:
+    """Whether these are some of n axes, each once."""
+    try:
+        return _known_before(axes, n, tuple(map(type, axes)))
+    except TypeError:  # what cannot be told apart is no number
+        return False
+
+
+@lru_cache
+def _known_before(axes: tuple[Any, ...], n: int, kinds: tuple[type, ...]) -> bool:
+    whole = all(kind is int for kind in kinds) and all(0 <= a < n for a in axes)
+    return whole and len(set(axes)) == len(axes)
 
 
 def check_lengths(shape: list[Any], name: str) -> list[int]:

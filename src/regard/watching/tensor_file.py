@@ -39,6 +39,7 @@ KINDS = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+WIDTHS = {kind: dtype.itemsize for kind, dtype in KINDS.items()}
 NAMES = {dtype: kind for kind, dtype in KINDS.items()}
 
 Progress = Callable[[int, int], None]
@@ -332,10 +333,12 @@ def _header(file: BinaryIO) -> Header:
 
 def _size(kind: str, shape: list[Any]) -> int:
     """The bytes of a tensor; -1 if there can be no such tensor."""
-    if kind not in KINDS or any(type(n) is not int or n < 0 for n in shape):
-        return -1
-    size: int = KINDS[kind].itemsize * math.prod(shape)
-    return size
+    size = WIDTHS.get(kind, 0)
+    for n in shape:
+        if type(n) is not int or n < 0:
+            return -1
+        size *= n
+    return size if kind in WIDTHS else -1
 
 
 def _steps(shape: list[int]) -> list[int]:
