@@ -306,11 +306,7 @@ def _check_tensors(described: dict[str, Any], source: Source) -> Tensors:
                 stored[name] = kind, check_lengths(shape, name)
             case _:
                 expect(False, f"tensor {shown(name)}", entry)
-    odd = [
-        name
-        for name in stored.keys() | source.stored.keys()
-        if stored.get(name) != source.stored.get(name)
-    ]
+    odd = [] if stored == source.stored else _differing(stored, source.stored)
     expect(not odd, "tensors that are not as described", sorted(odd)[:4])
     for name, (_, shape) in stored.items():
         # A tensor of nothing could claim any length, and cost nothing to write.
@@ -318,6 +314,10 @@ def _check_tensors(described: dict[str, Any], source: Source) -> Tensors:
             claimed = math.prod(n for n in shape if n)
             expect(claimed <= max(FEW, source.size), f"{shown(name)} claims too much", shape)
     return stored
+
+
+def _differing(a: Tensors, b: Tensors) -> list[str]:
+    return [name for name in a.keys() | b.keys() if a.get(name) != b.get(name)]
 
 
 def _check_layer(record: Any, stored: Tensors, imagined: Read, known: set[str]) -> str:
@@ -339,8 +339,7 @@ def _check_layer(record: Any, stored: Tensors, imagined: Read, known: set[str]) 
         try:
             check_trace(trace, stored)
             # Most calls of a model are alike: what was made once with these shapes can be again.
-            shape = _without_names(trace, stored)
-            if shape not in known and len(known) < MANY:
+            if len(known) < MANY and (shape := _without_names(trace, stored)) not in known:
                 restored(trace, imagined)
                 known.add(shape)
         except RegardError as error:

@@ -45,6 +45,7 @@ NAMES = {dtype: kind for kind, dtype in KINDS.items()}
 Progress = Callable[[int, int], None]
 """Told how many bytes are written, of how many."""
 
+DESCRIBED = {"dtype", "shape", "data_offsets"}
 LONGEST_HEADER = 100_000_000
 """Bytes of a header that is read; safetensors reads no longer ones either."""
 MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EINVAL)
@@ -309,24 +310,21 @@ def _header(file: BinaryIO) -> Header:
     stored: dict[str, tuple[str, list[int]]] = {}
     places: dict[str, tuple[int, int]] = {}
     for name, entry in head.items():
-        match entry:
-            case {
-                "dtype": str(kind),
-                "shape": list(shape),
-                "data_offsets": [int(start), int(stop)],
-            }:
-                stored[name] = kind, shape
-                places[name] = start, stop
-                if len(entry) == 3 and stop - start == _size(kind, shape):
+        if isinstance(entry, dict) and entry.keys() == DESCRIBED:
+            kind, shape, at = entry["dtype"], entry["shape"], entry["data_offsets"]
+            lists = isinstance(kind, str) and isinstance(shape, list) and isinstance(at, list)
+            if lists and [type(n) for n in at] == [int, int]:
+                stored[name], places[name] = (kind, shape), (at[0], at[1])
+                if at[1] - at[0] == _size(kind, shape):
                     continue
         raise ValueError(f"tensor {name!r:.80} is not described as one")
-    at = 0
+    end = 0
     for name, (start, stop) in sorted(places.items(), key=lambda place: place[1]):
-        if start != at:
+        if start != end:
             raise ValueError(f"tensor {name!r:.80} does not begin where the one before ends")
-        at = stop
-    if 8 + room + at != size:
-        raise ValueError(f"it has {size} bytes, and its header tells of {8 + room + at}")
+        end = stop
+    if 8 + room + end != size:
+        raise ValueError(f"it has {size} bytes, and its header tells of {8 + room + end}")
     starts = {name: 8 + room + start for name, (start, _) in places.items()}
     return Header(metadata, stored, starts)
 
