@@ -36,7 +36,8 @@ def test_six_by_six_causal():
         assert (weights[:, :, i, i + 1 :] == 0).all()
         assert (weights[:, :, i, : i + 1] > 0).all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 6))
-    assert weights[:, :, 0, 0].tolist() == [[1.0, 1.0]]
+    # exp(logit - lse), each of which was rounded.
+    torch.testing.assert_close(weights[:, :, 0, 0], torch.ones(1, 2))
 
 
 def test_without_looking_every_key_weighs_the_same():

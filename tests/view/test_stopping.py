@@ -103,8 +103,9 @@ def test_an_interrupt_ends_the_app_while_it_reads(running: Running, tmp_path: Pa
 )
 def test_reading_is_stopped_within_a_second(text: str, model: str) -> None:
     on = Desk(Atlas.of(seen(5)))
-    on.read({"text": text, "model": model, "tokens": 0})
-    time.sleep(0.3)
+    # Long enough for quick machines.
+    on.read({"text": 4 * text, "model": model, "tokens": 0})
+    time.sleep(0.05)
     on.work.stop()
     began = time.monotonic()
     on.work.wait(10)

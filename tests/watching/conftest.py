@@ -4,12 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.watching.left_behind import nothing_in_the_process, threads
+from tests.watching.left_behind import nothing_in_the_process
 
 
 @pytest.fixture(autouse=True)
 def _nothing_stays() -> Iterator[None]:
-    before = threads()
     yield
     nothing_in_the_process()
-    assert threads() <= before

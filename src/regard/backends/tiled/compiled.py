@@ -27,6 +27,8 @@ class Call(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("multiply", "q", "k", "v")),
         *((name, _long * 3) for name in ("q_steps", "k_steps", "v_steps")),
+        *((name, _pointer) for name in ("multiply_halves", "q_halves", "k_halves", "v_halves")),
+        *((name, _long * 3) for name in ("q_half_steps", "k_half_steps", "v_half_steps")),
         *((name, _long) for name in ("rows_step", "B", "G", "R", "Q", "K", "D", "E")),
         *((name, _long) for name in ("stacked", "low", "high", "rows", "keys")),
         *((name, _long) for name in ("first_tile", "last_tile")),
@@ -75,7 +77,7 @@ class Loop:
         self.pull_tiles.argtypes = [ctypes.POINTER(Pull), ctypes.c_int]
         for function in (self.absorb_rows, self.fill_rows, self.attend_tiles, self.pull_tiles):
             function.restype = None
-        self.multiply = runtime.multiply
+        self.multiply, self.multiply_halves = runtime.multiply, runtime.multiply_halves
 
     def attend(self, call: Attend, threads: int) -> bool:
         """The forward pass of some row tiles; the call's pointers must stay good until then.
@@ -122,12 +124,14 @@ class Loop:
 
 
 class Runtime(NamedTuple):
-    """Addresses of functions inside PyTorch: OpenMP's, and the matrix product."""
+    """Addresses of functions inside PyTorch: OpenMP's, and the matrix products."""
 
     parallel: int
     number: int
     size: int
     multiply: int | None
+    multiply_halves: int | None
+    """Of bfloat16 matrices, where the CPU multiplies those (AMX): elsewhere it is slower."""
 
     @classmethod
     def of_torch(cls) -> Runtime:
@@ -149,4 +153,6 @@ class Runtime(NamedTuple):
         parallel, number, size = map(address, names)
         if parallel is None or number is None or size is None:
             raise UnavailableError("PyTorch runs on no OpenMP that the compiled one knows")
-        return cls(parallel, number, size, address("sgemm_"))
+        halves = torch.cpu._is_amx_tile_supported()
+        product = address("gemm_bf16bf16f32_") if halves else None
+        return cls(parallel, number, size, address("sgemm_"), product)

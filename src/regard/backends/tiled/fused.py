@@ -154,7 +154,7 @@ class Plan(NamedTuple):
 
 def attend(x: AttentionInputs, loop: Loop, *, statistics: bool) -> Passed | None:
     """The forward pass. None: a hidden value that is not finite may have done harm."""
-    plan = Plan.of(x)
+    plan, halves = Plan.of(x), _in_halves(x, loop)
     B, H, Q = plan[:3]
     out = x.v.new_empty(B, H, Q, plan.E, dtype=torch.float32)
     lse, rest = out.new_empty(B, H, Q), out.new_empty(B, H, Q)
@@ -162,7 +162,7 @@ def attend(x: AttentionInputs, loop: Loop, *, statistics: bool) -> Passed | None
     largest, entropy = out.new_empty(many), out.new_empty(many)
     sink = None if x.sink is None else x.sink.to(out.dtype).contiguous()
     scratch = out.new_empty(plan.scratch)
-    for piece in _pieces(x, plan):
+    for piece in _pieces(x, plan, halves=halves, wide=not halves):
         call = Attend(
             out=piece.address(out),
             lse=piece.address(lse),
@@ -200,8 +200,8 @@ def pull(
     if heat is not None:
         heat, expected = heat.contiguous(), (lse - passed.rows.entropy).contiguous()
     rest, shift = passed.lse_rest.contiguous(), shift.contiguous()
-    scratch = dq.new_empty(plan.threads * plan.rows * (2 * plan.keys + D + E))
-    for piece in _pieces(x, plan):
+    scratch = dq.new_empty(plan.threads * plan.rows * (2 * plan.keys + 2 * D + E))
+    for piece in _pieces(x, plan, halves=_in_halves(x, loop)):
         g = _in_rows(g_out[piece.batch, piece.heads])
         keys = (0, piece.batch, piece.key_heads)
         call = Pull(
@@ -232,8 +232,8 @@ _EVERYTHING = slice(None)
 
 
 class _Piece(NamedTuple):
-    """Some batch entries and heads in float32; with the slab that knows their mask, if it is no
-    band."""
+    """Some batch entries and heads, in float32 or as they were given; with the slab that knows
+    their mask, if it is no band."""
 
     q: Float[Tensor, "b h q d"]
     k: Float[Tensor, "b g k d"]
@@ -242,6 +242,8 @@ class _Piece(NamedTuple):
     heads: slice
     key_heads: slice
     slab: Slab | None
+    halves: tuple[Tensor, Tensor, Tensor] | None
+    """q, k and v in bfloat16, if such matrices are multiplied."""
 
     def address(self, t: Float[Tensor, "b h q *rest"]) -> int:
         """Where this piece begins in a contiguous tensor of rows."""
@@ -249,21 +251,37 @@ class _Piece(NamedTuple):
         return t.data_ptr() + (batch * t.stride(0) + head * t.stride(1)) * t.element_size()
 
 
-def _pieces(x: AttentionInputs, plan: Plan) -> Iterator[_Piece]:
+def _in_halves(x: AttentionInputs, loop: Loop) -> bool:
+    """Whether matrices are multiplied in bfloat16, as they were given."""
+    dtypes = {x.q.dtype, x.k.dtype, x.v.dtype}
+    return loop.multiply_halves is not None and dtypes == {torch.bfloat16}
+
+
+def _pieces(x: AttentionInputs, plan: Plan, *, halves: bool, wide: bool = True) -> Iterator[_Piece]:
+    """Without `wide` nothing is made float32."""
     if plan.band is None:
         for slab in slabs(x, plan.size, is_finite=True):
-            q, k, v = (_in_rows(t) for t in (slab.q.flatten(1, 2), slab.k, slab.v))
-            yield _Piece(q, k, v, slab.batch, slab.heads, slab.key_heads, slab)
+            given = _all_in_rows(slab.x.q, slab.x.k, slab.x.v) if halves else None
+            parts = _all_in_rows(slab.q.flatten(1, 2), slab.k, slab.v) if wide else given
+            assert parts is not None
+            yield _Piece(*parts, slab.batch, slab.heads, slab.key_heads, slab, given)
         return
-    if x.q.dtype == torch.float32:
-        q, k, v = _in_rows(x.q), _in_rows(x.k), _in_rows(x.v)
-        yield _Piece(q, k, v, _EVERYTHING, _EVERYTHING, _EVERYTHING, None)
+    if x.q.dtype == torch.float32 or not wide:
+        parts = _all_in_rows(x.q, x.k, x.v)
+        everything = (_EVERYTHING, _EVERYTHING, _EVERYTHING)
+        yield _Piece(*parts, *everything, None, parts if halves else None)
         return
     for batch, key_heads in spans(x, plan.size):
         heads = slice(key_heads.start * plan.group, key_heads.stop * plan.group)
-        parts = (x.q[batch, heads], x.k[batch, key_heads], x.v[batch, key_heads])
-        q, k, v = (_in_rows(t.to(torch.float32)) for t in parts)
-        yield _Piece(q, k, v, batch, heads, key_heads, None)
+        part = (x.q[batch, heads], x.k[batch, key_heads], x.v[batch, key_heads])
+        given = _all_in_rows(*part) if halves else None
+        parts = _all_in_rows(*(t.to(torch.float32) for t in part))
+        yield _Piece(*parts, batch, heads, key_heads, None, given)
+
+
+def _all_in_rows(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = map(_in_rows, tensors)
+    return q, k, v
 
 
 def _described(
@@ -274,14 +292,15 @@ def _described(
     q, k, v = piece.q, piece.k, piece.v
     low, high = plan.band or (0, 0)
     group = plan.group
-    return {
-        "multiply": loop.multiply,
-        "q": q.data_ptr(),
-        "k": k.data_ptr(),
-        "v": v.data_ptr(),
-        "q_steps": _steps(q),
-        "k_steps": _steps(k),
-        "v_steps": _steps(v),
+    fields: dict[str, Any] = {"multiply": loop.multiply}
+    if piece.halves is not None:
+        fields |= {"multiply_halves": loop.multiply_halves}
+        for name, t in zip("qkv", piece.halves, strict=True):
+            fields |= {f"{name}_halves": t.data_ptr(), f"{name}_half_steps": _steps(t)}
+    if q.dtype == torch.float32:
+        for name, t in zip("qkv", (q, k, v), strict=True):
+            fields |= {name: t.data_ptr(), f"{name}_steps": _steps(t)}
+    return fields | {
         "rows_step": plan.H * plan.Q,
         "B": k.shape[0],
         "G": k.shape[1],

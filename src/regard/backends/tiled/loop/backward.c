@@ -57,6 +57,9 @@ static void pull(backward *w, long b, long h, long index, long hand, float *s)
     float *dq = w->dq + row * c->D;
     gather(&r, c->q, c->q_steps, c->D, c->scale, q);
     gather(&r, w->g, w->g_steps, c->E, 1, g);
+    uint16_t *q_halves = (uint16_t *)(g + c->rows * c->E);
+    if (c->multiply_halves)
+        gather_halves(&r, c->q_halves, c->q_half_steps, c->D, q_halves);
     cut x;
     long i = 0;
     for (; find_cut(c, &r, i, &x); i++) {
@@ -65,7 +68,7 @@ static void pull(backward *w, long b, long h, long index, long hand, float *s)
         const float *v = c->v + b * c->v_steps[0] + r.g * c->v_steps[1] + x.start * v_step;
         float *dk = w->dk + hand * w->dk_step + (key_head * c->K + x.start) * c->D;
         float *dv = w->dv + hand * w->dv_step + (key_head * c->K + x.start) * c->E;
-        logits_of(c, &r, &x, q, s);
+        logits_of(c, &r, &x, c->multiply_halves ? (void *)q_halves : q, s);
         hide_pairs(c, &r, &x, s);
         c->multiply("T", "N", &keys, &r.n, &c->E, &one, v, &v_step, g, &c->E, &none, d, &keys);
         for (long j = 0; j < r.n; j++) {

@@ -10,6 +10,11 @@ typedef void product(const char *, const char *, const long *, const long *, con
                      const float *, const float *, const long *, const float *, const long *,
                      const float *, float *, const long *);
 
+/* The same of bfloat16 numbers, added up in float. */
+typedef void half_product(const char *, const char *, const long *, const long *, const long *,
+                          const float *, const uint16_t *, const long *, const uint16_t *,
+                          const long *, const float *, float *, const long *);
+
 typedef struct {
     long start, stop, first_cut, last_cut;
 } row_tile;
@@ -28,6 +33,9 @@ typedef struct {
     product *multiply;
     const float *q, *k, *v;                  /* [B, G R, Q, D], [B, G, K, D], [B, G, K, E] */
     long q_steps[3], k_steps[3], v_steps[3]; /* strides, all but the last, which is 1 */
+    half_product *multiply_halves;           /* or absent; then so are the next */
+    const uint16_t *q_halves, *k_halves, *v_halves; /* the same in bfloat16, as they came */
+    long q_half_steps[3], k_half_steps[3], v_half_steps[3];
     long rows_step;                          /* rows [.., G R, Q] from one batch entry to the next */
     long B, G, R, Q, K, D, E;
     long stacked;   /* whether a row tile holds the same queries of all R heads of a group */
@@ -82,6 +90,17 @@ static inline void gather(const rows_at *r, const float *from, const long steps[
     }
 }
 
+/* The same of bfloat16 numbers, as they are. */
+static inline void gather_halves(const rows_at *r, const uint16_t *from, const long steps[3],
+                                 long width, uint16_t *into)
+{
+    for (long j = 0; j < r->n; j++)
+        memcpy(into + j * width,
+               from + r->b * steps[0] + (r->h + j / r->span) * steps[1] +
+                   (r->start + j % r->span) * steps[2],
+               width * sizeof *into);
+}
+
 /* The keys of the cut number i of some rows; false when there are no more. */
 static inline int find_cut(const call *c, const rows_at *r, long i, cut *found)
 {
@@ -100,11 +119,19 @@ static inline int find_cut(const call *c, const rows_at *r, long i, cut *found)
     return 1;
 }
 
-/* Scaled before the product, as in every other pass: large logits must round alike in all. */
-static inline void logits_of(const call *c, const rows_at *r, const cut *x, const float *q, float *s)
+/* Scaled before the product, as in every other pass: large logits must round alike in all. (Scaled
+bfloat16 numbers would be rounded; both passes have the same product of those.) */
+static inline void logits_of(const call *c, const rows_at *r, const cut *x, const void *q, float *s)
 {
     const float one = 1, none = 0;
     const long keys = x->stop - x->start, k_step = c->k_steps[2];
+    if (c->multiply_halves) {
+        const long *step = c->k_half_steps;
+        c->multiply_halves("T", "N", &keys, &r->n, &c->D, &c->scale,
+                           c->k_halves + r->b * step[0] + r->g * step[1] + x->start * step[2],
+                           step + 2, q, &c->D, &none, s, &keys);
+        return;
+    }
     const float *k = c->k + r->b * c->k_steps[0] + r->g * c->k_steps[1] + x->start * k_step;
     c->multiply("T", "N", &keys, &r->n, &c->D, &one, k, &k_step, q, &c->D, &none, s, &keys);
 }

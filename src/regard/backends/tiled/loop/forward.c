@@ -58,6 +58,23 @@ static int scale_rows(float *o, long width, float factor)
     return all - all == 0;
 }
 
+/* A query that is not finite has no logits, so it becomes NaN (see walk.py). */
+static void gather_queries(const call *c, const rows_at *r, float *q)
+{
+    const long n = r->n * c->D;
+    if (c->multiply_halves) {
+        uint16_t *halves = (uint16_t *)q;
+        gather_halves(r, c->q_halves, c->q_half_steps, c->D, halves);
+        for (long d = 0; d < n; d++)
+            halves[d] |= (halves[d] & 0x7f80) == 0x7f80 ? 0x40 : 0;
+        return;
+    }
+    gather(r, c->q, c->q_steps, c->D, c->scale, q);
+    /* 0 times infinity is NaN. */
+    for (long d = 0; d < n; d++)
+        q[d] += q[d] * 0;
+}
+
 static void attend(forward *f, long b, long h, long index, float *s)
 {
     call *c = &f->of;
@@ -65,10 +82,7 @@ static void attend(forward *f, long b, long h, long index, float *s)
     const rows_at r = rows_of(c, b, h, index);
     const long row = place_of(c, &r), v_step = c->v_steps[2];
     float *q = s + c->rows * c->keys, *sums = q + c->rows * c->D, *mixed = f->out + row * c->E;
-    gather(&r, c->q, c->q_steps, c->D, c->scale, q);
-    /* 0 times infinity is NaN: a query that is not finite has no logits (see walk.py). */
-    for (long d = 0; d < r.n * c->D; d++)
-        q[d] += q[d] * 0;
+    gather_queries(c, &r, q);
     tile t = {s,    sums, sums + c->rows, f->entropy ? sums + 2 * c->rows : NULL,
               NULL, r.n,  0,              c->E};
     int hides = 0;
@@ -77,14 +91,25 @@ static void attend(forward *f, long b, long h, long index, float *s)
         t.keys = x.stop - x.start;
         logits_of(c, &r, &x, q, s);
         hides |= hide_pairs(c, &r, &x, s);
-        for (long j = 0; j < r.n; j++)
+        for (long j = 0; j < r.n; j++) {
             if (t.energy)
                 absorb_row(&t, j, 1);
             else
                 absorb_row(&t, j, 0);
-        const float *v = c->v + b * c->v_steps[0] + r.g * c->v_steps[1] + x.start * v_step;
-        c->multiply("N", "N", &c->E, &r.n, &t.keys, &one, v, &v_step, s, &t.keys,
-                    t.mixed ? &one : &none, mixed, &c->E);
+            /* Over rows that are done with: it is half as long as they are. */
+            if (c->multiply_halves)
+                narrow(s + j * t.keys, (uint16_t *)s + j * t.keys, t.keys);
+        }
+        const float *before = t.mixed ? &one : &none;
+        if (c->multiply_halves)
+            c->multiply_halves("N", "N", &c->E, &r.n, &t.keys, &one,
+                               c->v_halves + b * c->v_half_steps[0] + r.g * c->v_half_steps[1] +
+                                   x.start * c->v_half_steps[2],
+                               c->v_half_steps + 2, (uint16_t *)s, &t.keys, before, mixed, &c->E);
+        else
+            c->multiply("N", "N", &c->E, &r.n, &t.keys, &one,
+                        c->v + b * c->v_steps[0] + r.g * c->v_steps[1] + x.start * v_step, &v_step,
+                        s, &t.keys, before, mixed, &c->E);
         t.mixed = mixed;
     }
     int finite = 1;

@@ -26,6 +26,8 @@ with -ffast-math: minus infinity, NaN and the order of rounding are meant. */
 #define MANY 4 /* vectors in flight, so that none waits for the one before */
 typedef float floats __attribute__((vector_size(4 * WIDE), aligned(4), may_alias));
 typedef int32_t ints __attribute__((vector_size(4 * WIDE)));
+typedef uint32_t bits __attribute__((vector_size(4 * WIDE), aligned(4), may_alias));
+typedef uint16_t halves __attribute__((vector_size(2 * WIDE), aligned(2), may_alias));
 
 /* The OpenMP runtime that PyTorch runs on, handed over after this is loaded: a second one would
 fight the first for the cores, and nothing says that the linker would find the same one. */
@@ -162,6 +164,23 @@ static inline void absorb_row(const tile *t, long row, int energies)
     t->total[row] = sum;
     if (energies)
         t->energy[row] = heat;
+}
+
+/* Numbers rounded to bfloat16, which may be written over what was read before. A NaN stays one: those
+that come of bfloat16 end in zeros. */
+static inline void narrow(const float *from, uint16_t *into, long n)
+{
+    long k = 0;
+    for (; k + WIDE <= n; k += WIDE) {
+        bits x = *(const bits *)(from + k);
+        *(halves *)(into + k) = __builtin_convertvector((x + 0x7fff + (x >> 16 & 1)) >> 16, halves);
+    }
+    for (; k < n; k++) {
+        uint32_t x;
+        memcpy(&x, from + k, sizeof x);
+        uint16_t y = (x + 0x7fff + (x >> 16 & 1)) >> 16;
+        memcpy(into + k, &y, sizeof y);
+    }
 }
 
 /* A value where pairs are hidden, in a row of numbers. */
