@@ -174,12 +174,13 @@ def _cancelling(q: Tensor, k: Tensor, v: Tensor) -> float:
     return 2 * E * E * n * largest * q.shape[-1] ** -0.5 * torch.finfo(q.dtype).eps
 
 
-def assert_same(got: Named, wanted: Named) -> None:
-    """Equal but for the order of sums."""
+def assert_same(got: Named, wanted: Named, *, rounded: float | None = None) -> None:
+    """Equal but for the order of sums; or for weights that were `rounded` for a product, or not."""
     assert got.keys() == wanted.keys()
+    within = {} if rounded is None else {"rtol": rounded, "atol": rounded}
     for name in got:
         torch.testing.assert_close(
-            got[name], wanted[name], equal_nan=True, msg=lambda m, n=name: n + m
+            got[name], wanted[name], equal_nan=True, msg=lambda m, n=name: n + m, **within
         )
 
 
@@ -305,7 +306,9 @@ def test_poison_in_hidden_keys_and_values_never_leaks(
     for name in ("gradient 1", "gradient 2"):
         assert not clean[name][hidden].any()
         assert not spoiled[name][hidden].any()
-    assert_same(spoiled, clean)
+    # What is spoiled may be computed in float32 where the CPU multiplies bfloat16 as it is.
+    narrow = backend == "tiled" and dtype == torch.bfloat16
+    assert_same(spoiled, clean, rounded=2**-6 if narrow else None)
 
 
 @every_backend
