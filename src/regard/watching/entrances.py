@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -22,6 +22,7 @@ UNFINISHED = object()
 """In the place of the output of a module that failed or was interrupted."""
 
 
+@runtime_checkable
 class Follower(Protocol):
     """Who is told which modules run. Each is told of the end of what it was told the beginning of,
     however that ended, and perhaps twice."""
