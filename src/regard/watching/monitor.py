@@ -14,6 +14,7 @@ from typing import Any, Literal
 from torch import Tensor, distributed, nn
 
 from regard.errors import RegardError, RegardWarning
+from regard.watching.outlets import Outlets
 from regard.watching.qk_clip import Kind, QKClip, patterns
 from regard.watching.reports import Finding, Report
 from regard.watching.rules import RULES, Judge, Rule
@@ -93,15 +94,14 @@ class Monitor:
         self._window = Window()
         self._watch = TrainingWatch(model, patterns(layers), self._troubles)
         self._refuse_clipping()
-        self._writers = writers(to) if self._ranks.first else []
+        self._outlets = Outlets(writers(to) if self._ranks.first else [], self._troubles)
         self._checked = self._closed = False
         self._due = True
         """Whether the step that runs is looked at, on every rank."""
         try:
             self._watch.attach()
         except BaseException:
-            for writer in self._writers:
-                writer.close()
+            self._outlets.drop()
             raise
 
     def step(self, step: int | None = None) -> Report | None:
@@ -131,32 +131,38 @@ class Monitor:
             if not self._due and self._watch.attached:
                 self._watch.detach()
         if report is not None:
-            self._write(report)
+            self._outlets.write(report)
         self._troubles.tell(2)
         if report is not None:
-            self._tell(report)
+            self._tell(report, 2)
         return report
 
     def close(self) -> None:
         """Report what is left, and leave the model as it was."""
+        self._close()
+
+    def _close(self) -> None:
+        """Warnings point at who called `close` or was in the `with`."""
         if self._closed:
             return
-        self._closed = True
-        self._watch.detach()
         report = None
         try:
+            self._let_go()
             if self._window.looks:
                 with self._troubles.during("making a report"):
                     report = self._end_window()
             if report is not None:
-                self._write(report)
+                self._outlets.write(report)
         finally:
-            for writer in self._writers:
-                with self._troubles.during("closing what reports are written to"):
-                    writer.close()
-        self._troubles.tell(2)
+            # Again, because an interrupt may have come in the middle of it.
+            self._closed = True
+            try:
+                self._let_go()
+            finally:
+                self._outlets.close()
+        self._troubles.tell(3)
         if report is not None:
-            self._tell(report)
+            self._tell(report, 3)
 
     def for_huggingface(self) -> Any:
         """A callback for the Trainer of transformers: `Trainer(..., callbacks=[...])`."""
@@ -179,7 +185,7 @@ class Monitor:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        self.close()
+        self._close()
 
     def __repr__(self) -> str:
         return f"{self._state()}\n{self.history[-1]!r}" if self.history else self._state()
@@ -250,12 +256,11 @@ class Monitor:
         self.history[-1] = report
         return report
 
-    def _write(self, report: Report) -> None:
-        for writer in self._writers:
-            with self._troubles.during(f"writing a report ({type(writer).__name__})"):
-                writer.write(report)
+    def _let_go(self) -> None:
+        with self._troubles.during(LOOKING):
+            self._watch.detach()
 
-    def _tell(self, report: Report) -> None:
+    def _tell(self, report: Report, stacklevel: int) -> None:
         """After it is written, so that what ends a run is in its records."""
         if not report.findings:
             return
@@ -264,7 +269,7 @@ class Monitor:
                 self._watch.detach()
                 raise RegardError(str(finding))
             if self._ranks.first:
-                warnings.warn(RegardWarning(str(finding)), stacklevel=3)
+                warnings.warn(RegardWarning(str(finding)), stacklevel=stacklevel + 1)
 
 
 def _check_model(model: Any) -> None:

@@ -22,24 +22,26 @@ class Troubles:
         self._noted: set[str] = set()
 
     @contextmanager
-    def during(self, what: str) -> Iterator[None]:
-        """Errors in here are noted, and what follows goes on."""
+    def during(self, what: str, whose: str = "") -> Iterator[None]:
+        """Errors in here are noted, and what follows goes on. Those of somebody (`whose`) are of
+        one kind if they are of one type: what others say may be new each time."""
         try:
             yield
         except Exception as error:
             if self.raises:
                 raise
-            self.note(what, error)
+            self.note(what, error, whose)
 
-    def note(self, what: str, error: Exception) -> None:
+    def note(self, what: str, error: Exception, whose: str = "") -> None:
         """Keep the words of an error; its frames would keep tensors alive."""
         self.fresh = True
-        words = f"{type(error).__name__}: {error}"
+        name = type(error).__name__
+        words = f"{name}: {_said(error)}"
         if not isinstance(error, RegardError):
             where = traceback.extract_tb(error.__traceback__)[-1]
             words += f"\n  at:       {where.filename}:{where.lineno}, in {where.name}"
         self.remark(
-            f"{what}: {words.partition(chr(10))[0]}",
+            f"{what}: {whose} {name if whose else words.partition(chr(10))[0]}",
             f'the monitor failed while {what}; training goes on (on_error="raise" would end it)\n'
             f"  {words}",
         )
@@ -54,3 +56,10 @@ class Troubles:
         waiting, self._waiting, self.fresh = self._waiting, [], False
         for text in waiting:
             warnings.warn(RegardWarning(text), stacklevel=stacklevel + 1)
+
+
+def _said(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(it does not say what it is)"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from regard.errors import RegardError
+from regard.watching.json_lines import JsonLines
 from regard.watching.reports import Report
+
+__all__ = ["JsonLines", "MLflow", "TensorBoard", "WeightsAndBiases", "Writer", "writers"]
 
 
 @runtime_checkable
@@ -21,50 +24,51 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
-class JsonLines:
-    """A file with one JSON object per window, every number of every head in it. Each line is whole
-    on disk before training goes on; a run that is continued adds to the file."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        try:
-            self._file = self.path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise RegardError(
-                "reports cannot be written there",
-                got=str(error),
-                accepted="a path in a folder that exists and can be written to",
-            ) from None
-
-    def write(self, report: Report) -> None:
-        self._file.write(json.dumps(report.record(), allow_nan=False) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class TensorBoard:
     """Curves per layer in TensorBoard; of every head too with `heads=True`.
 
-    Takes a folder, or a SummaryWriter, which is then left open."""
+    Takes a folder, or a SummaryWriter, which is then left open. In a folder, a window is written
+    before training goes on; after an error the next one begins a new file, since TensorBoard's
+    own writer never writes again."""
 
     def __init__(self, to: Any, *, heads: bool = False) -> None:
-        self.heads, self._own = heads, isinstance(to, (str, os.PathLike))
-        if self._own:
-            _needed("tensorboard")
-            to = importlib.import_module("torch.utils.tensorboard").SummaryWriter(os.fspath(to))
-        self._writer: Any = to
+        self.heads = heads
+        self._folder = os.fspath(to) if isinstance(to, (str, os.PathLike)) else None
+        self._writer: Any = to if self._folder is None else self._opened()
 
     def write(self, report: Report) -> None:
-        for name, value in report.scalars(heads=self.heads).items():
-            self._writer.add_scalar(name, value, report.step)
-        for finding in report.findings:
-            self._writer.add_text(f"attention/{finding.rule}", str(finding), report.step)
+        if self._writer is None:
+            self._writer = self._opened()
+        try:
+            for name, value in report.scalars(heads=self.heads).items():
+                self._writer.add_scalar(name, value, report.step)
+            for finding in report.findings:
+                self._writer.add_text(f"attention/{finding.rule}", str(finding), report.step)
+            if self._folder is not None:
+                # It writes in a thread of its own, and would tell of an error windows later.
+                self._writer.flush()
+        except Exception:
+            self._drop()
+            raise
 
     def close(self) -> None:
-        if self._own:
-            self._writer.close()
+        if self._folder is not None and self._writer is not None:
+            try:
+                self._writer.close()
+            finally:
+                self._drop()
+
+    def _opened(self) -> Any:
+        _needed("tensorboard")
+        return importlib.import_module("torch.utils.tensorboard").SummaryWriter(self._folder)
+
+    def _drop(self) -> None:
+        """End the threads of a writer of our own; its `close` does not if it fails."""
+        if self._folder is not None:
+            writer, self._writer = self._writer, None
+            for each in (writer.all_writers or {}).values():
+                with suppress(Exception):
+                    each.close()
 
 
 class WeightsAndBiases:
@@ -122,7 +126,17 @@ def writers(to: Any) -> list[Writer]:
     if to is None:
         return []
     if isinstance(to, Sequence) and not isinstance(to, str | bytes):
-        return [writer for one in to for writer in writers(one)]
+        found: list[Writer] = []
+        try:
+            for one in to:
+                found += writers(one)
+        except BaseException:
+            for writer in found:
+                if writer not in to:
+                    with suppress(Exception):
+                        writer.close()
+            raise
+        return found
     return [_writer(to)]
 
 
