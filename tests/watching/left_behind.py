@@ -19,13 +19,18 @@ _sdpa, _multi_head = F.scaled_dot_product_attention, F.multi_head_attention_forw
 _flex_code, _flex_defaults = flex_attention.__code__, flex_attention.__defaults__
 
 
-def nothing_in_the_process() -> None:
-    """Asserts that this thread and the process are as if nobody had watched."""
+def nothing_in_the_thread() -> None:
+    """Asserts that this thread is as if nobody had watched in it; others may still."""
     assert _get_current_function_mode_stack() == []
     assert torch._C._is_torch_function_enabled()
     assert watchers._watchers.get() == ()
     assert watcher._HERE.get() == ()
     assert torch_functions._looking.get() is False
+
+
+def nothing_in_the_process() -> None:
+    """Asserts that this thread and the process are as if nobody had watched."""
+    nothing_in_the_thread()
     assert F.scaled_dot_product_attention is _sdpa
     assert F.multi_head_attention_forward is _multi_head
     assert flex_attention.__code__ is _flex_code

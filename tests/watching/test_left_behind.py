@@ -103,12 +103,46 @@ def test_an_interrupt_anywhere_leaves_nothing_on() -> None:
     assert interrupted > len(moments) // 2
 
 
-def _interrupting(moment: int) -> Callable[..., None]:
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("what", ["attach", "detach", "a monitor", "its end"])
+def test_an_interrupt_of_attaching_or_detaching_leaves_nothing_on(what: str) -> None:
+    model, moment, done = Model(), 0, False
+    while not done:
+        moment += 1
+        watch, monitors = regard.watch(model), list[regard.Monitor]()
+        if what == "detach":
+            watch.attach()
+        if what == "its end":
+            monitors.append(regard.Monitor(model, rules=()))
+        work: dict[str, Callable[[], Any]] = {
+            "attach": watch.attach,
+            "detach": watch.detach,
+            "a monitor": lambda found=monitors: found.append(regard.Monitor(model, rules=())),
+            "its end": lambda found=monitors: found[0].close(),
+        }
+        try:
+            sys.setprofile(_interrupting(moment, everywhere=True))
+            work[what]()
+            done = True
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        watch.detach()
+        for monitor in monitors:
+            monitor.close()
+        nothing_in_the_process()
+        nothing_in(model)
+    assert moment > 20
+
+
+def _interrupting(moment: int, *, everywhere: bool = False) -> Callable[..., None]:
     at = 0
 
     def profile(frame: Any, event: str, arg: Any) -> None:
         nonlocal at
-        if event in ("call", "c_return") and "regard" in frame.f_globals.get("__name__", ""):
+        name = frame.f_globals.get("__name__", "")
+        if event in ("call", "c_return") and ("regard" in name or everywhere):
             at += 1
             if at == moment:
                 sys.setprofile(None)
@@ -117,9 +151,13 @@ def _interrupting(moment: int) -> Callable[..., None]:
     return profile
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_real_signal_during_training() -> None:
     model, other = Model(), Model()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
+    # What PyTorch imports when it is first needed.
+    model(X).square().mean().backward()
+    optimiser.zero_grad()
     weights = copy.deepcopy(model.state_dict())
     monitor = regard.Monitor(model, look=1, every=5, qk_clip=1e6, rules=())
     interrupted = 0
@@ -264,8 +302,53 @@ def test_copies_are_not_watched(how: str) -> None:
     assert len(seen_twin) == 2
 
 
+@pytest.mark.parametrize("how", ["deepcopy", "pickle", "bytes", "to_dict", "deepcopy of a config"])
+def test_copies_taken_during_a_run_have_their_own_implementation(how: str) -> None:
+    """As of another thread that saves a model while it is trained on."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+    model = transformers.LlamaModel(config)
+    make: dict[str, Callable[[], Any]] = {
+        "deepcopy": lambda: copy.deepcopy(model).config._attn_implementation,
+        "pickle": lambda: pickle.loads(pickle.dumps(model.config))._attn_implementation,
+        "bytes": lambda: "regard" if b"regard" in pickle.dumps(model.config) else "sdpa",
+        "to_dict": lambda: model.config.to_dict().get("_attn_implementation", "sdpa"),
+        "deepcopy of a config": lambda: copy.deepcopy(model.config)._attn_implementation,
+    }
+    found: list[Any] = []
+    model.layers[0].mlp.register_forward_hook(lambda *_: found.append(make[how]()))
+    with regard.watch(model):
+        model(torch.tensor([[1, 2, 3]]))
+    assert found == ["sdpa"]
+    assert type(model.config._attn_implementation) is str
+
+
 def _their_hook(*_: object) -> None:
     pass
+
+
+def test_copies_taken_while_a_watch_comes_or_goes() -> None:
+    """As of another thread, between any two calls that attaching and detaching make."""
+    model, copies = Attends(), 0
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        nonlocal copies
+        if "regard" in frame.f_globals.get("__name__", ""):
+            sys.setprofile(None)
+            nothing_in(copy.deepcopy(model))
+            copies += 1
+            sys.setprofile(profile)
+
+    watch = regard.watch(model)
+    try:
+        sys.setprofile(profile)
+        watch.attach()
+        watch.detach()
+    finally:
+        sys.setprofile(None)
+    assert copies > 20
 
 
 def test_averaged_weights_while_monitored() -> None:

@@ -45,10 +45,11 @@ class Entrance:
         self.compiled: Callable[..., Any] | None = module._compiled_call_impl
         """What `module.compile()` had put in this place."""
         self.followers: tuple[tuple[Follower, str], ...] = ()
+        # Here first and gone last: another thread may take a copy at any moment.
+        vars(module)[_STATE] = _State(self)
         # The compiler calls the forward of modules past their call, and PyTorch's encoders take
         # their fast path, unless there are hooks.
-        self._hook = module.register_forward_hook(_does_nothing)
-        vars(module)[_STATE] = _State(self)
+        module.register_forward_hook(_does_nothing)
         vars(module)[_REPLICA] = _Replica(self)
         vars(module)[_CALL] = self
 
@@ -76,8 +77,11 @@ class Entrance:
     def close(self) -> None:
         """Leave the module as it was."""
         here = vars(self.module)
-        self._hook.remove()
-        for name, kind in ((_CALL, Entrance), (_STATE, _State), (_REPLICA, _Replica)):
+        # Not by its handle, which an interrupt may have lost.
+        hooks = self.module._forward_hooks
+        for key in [key for key, hook in list(hooks.items()) if hook is _does_nothing]:
+            del hooks[key]
+        for name, kind in ((_CALL, Entrance), (_REPLICA, _Replica), (_STATE, _State)):
             if isinstance(here.get(name), kind):
                 del here[name]
         if self.compiled is not None and _CALL not in here:
@@ -85,7 +89,10 @@ class Entrance:
 
     def without(self, state: dict[str, Any]) -> dict[str, Any]:
         """What a module holds, less what watching put there."""
-        left = {name: held for name, held in state.items() if name not in (_CALL, _STATE, _REPLICA)}
+        # Whole in one call, since another thread may attach or detach meanwhile.
+        left = dict(state)
+        for name in (_CALL, _STATE, _REPLICA):
+            left.pop(name, None)
         for name, held in left.items():
             if hasattr(held, "instead_of"):
                 left[name] = held.instead_of
@@ -93,7 +100,7 @@ class Entrance:
         hooks = left.get("_forward_hooks")
         if hooks:
             left["_forward_hooks"] = type(hooks)(
-                (key, hook) for key, hook in hooks.items() if hook is not _does_nothing
+                (key, hook) for key, hook in list(hooks.items()) if hook is not _does_nothing
             )
         return left
 

@@ -41,6 +41,7 @@ from regard.watching.huggingface_modules import (
     what_helps,
 )
 from regard.watching.recovery import EVERYTHING, Places, recovered
+from regard.watching.switched_name import SwitchedName
 from regard.watching.symbolic import SymbolicMask
 
 __all__ = [
@@ -341,7 +342,7 @@ class Switch:
                 held = _switched.setdefault(key, _Switched(config, _implementation(config), []))
                 held.holders.append(self)
                 # The attribute behind the property: setting that would set every config below.
-                config._attn_implementation_internal = NAME
+                config._attn_implementation_internal = SwitchedName(NAME, held.own)
 
     def off(self) -> None:
         """Back, if it was on: an interrupt may have come while it was turned on."""
