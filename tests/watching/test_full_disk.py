@@ -24,6 +24,7 @@ from regard.watching.reports import Report
 from regard.watching.troubles import Troubles
 from regard.watching.writers import TensorBoard, writers
 from tests.watching.full_disk import full_disk
+from tests.watching.test_left_behind import _interrupting
 from tests.watching.test_monitor import told_of
 from tests.watching.test_rules import report
 from tests.watching.test_watch import X, hooks, model
@@ -321,6 +322,28 @@ def test_a_monitor_whose_closing_is_interrupted_leaves_nothing(
         monitor.close()
     assert hooks(m) == 0
     assert place.closed == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("moment", [1, 2, 3, 5, 8, 13, 21, 34, 55])
+def test_lines_that_wait_are_written_though_closing_is_interrupted(
+    tmp_path: Path, moment: int
+) -> None:
+    monitor = regard.Monitor(model(), every=1, to=tmp_path / "run.jsonl", rules=())
+    with full_disk(10):
+        run(monitor, 3)
+    heard = False
+    outlets = monitor._outlets
+    try:
+        sys.setprofile(_interrupting(moment))
+        outlets.close()
+    except KeyboardInterrupt:
+        heard = True
+    finally:
+        sys.setprofile(None)
+    monitor.close()
+    assert heard or moment > 20
+    assert steps(tmp_path / "run.jsonl") == [1, 2, 3]
 
 
 def _interrupted_once(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -69,12 +69,13 @@ class JsonLines:
             self._catch_up()
             if self._regular():
                 os.fsync(self._file.fileno())
-            self._file.close()
         except OSError as error:
             why = str(error)
-        finally:
-            # A file whose closing failed counts as closed.
+        # Not if Ctrl-C came: what waits can still be written, by closing again.
+        try:
             self._file.close()
+        except OSError as error:
+            why = why or str(error)
         if self.lost:
             raise lost(self.path, self.lost, why)
         if why:

@@ -28,15 +28,27 @@ class Outlet:
             self.missed.pop()
 
     def close(self) -> None:
+        try:
+            self._close()
+        except KeyboardInterrupt:
+            # There is seldom a second one, and lines may be waiting to be written.
+            self._close()
+            raise
+
+    def _close(self) -> None:
         if self._closed:
             return
-        self._closed = True
         if self.missed and not self._catches_up:
             self._troubles.remark(f"lost {id(self)}", str(lost(self._name, self.missed)))
-        with self._troubles.during(
-            f"closing what reports are written to ({self._name})", whose=str(id(self))
-        ):
-            self._writer.close()
+        try:
+            with self._troubles.during(
+                f"closing what reports are written to ({self._name})", whose=str(id(self))
+            ):
+                self._writer.close()
+        except Exception:
+            self._closed = True
+            raise
+        self._closed = True
 
     def drop(self) -> None:
         """Close, and say nothing."""
