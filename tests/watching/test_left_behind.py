@@ -103,6 +103,9 @@ def test_an_interrupt_anywhere_leaves_nothing_on() -> None:
     assert interrupted > len(moments) // 2
 
 
+@pytest.mark.skipif(
+    hasattr(regard.Monitor.step, "__wrapped__"), reason="checked calls have more frames"
+)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("what", ["attach", "detach", "a monitor", "its end"])
 def test_an_interrupt_of_attaching_or_detaching_leaves_nothing_on(what: str) -> None:
