@@ -186,6 +186,25 @@ def test_a_real_signal_during_training() -> None:
     nothing_in(model)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupted_step_is_in_the_report_or_not_in_it() -> None:
+    model, interrupted = Model(), 0
+    for moment in range(1, 70):
+        with regard.Monitor(model, look=1, every=9, rules=(), on_error="raise") as monitor:
+            model(X)
+            try:
+                sys.setprofile(_interrupting(moment))
+                monitor.step()
+            except KeyboardInterrupt:
+                interrupted += 1
+            finally:
+                sys.setprofile(None)
+        for report in monitor.history:
+            assert report.looks == 1
+            assert list(report.layers) == ["layers.0", "layers.1"]
+    assert interrupted > 10
+
+
 def test_threads_see_their_own() -> None:
     """A served model, each request watched in its thread, beside one that does not watch."""
     model, mine = Model(), Model()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -65,27 +65,37 @@ class Ranks:
         return dict(zip(names, each, strict=True))
 
 
+@dataclass(frozen=True)
+class _Sums:
+    looks: int
+    found: Mapping[str, Telemetry]
+    clipped: Mapping[str, Tensor]
+
+
 class Window:
     """Sums since the last report, where the model is."""
 
     def __init__(self) -> None:
-        self.looks = 0
-        self._found: dict[str, Telemetry] = {}
-        self._clipped: dict[str, Tensor] = {}
+        self._sums = _Sums(0, {}, {})
+
+    @property
+    def looks(self) -> int:
+        return self._sums.looks
 
     def add(self, found: Mapping[str, Telemetry], clipped: Mapping[str, Tensor]) -> None:
-        self.looks += 1
+        """All of a step at once, or nothing if it is interrupted."""
+        before = self._sums
+        telemetry, times = dict(before.found), dict(before.clipped)
         for path, new in found.items():
-            self._found[path] = self._found[path] + new if path in self._found else new
-            times = clipped.get(path, torch.zeros_like(new.room))
-            self._clipped[path] = self._clipped[path] + times if path in self._clipped else times
+            telemetry[path] = telemetry[path] + new if path in telemetry else new
+            now = clipped.get(path, torch.zeros_like(new.room))
+            times[path] = times[path] + now if path in times else now
+        self._sums = _Sums(before.looks + 1, telemetry, times)
 
     def heads(self, ranks: Ranks) -> dict[str, Heads]:
         """Of each layer; the only time that the device is waited for."""
-        found = ranks.summed(self._found)
-        rows = {
-            path: torch.cat([t.stacked(), self._clipped[path][None]]) for path, t in found.items()
-        }
+        found, clipped = ranks.summed(self._sums.found), self._sums.clipped
+        rows = {path: torch.cat([t.stacked(), clipped[path][None]]) for path, t in found.items()}
         return {
             path: Heads.of(Telemetry.read(here[:-1]), here[-1])
             for path, here in _on_host(rows).items()
