@@ -7,9 +7,11 @@ import os
 import stat
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from regard.watching.lost_reports import listed
 from regard.watching.outlets import Outlet
 from regard.watching.reports import Report
 from regard.watching.troubles import Troubles
-from regard.watching.writers import TensorBoard, writers
+from regard.watching.writers import MLflow, TensorBoard, WeightsAndBiases, writers
 from tests.watching.full_disk import full_disk
 from tests.watching.test_left_behind import _interrupting
 from tests.watching.test_monitor import told_of
@@ -259,6 +261,31 @@ def test_any_place_is_told_of_once_and_what_it_missed_is_named() -> None:
     assert (first.closed, second.closed) == (1, 1)
 
 
+class Nowhere(SimpleNamespace):
+    """A run of Weights & Biases, MLflow or a SummaryWriter that reaches nobody."""
+
+    def fail(self, *args: Any, **options: Any) -> None:
+        raise ConnectionError(f"cannot reach port {time.monotonic_ns()}")
+
+    log = log_metrics = add_scalar = fail
+
+    def define_metric(self, name: str, step_metric: str) -> None:
+        pass
+
+
+def test_services_that_cannot_be_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", Nowhere())
+    path, heard = tmp_path / "run.jsonl", list[int]()
+    services = [WeightsAndBiases(Nowhere()), MLflow(), TensorBoard(Nowhere()), Nowhere().fail]
+    everywhere = [*services, path, lambda report: heard.append(report.step)]
+    monitor = regard.Monitor(model(), every=1, to=everywhere, rules=())
+    told = run(monitor, 4)
+    names = ["WeightsAndBiases", "MLflow", "TensorBoard", "Function"]
+    assert [name in text for name, text in zip(names, told, strict=True)] == [True] * 4
+    assert steps(path) == heard == [1, 2, 3, 4]
+    told_of(monitor.close, *(rf"reports are lost.*\n.*{name}, steps 1 to 4" for name in names))
+
+
 @pytest.mark.parametrize("on_error", ["warn", "raise"])
 def test_each_is_written_to_and_closed_whatever_the_others_do(on_error: Any) -> None:
     failing, after = [Fails(1, closing=True), Fails(1, closing=True)], Fails()
@@ -368,7 +395,10 @@ def test_tensorboard_goes_on_after_a_full_disk(
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     place = TensorBoard(tmp_path)
     outlet = Outlet(place, Troubles(raises=False))
-    outlet.write(report(1, a={}))
+    outlet.write(report(1, a={}, b={}, c={}))
+    # Before it is closed: a run that is killed keeps it.
+    [file] = tmp_path.iterdir()
+    assert b"attention/c/clipped" in file.read_bytes()
     with full_disk(10):
         outlet.write(report(2, a={}))
         outlet.write(report(3, a={}))
