@@ -13,8 +13,8 @@ from tests.soak import training
 # Where Python cannot raise an interrupt, in the middle of an import, it tells of it and goes on.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_training_with_all_that_may_happen_to_it() -> None:
-    counts = training.run(1.5, seed=7)
-    for what in ("rounds", "steps", "lines", "interrupts heard", "runs watched beside"):
+    counts = training.run(1.0, seed=8)
+    for what in ("steps", "lines", "interrupts heard", "disks full", "runs watched beside"):
         assert counts[what] > 0, what
 
 
