@@ -37,8 +37,9 @@ peers: $(READY)  ## transformers' and PyTorch's own tests with regard in them, a
 fuzz: $(READY)  ## hostile files, folders, requests and words, drawn from a seed; minutes
 	HF_HUB_OFFLINE=1 $(BIN)/python -m tests.fuzz --cases 10000 $(if $(SEED),--seed $(SEED))
 
-soak: $(READY) $(BUNDLE)  ## training and the app with signals, threads, full disks and copies; minutes
-	$(BIN)/python -m tests.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED))
+soak: $(READY) $(BUNDLE)  ## training and the app in interrupts, full disks, threads and copies; minutes
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),5) --seed $(or $(SEED),0) training
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),5) --seed $(or $(SEED),0) app
 
 check: $(READY) $(PACKAGES)  ## style, types and layers
 	$(BIN)/ruff check .
