@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import biases, masks
+from regard import RegardError, biases, masks
 from regard.values import Shape
 
 B, H, G = 2, 4, 2
@@ -165,3 +165,12 @@ def test_slopes_in_half_precision_know_far_places(dtype: torch.dtype) -> None:
     got = bias.at(places[-1:] - 69_999, places)[0, :, 0].double()
     assert not got[0].any()
     assert torch.equal(got[1], -(69_999 - places).double() * 2.0**-12)
+
+
+def test_a_causal_bias_of_pytorch_is_no_bias() -> None:
+    """It is a tensor whose memory nobody wrote to."""
+    from torch.nn.attention.bias import causal_lower_right
+
+    with pytest.raises(RegardError, match=r"CausalBias.*holds no numbers") as error:
+        biases.dense(causal_lower_right(3, 3))
+    assert "masks.from_sdpa" in str(error.value)

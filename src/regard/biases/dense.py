@@ -80,4 +80,11 @@ def dense(tensor: Float[Tensor, "*bh q k"]) -> Bias:
             accepted="a floating-point tensor [Q, K] or [B, H, Q, K] (any axis 1)",
             do="for booleans use masks.keep(t) or masks.ignore(t)",
         )
+    if type(tensor).__module__ == "torch.nn.attention.bias":
+        # It stands for a mask, and its memory holds nothing.
+        raise RegardError(
+            "dense: numbers to add to the logits",
+            got=f"a {type(tensor).__name__}, which says what is hidden and holds no numbers",
+            do="mask=masks.from_sdpa(t)",
+        )
     return Dense(tensor[None, None] if tensor.ndim == 2 else tensor)
