@@ -52,8 +52,8 @@ def test_each_rule_fires_beyond_its_threshold_and_not_at_it(
     kind: type[Rule], bad: dict[str, Any], good: dict[str, Any]
 ) -> None:
     rule = kind(lasting=1)
-    assert set(rule.breaking([report(a={}, b=bad)])) == {("b", 1)}
-    assert rule.breaking([report(a={}, b=good)]) == {}
+    assert set(rule.breaking([report(5000, a={}, b=bad)])) == {("b", 1)}
+    assert rule.breaking([report(5000, a={}, b=good)]) == {}
 
 
 def test_the_rules_in_use() -> None:
@@ -74,7 +74,7 @@ def test_a_dead_head_is_one_that_gives_little_or_sees_nothing() -> None:
 
 
 def test_what_must_last() -> None:
-    rule = UniformHead(lasting=3)
+    rule = UniformHead(lasting=3, after=0)
     flat, once = report(a={"entropy": (0.99, 0.5)}), report(a={"entropy": (0.99, 0.99)})
     assert rule.breaking([flat, flat]) == {}
     assert set(rule.breaking([flat, flat, flat])) == {("a", 0)}
@@ -108,14 +108,45 @@ def test_many_layers_are_one_finding() -> None:
     assert "layers.1 heads 0, 1" in str(finding)
 
 
-def test_a_layer_is_told_again_after_a_while_and_another_at_once() -> None:
-    judge = Judge([EntropyCollapse()], quiet=3)
-    bad = {"entropy": (0.01, 0.5)}
-    told = [
-        [finding.layer for _, finding in judge.findings([report(**layers)])]
-        for layers in ({"a": bad}, {"a": bad}, {"a": bad, "b": bad}, {"a": bad}, {"a": {}})
-    ]
-    assert told == [["a"], [], ["b"], ["a"], []]
+def told_of(judge: Judge, *windows: dict[str, Any]) -> list[list[tuple[str, int]]]:
+    """The heads that are told of, window by window."""
+    found = []
+    for layers in windows:
+        heads: list[tuple[str, int]] = []
+        for _, finding in judge.findings([report(5000, **layers)]):
+            heads.append((finding.layer, finding.head))
+            heads += [(path, head) for path, others in finding.others.items() for head in others]
+        found.append(heads)
+    return found
+
+
+def test_a_head_is_told_of_once_and_another_at_once() -> None:
+    bad, both = {"entropy": (0.01, 0.5)}, {"entropy": (0.01, 0.01)}
+    windows = [{"a": bad}, {"a": bad}, {"a": bad, "b": bad}, {"a": both}, *[{"a": both}] * 50]
+    told = told_of(Judge([EntropyCollapse()], quiet=3), *windows)
+    assert told == [[("a", 0)], [], [("b", 0)], [("a", 1)], *[[]] * 50]
+
+
+def test_a_head_that_was_well_again_is_told_of_again_but_not_too_often() -> None:
+    bad, well = {"a": {"entropy": (0.01, 0.5)}}, {"a": {}}
+    told = told_of(Judge([EntropyCollapse()], quiet=4), bad, well, bad, well, bad, bad)
+    assert told == [[("a", 0)], [], [], [], [("a", 0)], []]
+
+
+def test_a_head_that_is_twice_as_far_gone_is_told_of_again() -> None:
+    windows = [{"a": {"max_logit": (5.0, logit)}} for logit in (150, 190, 199, 201, 260, 290, 302)]
+    told = told_of(Judge([LogitExplosion()], quiet=3), *windows)
+    assert told == [[("a", 1)], [], [], [("a", 1)], [], [], [("a", 1)]]
+
+
+def test_young_models_get_time() -> None:
+    """Every head begins uniform, whatever a window is."""
+    flat = {"entropy": (0.99, 0.99)}
+    assert not UniformHead().breaking([report(step, a=flat) for step in range(1, 1000)])
+    assert UniformHead().breaking([report(step, a=flat) for step in range(1, 1001)])
+    assert not UniformHead(lasting=1, after=200).breaking([report(199, a=flat)])
+    with pytest.raises(RegardError, match="after=-1"):
+        UniformHead(after=-1)
 
 
 def test_a_rule_that_raises_does_so_each_time() -> None:

@@ -36,8 +36,8 @@ class Monitor:
     - `look`: 10, or 1 with `qk_clip`, which needs every step.
     - `to`: a path that ends in .jsonl, a folder for TensorBoard, a SummaryWriter, "wandb" or a run
       of it, "mlflow", a function of a report, or a list of these.
-    - `rules`: from `regard.watching.rules`; a layer that breaks one is told again after `quiet`
-      windows.
+    - `rules`: from `regard.watching.rules`. A head that breaks one is told of once, and again when
+      it was well meanwhile or is twice as far gone; of a layer every `quiet` windows at most.
     - `qk_clip`: a largest logit, or a `QKClip`. Heads that pass it are scaled down after each step.
     - `layers`: paths of modules (`*` matches anything).
     - `group`: the processes that hold the same model, all of them by default, if

@@ -19,10 +19,12 @@ TREND = 4
 class Rule:
     """A number of each head, and the threshold it must not cross for `lasting` windows in a row.
 
-    A rule with `action="raise"` ends the training with an error.
+    Before step `after` it says nothing: young models get time. A rule with `action="raise"` ends
+    the training with an error.
     """
 
     lasting: int = 1
+    after: int = 0
     action: Literal["warn", "raise"] = "warn"
 
     name: ClassVar[str]
@@ -36,6 +38,12 @@ class Rule:
                 f"{self.name}: how long it lasts, and what is done then",
                 got=f"lasting={self.lasting!r}, action={self.action!r}",
                 accepted='1 window or more, "warn" or "raise"',
+            )
+        if not isinstance(self.after, int) or self.after < 0:
+            raise RegardError(
+                f"{self.name}: from which step of training on it counts",
+                got=f"after={self.after!r}",
+                accepted="a whole number, 0 or more",
             )
         for field in fields(self):
             limit = getattr(self, field.name)
@@ -61,7 +69,7 @@ class Rule:
 
     def breaking(self, history: Sequence[Report]) -> dict[tuple[str, int], float]:
         """The heads that break the rule at the end of a history, with how far they do."""
-        if len(history) < self.lasting:
+        if len(history) < self.lasting or history[-1].step < self.after:
             return {}
         windows = [self._beyond(report) for report in history[-self.lasting :]]
         return {
@@ -153,10 +161,11 @@ class EntropyCollapse(_Below):
 @dataclass(frozen=True, kw_only=True)
 class UniformHead(_Above):
     """A head that looks at everything alike, so that it only averages (over-smoothing). Every head
-    begins like that: it is told when it lasts."""
+    begins like that: it is told when it lasts, and not in the first thousand steps."""
 
     above: float = 0.98
     lasting: int = 20
+    after: int = 1000
     name = "uniform head"
     what = "normalised entropy"
     do = (
@@ -217,14 +226,26 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+@dataclass
+class _Told:
+    """What was said of a head."""
+
+    far: float
+    well_again: bool = False
+
+
 class Judge:
-    """Holds a run against rules; a layer that breaks one is told again after `quiet` windows."""
+    """Holds a run against rules. A head that breaks one is told of once; again only when things
+    change, that is after it was well again or when it is twice as far gone. Of one layer a rule
+    speaks every `quiet` windows at most."""
 
     def __init__(self, rules: Iterable[Rule], quiet: int) -> None:
         self.rules, self.quiet = tuple(rules), quiet
         self.memory = max([TREND, *(rule.lasting for rule in self.rules)])
         """How many windows are needed."""
-        self._told: dict[tuple[Rule, str], int] = {}
+        self._told: dict[tuple[Rule, tuple[str, int]], _Told] = {}
+        self._spoke: dict[tuple[Rule, str], int] = {}
+        """The window in which a rule last spoke of a layer."""
         self._windows = 0
 
     def findings(self, history: Sequence[Report]) -> list[tuple[Rule, Finding]]:
@@ -234,13 +255,19 @@ class Judge:
         return [(rule, finding) for rule, finding in found if finding is not None]
 
     def _finding(self, rule: Rule, history: Sequence[Report]) -> Finding | None:
-        breaking = rule.breaking(history)
-        new = {path for path, _ in breaking if rule.action == "raise" or self._is_new(rule, path)}
-        breaking = {head: far for head, far in breaking.items() if head[0] in new}
+        found = rule.breaking(history)
+        for (of, which), told in self._told.items():
+            told.well_again |= of is rule and which not in found
+        breaking = {
+            which: far
+            for which, far in found.items()
+            if rule.action == "raise" or self._is_new(rule, which, far)
+        }
         if not breaking:
             return None
-        for path in new:
-            self._told[rule, path] = self._windows
+        for which, far in breaking.items():
+            self._told[rule, which] = _Told(far)
+            self._spoke[rule, which[0]] = self._windows
         path, head = max(breaking, key=lambda which: breaking[which])
         others: dict[str, tuple[int, ...]] = {}
         for at, other in breaking:
@@ -256,9 +283,12 @@ class Judge:
             others, rule.do,
         )  # fmt: skip
 
-    def _is_new(self, rule: Rule, path: str) -> bool:
-        told = self._told.get((rule, path))
-        return told is None or self._windows - told >= self.quiet
+    def _is_new(self, rule: Rule, which: tuple[str, int], far: float) -> bool:
+        spoke = self._spoke.get((rule, which[0]))
+        if spoke is not None and self._windows - spoke < self.quiet:
+            return False
+        told = self._told.get((rule, which))
+        return told is None or told.well_again or far >= 2 * told.far
 
 
 def _lasted(rule: Rule) -> str:
