@@ -13,6 +13,11 @@ from contextvars import ContextVar
 Check = Callable[[], None]
 """Raises if the work is no longer wanted."""
 
+
+class UnwantedError(Exception):
+    """Work that nobody waits for any more. Whoever explains what goes wrong lets it pass."""
+
+
 _check: ContextVar[Check | None] = ContextVar("regard.stopping", default=None)
 
 

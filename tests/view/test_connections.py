@@ -93,6 +93,7 @@ def test_where_all_wait_for_an_answer_others_are_told_to_come_again() -> None:
     with App(seen(5)) as app:
         asked = head(app, "stop", "Content-Length: 2", "")
         open_ones = app._server.connections
+        assert until(lambda: len(open_ones) == 0)
         open_ones.most = 1
         with dial(app) as line:
             # A body that is to come: the app waits, but has heard what is asked.

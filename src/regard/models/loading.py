@@ -18,6 +18,7 @@ from regard.errors import RegardError
 from regard.files import expanded, is_folder, is_there
 from regard.models.devices import chosen_device
 from regard.models.staging import CONFIG, INDEX, WEIGHTS, WORDS, configuration, shards, staged
+from regard.stopping import UnwantedError
 
 DTYPES = {
     "float32": torch.float32,
@@ -183,7 +184,7 @@ def _explained(name: str) -> Iterator[dict[str, str]]:
     as_named: dict[str, str] = {}
     try:
         yield as_named
-    except RegardError:
+    except (RegardError, UnwantedError):
         raise
     # A folder that says odd things makes transformers fail in every way there is.
     except Exception as error:

@@ -15,6 +15,7 @@ from regard.models.card import Card
 from regard.models.causal import CausalModel, refuse_long
 from regard.models.tokenizer import MARK, MARK_TEXT, Tokenizer
 from regard.models.translator import TranslatorModel
+from regard.stopping import UnwantedError
 from regard.watching import Seen, watch
 from regard.watching.reading import spelled
 from regard.watching.watcher import Keep
@@ -63,7 +64,7 @@ class Reader:
         """Around a run: sizes and weights that fit each other may still not fit a text."""
         try:
             yield
-        except RegardError:
+        except (RegardError, UnwantedError):
             raise
         except Exception as error:
             said = next(iter(str(error).splitlines()), "")

@@ -16,8 +16,8 @@ class PlainConsole(Console):
     r"""Prints no character that a terminal obeys, wherever a text is from; colours are its own.
 
     >>> from rich.text import Text
-    >>> PlainConsole(width=40).print(Text("a \x1b]0;name\x07 of a model"))
-    a \x1b]0;name\x07 of a model
+    >>> PlainConsole(width=40).print(Text("a \x1b]0;name of a model"))
+    a \x1b]0;name of a model
     """
 
     def __init__(self, **how: Any) -> None:

@@ -31,6 +31,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.stopping import UnwantedError
 from regard.view.cores import one_core
 from regard.view.maps import Map
 from regard.view.raw import raw
@@ -49,7 +50,7 @@ RANGE = math.log(1e6)
 Go = Callable[[float], bool]
 
 
-class CancelledError(Exception):
+class CancelledError(UnwantedError):
     """The one who asked no longer wants the answer."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from regard.errors import RegardError
-from regard.stopping import stoppable
+from regard.stopping import UnwantedError, stoppable
 
 logger = logging.getLogger(__name__)
 
@@ -17,7 +17,7 @@ Tell = Callable[[str, int, int], None]
 `StoppedError` if the work is no longer wanted."""
 
 
-class StoppedError(Exception):
+class StoppedError(UnwantedError):
     """Nobody waits for the work any more."""
 
 
