@@ -24,7 +24,7 @@ def main() -> None:
     if asked.what == "training":
         tell(run(60 * asked.minutes, asked.seed, tell))
     else:
-        tell(run(60 * asked.minutes))
+        run(60 * asked.minutes)
     print("nothing was left behind")
 
 
