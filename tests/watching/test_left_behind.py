@@ -287,6 +287,19 @@ def test_attached_it_sees_every_thread() -> None:
     assert seen["layers.0"].calls == 2
 
 
+def test_attached_runs_at_once_are_seen_whole_or_not_at_all() -> None:
+    model = Model()
+    watch = regard.watch(model)
+    seen = watch.attach()
+    with torch.no_grad(), ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: model(X), range(200)))
+        expected = model(X)
+    watch.detach()
+    assert all(torch.allclose(out, expected, atol=1e-6) for out in found)
+    assert 1 <= seen["layers.0"].calls == seen["layers.1"].calls <= 201
+    nothing_in(model)
+
+
 @pytest.mark.parametrize("how", ["deepcopy", "copy", "pickle", "torch.save"])
 def test_copies_are_not_watched(how: str) -> None:
     model = Model().eval()

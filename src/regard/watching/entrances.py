@@ -27,7 +27,7 @@ class Follower(Protocol):
     """Who is told which modules run. Each is told of the end of what it was told the beginning of,
     however that ended, and perhaps twice."""
 
-    def depth(self) -> int | None:
+    def depth(self) -> int:
         """How many modules are running around the one that is about to."""
 
     def enter(
@@ -71,7 +71,7 @@ class Entrance:
                 raise
 
     @uncompiled
-    def _following(self) -> list[tuple[Follower, str, int | None]]:
+    def _following(self) -> list[tuple[Follower, str, int]]:
         return [(who, path, who.depth()) for who, path in self.followers]
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ def compiled_in_place(module: nn.Module) -> bool:
 
 @uncompiled
 def _enter(
-    following: list[tuple[Follower, str, int | None]],
+    following: list[tuple[Follower, str, int]],
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -187,11 +187,10 @@ def _enter(
 
 
 @uncompiled
-def _leave(following: list[tuple[Follower, str, int | None]], output: Any) -> None:
+def _leave(following: list[tuple[Follower, str, int]], output: Any) -> None:
     # In the order they came: what the first one still shows, the others see.
     for who, path, depth in following:
-        if depth is not None:
-            who.leave(path, depth, output)
+        who.leave(path, depth, output)
 
 
 def _does_nothing(*_: object) -> None:

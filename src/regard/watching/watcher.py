@@ -57,6 +57,8 @@ class Watch:
         self._thread: int | None = None
         """Where they run. A watch follows one run of its model at a time."""
         self._claiming = threading.Lock()
+        self._aside: dict[int, int] = {}
+        """How many modules run in threads whose runs are not followed: no part of those is."""
         self._runs = self._runs_elsewhere = 0
         self._looking = False
         self._gaps = Gaps(model, self.layers, lambda: self._running[-1])
@@ -161,18 +163,18 @@ class Watch:
     def _wanted(self, path: str) -> bool:
         return matches(path, self.layers)
 
-    def depth(self) -> int | None:
-        """How many modules are running here; None while another thread runs the model."""
-        if self._thread in (None, threading.get_ident()):
-            return len(self._running)
-        return None
+    def depth(self) -> int:
+        """How many modules are running in this thread."""
+        here = threading.get_ident()
+        return len(self._running) if self._thread == here else self._aside.get(here, 0)
 
     def enter(
         self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """A module begins to run."""
-        again = _runs_again()
-        if self._thread != threading.get_ident() and not self._claim(again):
+        again, here = _runs_again(), threading.get_ident()
+        if self._thread != here and (here in self._aside or not self._claim(again)):
+            self._aside[here] = self._aside.get(here, 0) + 1
             return
         first = not self._running
         self._running.append(path)
@@ -209,6 +211,10 @@ class Watch:
     def leave(self, path: str, depth: int, output: Any) -> None:
         """A module has run, or failed, or was interrupted."""
         if self._thread != threading.get_ident():
+            if depth:
+                self._aside[threading.get_ident()] = depth
+            else:
+                self._aside.pop(threading.get_ident(), None)
             return
         try:
             nested = self._fast_path.leave(path)
@@ -294,11 +300,14 @@ class Watch:
         if self._switch is not None:
             self._switch.off()
         self._running.clear()
-        self._thread = None
-        if active is not None:
-            self._waiting.settle()
-            if self._spill is not None:
-                self._spill.forget_shared()
+        try:
+            # While no other thread's run is followed, which would add to it.
+            if active is not None:
+                self._waiting.settle()
+                if self._spill is not None:
+                    self._spill.forget_shared()
+        finally:
+            self._thread = None
 
 
 _HERE: ContextVar[tuple[Watch, ...]] = ContextVar("here", default=())
