@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import RegardError, biases, masks, scores
+from regard import RegardError, biases, dispatch, masks, scores
 from regard.dispatch import BACKENDS
 from tests.test_traces import Largest
 
@@ -75,8 +75,9 @@ PICKS: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The backends that really run, in order."""
+    """The backends that really run, in order; none is known from earlier calls."""
     names: list[str] = []
+    monkeypatch.setattr(dispatch, "_KNOWN", {})
     for name, backend in BACKENDS.items():
         for method in ("attend", "observe"):
             run = getattr(backend, method)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -90,6 +91,13 @@ class AttentionInputs:
             bias=None if self.bias is None else self.bias.map_tensors(change),
             sink=None if self.sink is None else change(self.sink),
         )
+
+    def beside_tensors(self) -> tuple[Any, ...]:
+        """All but q, k and v, in order: with others it makes a call of the same kind."""
+        return (
+            self.comparison, self.mask, self.bias, self.softcap, self.sink, self.dropout, self.seed,
+            self.rank, self.lead,
+        )  # fmt: skip
 
     def select(self, batch: Pick, heads: Pick, key_heads: Pick) -> AttentionInputs:
         """The part of the call that concerns some batch entries and heads."""

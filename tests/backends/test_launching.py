@@ -1,110 +1,221 @@
-"""Launches that are remembered: with what Triton compiled for the same arguments, and no other."""
+"""Launches: compiled for what changes a kernel's code and for nothing else, and with every
+parameter in its place."""
 
 from __future__ import annotations
 
+import struct
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("triton")
 
 import triton.language as tl
 
 from regard.backends.triton import launching
-from regard.backends.triton.launching import Launched
+from regard.backends.triton.binaries import MAP, layout
+from regard.backends.triton.cuda_driver import Parameter
+from regard.backends.triton.launching import Launched, One, recorded, together
 
 
 class Two(NamedTuple):
     ptr: Any
-    stride: Any
-
-
-class Compiled:
-    """What Triton gives back from a launch: it can be launched itself."""
-
-    def __init__(self) -> None:
-        self.launches: list[tuple[Any, ...]] = []
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *args: self.launches.append((grid, *args))
+    row: Any
 
 
 class Kernel:
-    """A kernel that counts how often Triton is asked."""
+    """A kernel that remembers for what Triton compiled it."""
 
     def __init__(self) -> None:
-        self.asked: list[Compiled] = []
+        self.compiled: list[tuple[Any, ...]] = []
 
     @staticmethod
     def fn(pair: Any, scale: Any, n: Any, SIDE: Any, FLAG: Any) -> None: ...
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def launch(*args: Any, **constants: Any) -> Compiled:
-            self.asked.append(Compiled())
-            return self.asked[-1]
+    def warmup(self, *arguments: Any, grid: Any, **constants: Any) -> int:
+        self.compiled.append(arguments)
+        return len(self.compiled)
 
-        return launch
+
+class Loaded:
+    """A kernel on a card, and what it is launched with."""
+
+    def __init__(self, compiled: int, launches: list[tuple[Any, ...]]) -> None:
+        self.compiled, self.launches = compiled, launches
+
+    def __call__(self, grid: Any, values: list[Any], arguments: tuple[Any, ...]) -> None:
+        self.launches.append((self.compiled, grid, values))
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """All that is launched: which kernel, on which grid, with which parameters."""
+    found: list[tuple[Any, ...]] = []
+
+    def loaded(compiled: int, names: tuple[str, ...], one: One) -> Loaded:
+        return Loaded(compiled, found)
+
+    class NoDevice:
+        def __init__(self, device: int) -> None: ...
+        def __enter__(self) -> None: ...
+        def __exit__(self, *how: object) -> None: ...
+
+    monkeypatch.setattr(launching, "_loaded", loaded)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    return Kernel()
+    monkeypatch.setattr(torch.cuda, "device", NoDevice)
+    return found
 
 
 def launch(
-    launched: Launched, t: torch.Tensor, stride: Any = 16, scale: float = 0.5, n: Any = 7,
+    launched: Launched, t: Tensor, row: Any = 16, scale: float = 0.5, n: Any = 7,
     flag: bool = False,
 ) -> None:  # fmt: skip
-    launched[3, 2](Two(t, stride), scale, n, FLAG=flag, SIDE=64, num_warps=4)
+    launched[3, 2](Two(t, row), scale, n, FLAG=flag, SIDE=64, num_warps=4)
 
 
-def test_the_same_again_goes_past_triton_with_every_argument_in_its_place(kernel: Kernel) -> None:
-    launched, t, u = Launched(kernel), torch.zeros(4), torch.ones(4)
-    launch(launched, t)
-    launch(launched, u, scale=0.25)
-    (compiled,) = kernel.asked
-    assert compiled.launches == [((3, 2, 1), Two(u, 16), 0.25, 7, 64, False)]
+def test_all_a_kernel_takes_comes_in_order(launches: list[tuple[Any, ...]]) -> None:
+    t = torch.zeros(4)
+    launch(Launched(Kernel()), t, n=1, scale=0.25)
+    assert launches == [(1, (3, 2, 1), [t.data_ptr(), 16, 0.25, 1])]
 
 
 @pytest.mark.parametrize(
     "other",
-    [
-        {"stride": 17},
-        {"stride": 1},
-        {"stride": None},
-        {"n": 8},
-        {"n": tl.constexpr(7)},
-        {"flag": True},
-        {"t": torch.zeros(4, dtype=torch.float16)},
-        {"t": torch.zeros(5)[1:]},
-    ],
+    [{"n": 8}, {"n": 1}, {"n": 16}, {"n": -5}, {"row": 32}, {"row": 0}, {"scale": 2.0},
+     {"t": torch.ones(9)}],
     ids=str,
-)
-def test_what_triton_may_compile_for_is_asked_anew(kernel: Kernel, other: dict[str, Any]) -> None:
+)  # fmt: skip
+def test_no_number_compiles_anew(launches: list[tuple[Any, ...]], other: dict[str, Any]) -> None:
+    kernel = Kernel()
     launched = Launched(kernel)
     launch(launched, torch.zeros(4))
     launch(launched, **({"t": torch.zeros(4)} | other))
-    assert len(kernel.asked) == 2
-    assert not kernel.asked[0].launches
+    assert len(kernel.compiled) == 1
+    assert [one[0] for one in launches] == [1, 1]
+    pair, _, n = kernel.compiled[0]
+    assert (pair.row, n) == (16, 7)
 
 
-def test_another_card_has_its_own(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "other",
+    [{"row": 17}, {"row": 1}, {"row": None}, {"row": 1 << 40}, {"n": 1 << 40},
+     {"n": tl.constexpr(7)}, {"flag": True}, {"t": torch.zeros(4, dtype=torch.float16)},
+     {"t": torch.zeros(5)[1:]}],
+    ids=str,
+)  # fmt: skip
+def test_what_changes_the_code_does(launches: list[tuple[Any, ...]], other: dict[str, Any]) -> None:
+    kernel = Kernel()
+    launched = Launched(kernel)
+    launch(launched, torch.zeros(4))
+    launch(launched, **({"t": torch.zeros(4)} | other))
+    assert len(kernel.compiled) == 2
+    assert [one[0] for one in launches] == [1, 2]
+
+
+def test_a_long_number_stays_long_for_the_compiler(launches: list[tuple[Any, ...]]) -> None:
+    kernel = Kernel()
+    launch(Launched(kernel), torch.zeros(4), row=1 << 40, n=(1 << 40) + 1)
+    ((pair, _, n),) = kernel.compiled
+    assert pair.row > 2**31
+    assert pair.row % 16 == 0
+    assert n > 2**31
+    assert n % 16
+
+
+def test_another_card_has_its_own(
+    launches: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = Kernel()
     launched = Launched(kernel)
     launch(launched, torch.zeros(4))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     launch(launched, torch.zeros(4))
-    assert len(kernel.asked) == 2
+    assert len(kernel.compiled) == 2
 
 
-def test_no_more_is_remembered_than_there_is_room(
-    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+def test_kernels_are_launched_in_order_once_all_are_compiled(
+    launches: list[tuple[Any, ...]],
 ) -> None:
-    monkeypatch.setattr(launching, "ROOM", 2)
-    launched = Launched(kernel)
-    for n in (2, 3, 4, 2):
-        launch(launched, torch.zeros(4), n=n)
-    assert len(kernel.asked) == 4
-    launch(launched, torch.zeros(4), n=2)
-    assert len(kernel.asked) == 4
+    one, two = Launched(Kernel()), Launched(Kernel())
+    launch(two, torch.zeros(4))
+    launches.clear()
+    with together():
+        launch(one, torch.zeros(4), n=1)
+        # It is compiled, but comes after one that is not.
+        launch(two, torch.zeros(4), n=2)
+        assert launches == []
+    assert [values[-1] for _, _, values in launches] == [1, 2]
+
+
+def test_what_fails_to_compile_says_so_and_launches_nothing(
+    launches: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ValueError("no such instruction")
+
+    kernel = Kernel()
+    monkeypatch.setattr(kernel, "warmup", broken)
+    with pytest.raises(ValueError, match="no such instruction"), together():
+        launch(Launched(kernel), torch.zeros(4))
+    assert launches == []
+    launch(Launched(Kernel()), torch.zeros(4))
+    assert len(launches) == 1
+
+
+def test_launches_are_recorded_where_that_is_asked_for(launches: list[tuple[Any, ...]]) -> None:
+    launched = Launched(Kernel())
+    with recorded() as found:
+        launch(launched, torch.zeros(4))
+    launch(launched, torch.zeros(4))
+    assert [one.grid for _, one in found] == [(3, 2, 1)]
+
+
+def test_a_long_compilation_is_told_of(
+    launches: list[tuple[Any, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Late(Future[int]):
+        def result(self, timeout: float | None = None) -> int:
+            import time
+
+            time.sleep(0.2)
+            return 1
+
+    class Compilers:
+        def submit(self, *_: Any) -> Late:
+            return Late()
+
+    monkeypatch.setattr(launching, "SLOW", 0.05)
+    monkeypatch.setattr(launching, "_compilers", Compilers)
+    launch(Launched(Kernel()), torch.zeros(4))
+    assert "compiling the kernel fn" in caplog.text
+
+
+def test_parameters_are_written_where_the_binary_has_them() -> None:
+    given = [Parameter(0, 8), Parameter(8, 4), Parameter(64, 128), Parameter(192, 4),
+             Parameter(200, 8), Parameter(208, 8)]  # fmt: skip
+    form = layout(["*", "i32", MAP, "fp32"], given)
+    assert form is not None
+    written = form.pack(5, -7, b"m" * 128, 0.5)
+    assert len(written) == 216
+    assert written[:12] == struct.pack("<Qi", 5, -7)
+    assert written[64:192] == b"m" * 128
+    assert written[192:196] == struct.pack("<f", 0.5)
+    assert written[196:] == bytes(20)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[Parameter(0, 8)],
+     [Parameter(0, 8), Parameter(8, 8)],
+     [Parameter(0, 8), Parameter(8, 4), Parameter(16, 4)],
+     [Parameter(0, 8), Parameter(4, 4)],
+     [Parameter(0, 8), Parameter(8, 4), *(Parameter(16 + 8 * i, 8) for i in range(3))]],
+    ids=["too few", "another size", "more that is no address", "one in another", "too many"],
+)  # fmt: skip
+def test_a_binary_that_takes_something_else_is_refused(given: list[Parameter]) -> None:
+    assert layout(["*", "i32"], given) is None

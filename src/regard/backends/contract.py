@@ -7,6 +7,7 @@ into by any second pass.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
@@ -24,6 +25,10 @@ class Rows(NamedTuple):
     lse: Float[Tensor, "b h q"]
     max_logit: Float[Tensor, "b h q"]
     entropy: Float[Tensor, "b h q"]
+
+
+Repeated = Callable[[Tensor, Tensor, Tensor], Rows | Tensor]
+"""A call of a known kind: from q, k and v to what was asked for, the rows or the output alone."""
 
 
 class Work(NamedTuple):
@@ -67,6 +72,22 @@ class Backend(Protocol):
     def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         """What running the call takes."""
         ...
+
+    def repeated(self, inputs: AttentionInputs, *, statistics: bool) -> Repeated:
+        """How calls of the same kind as this one, with other q, k and v, are run. Their masks hold
+        no tensors, and they have no bias, sink or dropout."""
+        ...
+
+
+def run_again(backend: Backend, inputs: AttentionInputs, *, statistics: bool) -> Repeated:
+    """The plain way to repeat a call: the same inputs but for q, k and v."""
+    rest = inputs.beside_tensors()
+    run = backend.observe if statistics else backend.attend
+
+    def again(q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
+        return run(AttentionInputs(q, k, v, *rest))
+
+    return again
 
 
 @runtime_checkable

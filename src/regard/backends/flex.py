@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.backends.contract import Rows, Work
+from regard.backends.contract import Repeated, Rows, Work, run_again
 from regard.backends.poison import all_finite, finite, poison
 from regard.biases.alibi import Alibi
 from regard.biases.bias import Bias
@@ -76,6 +76,9 @@ class Flex:
 
     def observe(self, inputs: AttentionInputs) -> Rows:
         raise RegardError("flex reports no entropy", do="let regard.trace choose the backend")
+
+    def repeated(self, inputs: AttentionInputs, *, statistics: bool) -> Repeated:
+        return run_again(self, inputs, statistics=statistics)
 
     def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         rows, keys = (-(-n // TILE) for n in inputs.shape[2:])

@@ -8,7 +8,7 @@ functions.py."""
 
 # No deferred annotations here: torch.library reads the types to make the operators' schemas.
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -31,11 +31,23 @@ class Run(Protocol):
     def __call__(self, x: AttentionInputs, *, statistics: bool) -> Rows: ...
 
 
+Attended = Callable[[Tensor, Tensor, Tensor], tuple[Rows, Tensor]]
+"""A forward pass of q, k and v, with what the backward pass wants back."""
+
+
+class Operators(NamedTuple):
+    """A backend's passes, for everybody who may ask for them."""
+
+    run: Run
+    learning: Callable[[Attended, AttentionInputs], Rows]
+    """A plain call that learns nothing but q, k and v, whose forward pass is done as given."""
+
+
 def register(
     passes: Passes,
     empty_kept: Callable[[Tensor], Tensor],
     empty_out: Callable[[Tensor, Tensor], Tensor],
-) -> Run:
+) -> Operators:
     """Make operators regard::{name}, regard::{name}_backward and regard::{name}_tangent.
 
     `empty_kept` gives, from an lse, an empty tensor like the one that the forward pass keeps, and
@@ -266,11 +278,11 @@ def register(
 
         @staticmethod
         def forward(
-            ctx: Any, x: AttentionInputs, statistics: bool, q: Tensor, k: Tensor, v: Tensor
+            ctx: Any, attended: Attended, rest: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor
         ) -> tuple[Tensor, ...]:
-            rows, keeps = passes.forward(x, statistics=statistics)
+            rows, keeps = attended(q, k, v)
             ctx.save_for_backward(rows.out, rows.lse, keeps, rows.entropy, q, k, v)
-            ctx.rest = (x.comparison, x.mask, x.bias, x.softcap, x.sink, x.dropout, x.seed)
+            ctx.rest = rest
             ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(rows.max_logit)
             return tuple(rows)
@@ -306,8 +318,11 @@ def register(
         if not learned:
             return passes.forward(x, statistics=statistics)[0]
         if all(t is x.q or t is x.k or t is x.v for t in learned):
-            return Rows(*Direct.apply(x, statistics, x.q, x.k, x.v))  # type: ignore[no-untyped-call]
+            return learning(lambda *_: passes.forward(x, statistics=statistics), x)
         return transforming(x, statistics)
+
+    def learning(attended: Attended, x: AttentionInputs) -> Rows:
+        return Rows(*Direct.apply(attended, x.beside_tensors(), x.q, x.k, x.v))  # type: ignore[no-untyped-call]
 
     def observed(x: AttentionInputs, statistics: bool) -> Rows:
         (out, lse, largest, entropy), _ = attend(x, statistics=statistics)
@@ -319,7 +334,7 @@ def register(
         *rows, _ = Attend.apply(seen, call, statistics, *tensors)  # type: ignore[no-untyped-call]
         return Rows(*rows)
 
-    return run
+    return Operators(run, learning)
 
 
 def _refuse_forward_mode(name: str) -> None:

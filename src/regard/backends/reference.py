@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.backends.contract import Pool, Rows, Top, Work
+from regard.backends.contract import Pool, Repeated, Rows, Top, Work, run_again
 from regard.backends.dropping import kept
 from regard.backends.exactness import as_found, widened
 from regard.backends.poison import finite, poison
@@ -53,6 +53,9 @@ class Reference:
         out = _mix(inputs, p[..., : s.shape[-1]])
         largest = s.detach().amax(-1) if s.shape[-1] else torch.full_like(lse[..., 0], -math.inf)
         return Rows(out.to(inputs.v.dtype), lse.squeeze(-1), largest, entropy.squeeze(-1))
+
+    def repeated(self, inputs: AttentionInputs, *, statistics: bool) -> Repeated:
+        return run_again(self, inputs, statistics=statistics)
 
     def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         B, H, Q, K = inputs.shape

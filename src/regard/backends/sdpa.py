@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.backends.contract import Rows, Work
+from regard.backends.contract import Repeated, Rows, Work, run_again
 from regard.backends.poison import all_finite, finite, poison
 from regard.biases.dense import Dense
 from regard.cost.counting import dense_pairs, visited_pairs
@@ -79,6 +79,9 @@ class Sdpa:
 
     def observe(self, inputs: AttentionInputs) -> Rows:
         raise RegardError("sdpa keeps no row statistics", do="let regard.trace choose the backend")
+
+    def repeated(self, inputs: AttentionInputs, *, statistics: bool) -> Repeated:
+        return run_again(self, inputs, statistics=statistics)
 
     def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         mask = None if _causal(inputs) else _written(inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.backends.contract import Rows, Work
+from regard.backends.contract import Repeated, Rows, Work, run_again
 from regard.backends.tiled.fused import Plan, fusing, outruns_pytorch
 from regard.backends.tiled.inner_loop import described
 from regard.backends.tiled.operators import run
@@ -29,6 +29,9 @@ class Tiled:
 
     def observe(self, inputs: AttentionInputs) -> Rows:
         return run(inputs, statistics=True)
+
+    def repeated(self, inputs: AttentionInputs, *, statistics: bool) -> Repeated:
+        return run_again(self, inputs, statistics=statistics)
 
     def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         if fusing(inputs) is not None:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.backends.contract import Rows, Work
+from regard.backends.contract import Repeated, Rows, Work
 from regard.biases.dense import Dense
 from regard.biases.pairwise import BoundPairwise
 from regard.biases.relative import Relative
@@ -46,6 +46,11 @@ class Triton:
         from regard.backends.triton.operators import run
 
         return run(inputs, statistics=True)
+
+    def repeated(self, inputs: AttentionInputs, *, statistics: bool) -> Repeated:
+        from regard.backends.triton.operators import repeated
+
+        return repeated(inputs, statistics=statistics)
 
     def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         if not INSTALLED:

@@ -10,7 +10,7 @@ packed into one tile and the keys split over programs, whose sums a second kerne
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,12 +29,16 @@ from regard.backends.triton.arguments import (
 )
 from regard.backends.triton.forward_kernels import Parts, Written, forward_tiles, mend, merge
 from regard.backends.triton.hopper.forward import run_on_hopper
+from regard.backends.triton.launching import together
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import MANY
-from regard.backends.triton.rules import ALL
+from regard.backends.triton.rules import ALL, TILES, Rule
 from regard.backends.triton.tuning import Forward, forward_settings
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
+
+_SMALL = 64
+"""Queries and keys of a tile that is mended: such tiles compile in a third of the time."""
 
 
 def forward(x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]:
@@ -49,62 +53,114 @@ def forward(x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]:
     return run(x, forward_settings(x, statistics=statistics), statistics=statistics)
 
 
+class Memory(NamedTuple):
+    """What a forward pass writes to."""
+
+    out: Tensor
+    lse: Tensor
+    norm: Tensor
+    largest: Tensor
+    entropy: Tensor
+    marks: Tensor | None
+    """A flag for each tile of queries; on Hopper behind a count of the tiles that are taken."""
+    mixed: Tensor | None
+    sums: Tensor | None
+
+
 def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Tensor]:
     """The forward pass with given settings."""
+    found = cudnn.forward(x) if how.cudnn else None
+    rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=False)
+    to = memory_for(x, how, rule, statistics=statistics, found=found)
+    launch(x, how, rule, to, statistics=statistics)
+    return Rows(to.out, to.lse, to.largest, to.entropy), to.norm
+
+
+def memory_for(
+    x: AttentionInputs,
+    how: Forward,
+    rule: Rule,
+    *,
+    statistics: bool,
+    found: tuple[Tensor, Tensor] | None = None,
+) -> Memory:
+    """Fresh memory for a pass, or where cuDNN has attended, what it found and the rest."""
+    B, H, Q, _ = x.shape
+    if found is None:
+        out, lse = empty_out(x.q, x.v), x.q.new_empty(B, H, Q, dtype=torch.float32)
+    else:
+        out, lse = found
+    largest, entropy = (torch.empty_like(lse) if statistics else lse.new_empty(0) for _ in range(2))
+    marks = mixed = sums = None
+    flags = _programs(x, how) * _tiles(x, how)
+    if how.hopper:
+        # Tensors start at multiples of 16 bytes, and so do the flags behind the count. (Where
+        # nothing can leak they are not read: one kernel serves both.)
+        marks = torch.zeros(4 + flags, dtype=torch.int32, device=x.q.device)
+    elif may_leak(how, rule) and not how.cudnn:
+        marks = torch.empty(flags, dtype=torch.int8, device=x.q.device)
+    if how.splits > 1:
+        mixed = lse.new_empty(how.splits, B, H, Q, x.v.shape[-1])
+        sums = lse.new_empty(3, how.splits, B, H, Q)
+    return Memory(out, lse, lse.new_empty(2, B, H, Q), largest, entropy, marks, mixed, sums)
+
+
+def may_leak(how: Forward, rule: Rule) -> bool:
+    """Whether a hidden NaN may reach other rows, to be mended."""
+    return how.splits == 1 and (rule.kind is not ALL or rule.limits is not None)
+
+
+def _tiles(x: AttentionInputs, how: Forward) -> int:
+    return tiles_of(x.shape.Q * (x.group if how.packed else 1), how.rows)
+
+
+def _programs(x: AttentionInputs, how: Forward) -> int:
+    return x.shape.B * (x.k.shape[1] if how.packed else x.shape.H)
+
+
+def launch(x: AttentionInputs, how: Forward, rule: Rule, to: Memory, *, statistics: bool) -> None:
+    """Write a forward pass to memory, by one kernel or several."""
     B, H, Q, _ = x.shape
     D, E = x.q.shape[-1], x.v.shape[-1]
     n = sizes(x)
-    if how.cudnn:
-        out, lse = cudnn.forward(x)
-    else:
-        out, lse = empty_out(x.q, x.v), x.q.new_empty(B, H, Q, dtype=torch.float32)
-    norm = lse.new_empty(2, B, H, Q)
-    largest, entropy = (torch.empty_like(lse) if statistics else lse.new_empty(0) for _ in range(2))
-    q, k, v = sheet(x.q), sheet(x.k), sheet(x.v)
-    described = how.described and describable(x.k) and describable(x.v)
-    ks: Any = _described(x.k, how.keys, wide(D)) if described else k
-    vs: Any = _described(x.v, how.keys, wide(E)) if described else v
-    to = Written(lse, largest, entropy, norm)
-    rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=False)
-    tiles = tiles_of(Q * (x.group if how.packed else 1), how.rows)
-    programs = B * (x.k.shape[1] if how.packed else H)
-    parts = Parts(None, None)
-    if how.splits > 1:
-        parts = Parts(lse.new_empty(how.splits, B, H, Q, E), lse.new_empty(3, how.splits, B, H, Q))
-    may_leak = how.splits == 1 and (rule.kind is not ALL or rule.limits is not None)
-    flags = taken = None
-    if how.hopper:
-        # How many tiles are taken, and behind 16 bytes, where tensors start, a flag for each tile.
-        marks = 4 + may_leak * programs * tiles
-        taken = torch.zeros(marks, dtype=torch.int32, device=x.q.device)
-        flags = taken[4:] if may_leak else None
-    elif may_leak and not how.cudnn:
-        flags = torch.empty(programs * tiles, dtype=torch.int8, device=x.q.device)
-    to_out = sheet(out)
-    rest = (to_out, to, parts, flags, rule, added(x), x.sink, dropping(x), score(x))
+    tiles, programs = _tiles(x, how), _programs(x, how)
+    q, k, v, out = sheet(x.q), sheet(x.k), sheet(x.v), sheet(to.out)
+    written = Written(to.lse, to.largest, to.entropy, to.norm)
+    parts = Parts(to.mixed, to.sums)
+    leaks = may_leak(how, rule)
+    flags = to.marks[4:] if how.hopper and to.marks is not None else to.marks
+    rest = (out, written, parts, flags, rule, added(x), x.sink, dropping(x), score(x), n)
     constants: dict[str, Any] = {
-        "D": D, "E": E, "BD": wide(D), "BE": wide(E), "BM": how.rows, "BN": how.keys,
-        "STATISTICS": statistics, "PACKED": how.packed, "SPLITS": how.splits,
-        "PRECISION": how.precision,
+        "D": D, "E": E, "BD": wide(D), "BE": wide(E), "STATISTICS": statistics,
+        "PACKED": how.packed, "PRECISION": how.precision,
     }  # fmt: skip
-    if taken is not None:
-        items = tiles * programs
-        run_on_hopper(x, to_out, to, taken, flags, rule, items, how, statistics=statistics)
-    elif not how.cudnn:
-        forward_tiles[(tiles, programs, how.splits)](
-            q, ks, vs, *rest, n, **constants, DESCRIBED=described,
-            STAGES=how.stages, num_warps=how.warps, num_stages=how.stages, maxnreg=how.registers,
-        )  # fmt: skip
-    if may_leak:
-        mend[(tiles_of(tiles, MANY), programs, 1)](
-            q, k, v, *rest, n, tiles, **constants, MANY=MANY, num_warps=8, num_stages=1
-        )
-    if how.splits > 1:
-        merge[(B * H * Q,)](
-            to_out, to, parts, x.sink, n, B * H * Q, E=E, BE=wide(E), SPLITS=how.splits,
-            STATISTICS=statistics,
-        )  # fmt: skip
-    return Rows(out, lse, largest, entropy), norm
+    described = how.described and describable(x.k) and describable(x.v)
+    with together():
+        if how.hopper:
+            assert to.marks is not None
+            items = tiles * programs
+            run_on_hopper(x, out, written, to.marks, flags, rule, items, how, statistics=statistics)
+        elif not how.cudnn:
+            forward_tiles[(tiles, programs, how.splits)](
+                q,
+                _described(x.k, how.keys, wide(D)) if described else k,
+                _described(x.v, how.keys, wide(E)) if described else v,
+                *rest, **constants, BM=how.rows, BN=how.keys, SPLIT=how.splits > 1,
+                DESCRIBED=described, STAGES=how.stages, num_warps=how.warps, num_stages=how.stages,
+                maxnreg=how.registers,
+            )  # fmt: skip
+        if leaks:
+            small = rule.kind is not TILES and how.rows > _SMALL
+            rows, keys = (_SMALL, _SMALL) if small else (how.rows, how.keys)
+            mend[(tiles_of(tiles, MANY), programs, 1)](
+                q, k, v, *rest, tiles, **constants, BM=rows, BN=keys, MANY=MANY,
+                SHARES=how.rows // rows, num_warps=4 if small else 8, num_stages=1,
+            )  # fmt: skip
+        if how.splits > 1:
+            merge[(B * H * Q,)](
+                out, written, parts, x.sink, n, B * H * Q, how.splits, E=E, BE=wide(E),
+                MOST=16 if how.splits <= 16 else 64, STATISTICS=statistics,
+            )  # fmt: skip
 
 
 def empty_out(q: Tensor, v: Tensor) -> Tensor:

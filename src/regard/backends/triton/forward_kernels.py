@@ -53,6 +53,9 @@ class Parts(NamedTuple):
 def _finished(largest, total, energy, sink):
     """What the sums of some rows come to: the factor for the output, lse, largest logit, entropy,
     shift and sum. The sink is one more term; without one it is minus infinity."""
+    # Logits beyond 10⁹ are further from their rounded maximum than exp2 reaches. Such a row is NaN
+    # and not one that saw nothing.
+    total = tl.where((total == 0) & (largest > LEAST), float("nan"), total)
     shift = tl.maximum(largest, sink)
     shrink = tl.exp2(largest - shift)
     # Exactly 0 where it is: a sink in units of log 2 is rounded, but not in a fused subtraction.
@@ -127,7 +130,7 @@ def _attend(
     tile, tiles, q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring, n,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STATISTICS: tl.constexpr, PACKED: tl.constexpr,
-    SPLITS: tl.constexpr, CAREFUL: tl.constexpr, DESCRIBED: tl.constexpr,
+    SPLIT: tl.constexpr, CAREFUL: tl.constexpr, DESCRIBED: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries against its keys.
@@ -136,7 +139,9 @@ def _attend(
     with NaN in its output is flagged. Split keys are walked with that care at once: there memory
     is the limit, not arithmetic.
     """
-    split = tl.program_id(2)
+    split, splits = 0, 1
+    if SPLIT:
+        split, splits = tl.program_id(2), tl.num_programs(2)
     row = tile * BM + tl.arange(0, BM)
     if PACKED:
         b = tl.program_id(1) // (n.heads // n.group)
@@ -170,7 +175,7 @@ def _attend(
     # A scale above 0 keeps order, so it can be applied together with the shift.
     plain: tl.constexpr = scoring.positive and not scoring.capped and bias.kind == NO_BIAS
     factor = scoring.scale * LOG2E if plain else 1.0
-    for i in tl.range(full * split // SPLITS, full * (split + 1) // SPLITS, num_stages=STAGES):
+    for i in tl.range(full * split // splits, full * (split + 1) // splits, num_stages=STAGES):
         key = full_at(rule, path, i, BN)
         if DESCRIBED:
             ks = k.load([b, g, key, 0]).reshape(BN, BD)
@@ -186,7 +191,7 @@ def _attend(
             s, factor, vs, mixed, largest, total, energy, drop, b, heads, places, columns,
             STATISTICS, bias.kind == DENSE, PRECISION,
         )  # fmt: skip
-    for i in tl.range(part * split // SPLITS, part * (split + 1) // SPLITS, num_stages=STAGES):
+    for i in tl.range(part * split // splits, part * (split + 1) // splits, num_stages=STAGES):
         key, table = part_at(rule, path, i, BN)
         if DESCRIBED:
             ks = k.load([b, g, key, 0]).reshape(BN, BD)
@@ -199,7 +204,7 @@ def _attend(
         if not plain:
             s, _ = logits_of(s, scoring, bias, b, heads, places, columns, n)
         s = only_allowed(s, rule, places, columns, limit, table, BM, BN)
-        if CAREFUL or SPLITS > 1:
+        if CAREFUL or SPLIT:
             seen = allowed(rule, places, columns, limit, table, BM, BN)
             bad += _spoiled(seen, vs, PRECISION)
             vs = finite_only(vs)
@@ -212,13 +217,13 @@ def _attend(
     rows = (tl.num_programs(1) // (n.heads // n.group if PACKED else n.heads)).to(tl.int64)
     rows = rows * n.heads * n.queries
     store = inside[:, None] & (wide_e < E)[None, :]
-    if SPLITS > 1:
+    if SPLIT:
         mine = split * rows + at
         tl.store(parts.mixed + mine[:, None] * E + wide_e[None, :], mixed + bad, mask=store)
         tl.store(parts.sums + mine, largest, mask=inside)
-        tl.store(parts.sums + SPLITS * rows + mine, total, mask=inside)
+        tl.store(parts.sums + splits * rows + mine, total, mask=inside)
         if STATISTICS:
-            tl.store(parts.sums + 2 * SPLITS * rows + mine, energy, mask=inside)
+            tl.store(parts.sums + 2 * splits * rows + mine, energy, mask=inside)
     else:
         lone = tl.full((BM,), float("-inf"), tl.float32)
         if sink is not None:
@@ -245,13 +250,13 @@ def forward_tiles(
     q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring, n,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STATISTICS: tl.constexpr, PACKED: tl.constexpr,
-    SPLITS: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    SPLIT: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     # Under a band later tiles have more keys: they start first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     _attend(
         tile, tl.num_programs(0), q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring,
-        n, D, E, BD, BE, BM, BN, STATISTICS, PACKED, SPLITS, False, DESCRIBED, PRECISION, STAGES,
+        n, D, E, BD, BE, BM, BN, STATISTICS, PACKED, SPLIT, False, DESCRIBED, PRECISION, STAGES,
     )  # fmt: skip
 
 
@@ -261,46 +266,48 @@ def mend(
     q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring, n, tiles,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STATISTICS: tl.constexpr, PACKED: tl.constexpr,
-    SPLITS: tl.constexpr, PRECISION: tl.constexpr, MANY: tl.constexpr,
+    PRECISION: tl.constexpr, MANY: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """Of so MANY tiles, those that a hidden NaN may have spoilt, again and with care."""
+    """Of so MANY tiles, those that a hidden NaN may have spoilt, again and with care: each in so
+    many SHARES, since smaller tiles compile sooner and this hardly ever runs."""
     first = tl.program_id(0) * MANY
     b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
     if spoilt(flags, out, n, b, h, first, tiles, E, BE, MANY):
-        for tile in range(first, tl.minimum(first + MANY, tiles)):
-            if flagged(flags, tiles, tile):
+        for share in range(first * SHARES, tl.minimum(first + MANY, tiles) * SHARES):
+            if flagged(flags, tiles, share // SHARES):
                 _attend(
-                    tile, tiles, q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring,
-                    n, D, E, BD, BE, BM, BN, STATISTICS, PACKED, SPLITS, True, False, PRECISION, 1,
+                    share, tiles, q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring,
+                    n, D, E, BD, BE, BM, BN, STATISTICS, PACKED, False, True, False, PRECISION, 1,
                 )  # fmt: skip
 
 
 @launched
 @triton.jit
 def merge(
-    out, to, parts, sink, n, rows,
-    E: tl.constexpr, BE: tl.constexpr, SPLITS: tl.constexpr, STATISTICS: tl.constexpr,
+    out, to, parts, sink, n, rows, splits,
+    E: tl.constexpr, BE: tl.constexpr, MOST: tl.constexpr, STATISTICS: tl.constexpr,
 ):  # fmt: skip
-    """The sums of all splits of one row, merged."""
+    """The sums of all splits of one row, MOST at most, merged."""
     at = tl.program_id(0).to(tl.int64)
     h = (at // n.queries) % n.heads
     b = at // n.queries // n.heads
     place = at % n.queries
-    split, wide_e = tl.arange(0, SPLITS), tl.arange(0, BE)
+    split, wide_e = tl.arange(0, MOST), tl.arange(0, BE)
     mine = split * rows + at
-    largest = tl.load(parts.sums + mine)
-    total = tl.load(parts.sums + SPLITS * rows + mine)
+    there = split < splits
+    largest = tl.load(parts.sums + mine, mask=there, other=LEAST)
+    total = tl.load(parts.sums + splits * rows + mine, mask=there, other=0.0)
     highest = tl.max(largest, 0)
     moved = largest - highest
     shrink = tl.exp2(moved)
     energy = total
     if STATISTICS:
-        energy = tl.load(parts.sums + 2 * SPLITS * rows + mine)
+        energy = tl.load(parts.sums + 2 * splits * rows + mine, mask=there, other=0.0)
         energy = tl.sum(shrink * (energy + total * moved), 0)
     else:
         energy = tl.sum(energy, 0)
     total = tl.sum(total * shrink, 0)
-    keep = (wide_e < E)[None, :] & (split >= 0)[:, None]
+    keep = (wide_e < E)[None, :] & there[:, None]
     mixed = tl.load(parts.mixed + mine[:, None] * E + wide_e[None, :], mask=keep, other=0.0)
     # A split that saw nothing has weight 0, also beside NaN.
     mixed = tl.sum(tl.where(shrink[:, None] == 0, 0.0, mixed * shrink[:, None]), 0)

@@ -1,26 +1,41 @@
-"""Launching a kernel again, past Triton's look at every argument.
+"""Launching kernels, past Triton's look at every argument.
 
-Before each launch Triton asks of every number whether it is 1 or divides by 16, and finds what it
-compiled for these answers. For our kernels, with some fifty numbers each, that takes longer than a
-short call takes the card. A launch with numbers that were there before, and tensors of the same
-types and alignments, goes straight to what Triton chose then.
+Triton compiles a kernel anew for every number that is 1 or divides by 16, and before each launch
+asks so of all of them. Here a kernel is compiled for what changes its code: types, what it is told
+as constants, and how strides and addresses are aligned. Lengths, heads, windows and the like are
+told to the compiler as numbers that say nothing, so that no other length compiles anything.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache, partial
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
+from regard.backends.triton import cuda_driver
+from regard.backends.triton.binaries import Loaded, load, taken_from
+from regard.backends.triton.cuda_driver import Grid
 from regard.backends.triton.pairs import INTERPRETED
 
-ROOM = 4096
-"""Kinds of launches that are remembered of one kernel."""
+STRIDES = frozenset(("batch", "head", "row", "query", "key"))
+"""Fields of what kernels take that say how far numbers are apart. Of these the compiler is told
+whether they are 1 or divide by 16, so that it reads many numbers at once."""
+_SAYS_NOTHING, _DIVIDES = 7, 16
+_LONG = 1 << 40
+_INT32 = range(-(1 << 31), 1 << 31)
+
+SLOW = 1.0
+"""Seconds after which it is said that a kernel is being compiled."""
 
 
 class Launched:
@@ -28,48 +43,228 @@ class Launched:
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self._names = tuple(inspect.signature(kernel.fn).parameters)
-        self._known: dict[Any, tuple[Any, list[Any]]] = {}
+        self.names = tuple(inspect.signature(kernel.fn).parameters)
+        self._known: dict[Any, Directly | ByTriton] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        key = (torch.cuda.current_device(), _traits(arguments), tuple(constants.items()))
+        device = torch.cuda.current_device()
+        traits: list[Any] = [device]
+        values: list[Any] = []
+        _read(arguments, traits, values)
+        key = (*traits, *constants.items())
         known = self._known.get(key)
-        if known is not None:
-            compiled, rest = known
-            compiled[(*grid, 1, 1)[:3]](*arguments, *rest)
-            return
-        # To multiply and add in one step is quicker and more accurate. Triton 3.10 must be asked.
-        compiled = self.kernel[grid](*arguments, **constants, enable_fp_fusion=True)
-        if len(self._known) >= ROOM:
-            self._known.clear()
-        rest = [constants[name] for name in self._names[len(arguments) :]]
-        self._known[key] = compiled, rest
+        awaited = None
+        if known is None:
+            awaited = _compilers().submit(self._compiled, device, arguments, constants)
+        across, down, deep = (*grid, 1, 1)[:3]
+        one = One(self, key, (across, down, deep), values, arguments, constants, awaited)
+        if _here.pending is None:
+            self.finish(one)
+        elif known is None or _here.pending:
+            _here.pending.append(one)
+        else:
+            self.finish(one)
+
+    def finish(self, one: One) -> None:
+        """Launch, once the kernel is compiled."""
+        known = self._known.get(one.key)
+        if known is None:
+            assert one.awaited is not None
+            with _said(self.kernel.fn.__name__):
+                compiled = one.awaited.result()
+            known = self._known[one.key] = _loaded(compiled, self.names, one)
+        known(one.grid, one.values, one.arguments)
+        if _here.recorded is not None:
+            _here.recorded.append((known, one))
+
+    def _compiled(self, device: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> Any:
+        with torch.cuda.device(device):
+            # To multiply and add in one step is quicker and more accurate. Triton 3.10 must be
+            # asked.
+            return self.kernel.warmup(
+                *map(_neutral, arguments), **constants, grid=(1,), enable_fp_fusion=True
+            )
+
+
+class One(NamedTuple):
+    """One launch."""
+
+    of: Launched
+    key: Any
+    grid: Grid
+    values: list[Any]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    awaited: Future[Any] | None
+
+
+class _Here(threading.local):
+    """What this thread is about."""
+
+    pending: list[One] | None = None
+    """Launches that wait until all their kernels are compiled, side by side."""
+    recorded: list[tuple[Directly | ByTriton, One]] | None = None
+
+
+_here = _Here()
+
+
+@contextmanager
+def recorded() -> Iterator[list[tuple[Directly | ByTriton, One]]]:
+    """The launches that are made inside."""
+    found: list[tuple[Directly | ByTriton, One]] = []
+    _here.recorded = found
+    try:
+        yield found
+    finally:
+        _here.recorded = None
 
 
 def launched(kernel: Any) -> Any:
-    """A kernel whose launches are remembered. (Interpreted ones are run as they are.)"""
+    """A kernel launched this way. (Interpreted ones are run as they are.)"""
     return kernel if INTERPRETED.value else Launched(kernel)
 
 
-def _traits(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """All that Triton may compile for. Most arguments are integers: those are not asked further."""
-    return tuple([a if type(a) is int else _trait(a) for a in arguments])
+@contextmanager
+def together() -> Iterator[None]:
+    """Kernels launched inside that are not compiled yet are compiled side by side."""
+    outer, _here.pending = _here.pending, []
+    try:
+        yield
+        for one in _here.pending:
+            one.of.finish(one)
+    finally:
+        _here.pending = outer
 
 
-def _trait(argument: Any) -> Any:
-    kind = type(argument)
-    if argument is None:
-        return argument
-    if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
+@cache
+def _compilers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(4, thread_name_prefix="regard-compiles")
+
+
+@contextmanager
+def _said(name: str) -> Iterator[None]:
+    """Say what takes so long, if it does."""
+    text = "regard is compiling the kernel %s for this kind of call: some seconds, once"
+    timer = threading.Timer(SLOW, logging.getLogger("regard").warning, (text, name))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _loaded(compiled: Any, names: tuple[str, ...], one: One) -> Directly | ByTriton:
+    binary = taken_from(compiled) if cuda_driver.available() else None
+    loaded = None if binary is None else load(binary)
+    if loaded is not None:
+        return Directly(loaded)
+    return ByTriton(compiled, [one.constants[name] for name in names[len(one.arguments) :]])
+
+
+class Directly(NamedTuple):
+    """A kernel launched by the driver."""
+
+    loaded: Loaded
+
+    def __call__(self, grid: Grid, values: list[Any], arguments: tuple[Any, ...]) -> None:
+        self.loaded(grid, current_stream(), self.expanded(values))
+
+    def expanded(self, values: list[Any]) -> list[Any]:
+        """All that the kernel takes, with the map of each tensor that the copy engine reads."""
+        return _with_maps(self.loaded, values) if self.loaded.binary.tilings else values
+
+
+class ByTriton(NamedTuple):
+    """A kernel whose parameters are not known here."""
+
+    compiled: Any
+    rest: list[Any]
+
+    def __call__(self, grid: Grid, values: list[Any], arguments: tuple[Any, ...]) -> None:
+        self.compiled[grid](*arguments, *self.rest)
+
+
+def current_stream() -> int:
+    stream: int = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
+    return stream
+
+
+def _with_maps(loaded: Loaded, values: list[Any]) -> list[Any]:
+    """What a kernel takes, with a map in the place of each tensor that the copy engine reads."""
+    found: list[Any] = []
+    maps = 0
+    for value in values:
+        if hasattr(value, "block_shape"):
+            shape, strides = tuple(value.shape), tuple(value.strides)
+            found.append(loaded.map_of(maps, value.base.data_ptr(), shape, strides))
+            found += shape
+            found += strides
+            maps += 1
+        else:
+            found.append(value)
+    return found
+
+
+def tensors_in(arguments: tuple[Any, ...]) -> Iterator[Tensor]:
+    """The tensors of a launch, in the order in which the kernel takes their addresses and maps."""
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            yield argument
+        elif isinstance(argument, tuple):
+            yield from tensors_in(argument)
+        elif hasattr(argument, "block_shape"):
+            yield argument.base
+
+
+def _read(arguments: tuple[Any, ...], traits: list[Any], values: list[Any]) -> None:
+    """All that a kernel may be compiled for, and what it takes. Most arguments are integers."""
+    for argument, is_stride in zip(arguments, _strides_of(type(arguments)), strict=False):
+        kind = type(argument)
+        if kind is int:
+            if is_stride and argument == 1:
+                traits.append(1)
+                continue
+            aligned = is_stride and argument % 16 == 0
+            traits.append((aligned, argument in _INT32))
+            values.append(argument)
+        elif argument is None:
+            traits.append(None)
+        elif kind is float:
+            traits.append(kind)
+            values.append(argument)
+        elif isinstance(argument, tuple):
+            traits.append(kind)
+            _read(argument, traits, values)
+        elif isinstance(argument, Tensor):
+            address = argument.data_ptr()
+            traits.append((argument.dtype, address % 16 == 0))
+            values.append(address)
+        elif kind is tl.constexpr:
+            traits.append((kind, argument.value))
+        else:
+            # A tensor as the copy engine reads it: its memory is aligned, or it could not be one.
+            traits.append((kind, argument.base.dtype, tuple(argument.block_shape)))
+            values.append(argument)
+
+
+def _neutral(argument: Any, is_stride: bool = False) -> Any:
+    """An argument with which Triton compiles what `_read` tells apart, and nothing else."""
     if isinstance(argument, tuple):
-        return _traits(argument)
-    if kind is float:
-        return kind
-    if kind is tl.constexpr:
-        return kind, argument.value
-    # A tensor as the copy engine reads it: its memory is aligned, or it could not be one.
-    return kind, argument.base.dtype, tuple(argument.block_shape)
+        inside = map(_neutral, argument, _strides_of(type(argument)))
+        return type(argument)(*inside) if hasattr(argument, "_fields") else tuple(inside)
+    if type(argument) is not int or (is_stride and argument == 1):
+        return argument
+    said = _DIVIDES if is_stride and argument % 16 == 0 else _SAYS_NOTHING
+    return said if argument in _INT32 else said + _LONG
+
+
+@cache
+def _strides_of(kind: type[tuple[Any, ...]]) -> Iterable[bool]:
+    """Which parts of a tuple are strides."""
+    fields = getattr(kind, "_fields", None)
+    return repeat(False) if fields is None else tuple(name in STRIDES for name in fields)

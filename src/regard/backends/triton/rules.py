@@ -35,10 +35,9 @@ class Rule(NamedTuple):
     high: Any
     limits: Any
     walk: Any = None
-    batch: Any = 0
-    """How far the lists of neighbouring batch entries are apart; 0 when they share one. Not in the
-    walk, since Triton 3.6 loses a 1 that is two tuples deep."""
-    head: Any = 0
+    next_batch: Any = 0
+    """How many lists on those of the next batch entry are; 0 when all share one."""
+    next_head: Any = 0
 
 
 @triton.jit
@@ -111,7 +110,7 @@ def _walk(rule, b, h, tile, start, full_start, full_stop, stop, limit, STEP: tl.
     part = left + (stop - full_stop + STEP - 1) // STEP
     full_list, part_list = 0, 0
     if rule.kind == TILES:
-        mine = b * rule.batch + h * rule.head + tile
+        mine = b * rule.next_batch + h * rule.next_head + tile
         full_list = tl.load(rule.walk.full_start + mine)
         part_list = tl.load(rule.walk.part_start + mine)
         full = tl.load(rule.walk.full_start + mine + 1) - full_list

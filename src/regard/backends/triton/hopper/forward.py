@@ -179,6 +179,8 @@ def _write(
     tiles = (n.queries + BM - 1) // BM
     row = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LOGITS))
     total = whole_sum(total, LOGITS)
+    # Further from its rounded maximum than exp2 reaches: NaN, as in forward_kernels.py.
+    total = gl.where((total == 0) & (largest > LEAST), float("nan"), total)
     unseen = total == 0
     whole = gl.where(unseen, 1.0, total)
     lse = gl.where(unseen, float("-inf"), (largest + gl.log2(whole)) * LN2)

@@ -1,0 +1,147 @@
+"""A compiled kernel: its binary, and what it takes.
+
+It can be written down, so that one that was compiled elsewhere is launched like one compiled here.
+What it takes is held against what the binary itself says before it is launched for the first time.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from regard.backends.triton import cuda_driver
+from regard.backends.triton.cuda_driver import Parameter, Tiling
+
+MAP = "map"
+"""A tensor as the copy engine reads it."""
+_FORMS = {"*": "Q", "i32": "i", "i64": "q", "fp32": "f", MAP: "128s"}
+_HIDDEN = 2
+"""Addresses of scratch memory that Triton adds behind a kernel's own parameters, at most."""
+_MAPS = 256
+"""Tensors whose maps are kept."""
+# The device numbers three types otherwise than the host.
+_ON_HOST = {8: 10, 9: 8, 10: 9}
+
+
+class Binary(NamedTuple):
+    """A kernel, as Triton or a file gives it."""
+
+    code: bytes
+    name: str
+    warps: int
+    shared: int
+    takes: tuple[str, ...]
+    """Its parameters: addresses, numbers and maps, each by its type."""
+    tilings: tuple[Tiling, ...]
+    """How each map reads its tensor."""
+
+
+def taken_from(compiled: Any) -> Binary | None:
+    """What Triton compiled; None if it is launched in a way that is not known here."""
+    what = compiled.metadata
+    takes: list[str] = []
+    _expand(tuple(compiled.src.signature.values()), takes)
+    tilings = tuple(
+        Tiling(m["swizzle"], _ON_HOST.get(m["elem_type"], m["elem_type"]), m["elem_size"],
+               tuple(m["block_size"]))
+        for m in getattr(what, "tensordesc_meta", None) or ()
+    )  # fmt: skip
+    plain = (
+        what.num_ctas == 1
+        and not getattr(what, "global_scratch_size", 0)
+        and not getattr(what, "profile_scratch_size", 0)
+        and not getattr(what, "launch_cooperative_grid", False)
+        and not getattr(what, "launch_pdl", False)
+        and takes.count(MAP) == len(tilings)
+        and all(kind in _FORMS for kind in takes)
+    )
+    if not plain:
+        return None
+    return Binary(
+        compiled.asm["cubin"], what.name, what.num_warps, what.shared, tuple(takes), tilings
+    )
+
+
+def _expand(signature: Any, takes: list[str]) -> None:
+    """Types of all parameters. What is known to the compiler is none; a tensor that the copy engine
+    reads is its map, its lengths and its strides."""
+    if isinstance(signature, tuple):
+        for part in signature:
+            _expand(part, takes)
+    elif signature.startswith("tensordesc"):
+        rank = signature[: signature.index("]")].count(",") + 1
+        takes += [MAP, *["i32"] * rank, *["i64"] * rank]
+    elif signature != "constexpr":
+        takes.append("*" if signature.startswith("*") else signature)
+
+
+class Loaded:
+    """A kernel on a card, launched with its parameters: addresses, numbers, and for a map the
+    tensor's address, lengths and strides."""
+
+    def __init__(self, binary: Binary, function: int, form: struct.Struct) -> None:
+        self.binary = binary
+        self.function = function
+        self.form = form
+        self.threads = 32 * binary.warps
+        self._maps: dict[tuple[Any, ...], bytes] = {}
+
+    def __call__(self, grid: tuple[int, int, int], stream: int, values: Sequence[Any]) -> None:
+        memory = cuda_driver.memory
+        self.form.pack_into(memory.buffer, 0, *values)
+        memory.size.value = self.form.size
+        launch = partial(
+            cuda_driver.launch, self.function, grid, self.threads, self.binary.shared, stream
+        )
+        error = launch()
+        if error == cuda_driver.INVALID_CONTEXT:
+            _enter_context()
+            error = launch()
+        if error:
+            cuda_driver.check_launch(error)
+
+    def map_of(
+        self, index: int, address: int, shape: tuple[int, ...], strides: tuple[int, ...]
+    ) -> bytes:
+        """The map of a tensor as parameter `index` among the maps reads it."""
+        key = (index, address, shape, strides)
+        found = self._maps.get(key)
+        if found is None:
+            if len(self._maps) >= _MAPS:
+                self._maps.clear()
+            found = cuda_driver.tensor_map(address, self.binary.tilings[index], shape, strides)
+            self._maps[key] = found
+        return found
+
+
+def load(binary: Binary) -> Loaded | None:
+    """A kernel on the current card; None where its parameters are not what its binary says."""
+    _enter_context()
+    function = cuda_driver.load(binary.code, binary.name, binary.shared)
+    form = layout(binary.takes, cuda_driver.parameters(function))
+    return None if form is None else Loaded(binary, function, form)
+
+
+def _enter_context() -> None:
+    """A thread that has not used CUDA yet, such as one of autograd's, gets a context of PyTorch."""
+    torch.zeros(1, device="cuda")
+
+
+def layout(takes: Sequence[str], given: Sequence[Parameter]) -> struct.Struct | None:
+    """How parameters are written, each where the binary has it; those that Triton adds are 0. None
+    where their sizes are others."""
+    hidden = len(given) - len(takes)
+    forms = [_FORMS[kind] for kind in takes] + ["8x"] * hidden
+    if not 0 <= hidden <= _HIDDEN:
+        return None
+    form, at = "<", 0
+    for part, place in zip(forms, given, strict=True):
+        if place.offset < at or place.size != struct.calcsize("<" + part):
+            return None
+        form += f"{place.offset - at}x{part}"
+        at = place.offset + place.size
+    return struct.Struct(form)

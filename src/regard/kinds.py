@@ -1,0 +1,92 @@
+"""The kind of a call: all that decides how it is run, and nothing of its numbers.
+
+Calls of one kind are checked, and their backend is chosen, once. Whatever could change the answer
+to "how" is part of a kind: shapes, strides, types and alignment of tensors, what is asked for, and
+PyTorch's own state. A call that depends on more (tensors in its mask or bias, dropout, transforms,
+a compiler) has no kind; it goes the long way each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils import _python_dispatch
+
+from regard.masks.algebra import Mask
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def kind_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    scale: float | None,
+    softcap: float | None,
+    backend: str | None,
+    statistics: bool,
+) -> Hashable | None:
+    """The kind of a call without score, bias, sink and dropout; None if it has none."""
+    if (
+        torch.compiler.is_compiling()
+        or type(q) not in _PLAIN
+        or type(k) not in _PLAIN
+        or type(v) not in _PLAIN
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or _python_dispatch.is_in_torch_dispatch_mode()
+        or q.is_nested
+        or k.is_nested
+        or v.is_nested
+        or not (q.ndim == k.ndim == v.ndim == 4)
+        or not (scale is None or type(scale) is float)
+        or not (softcap is None or type(softcap) is float)
+        or not (mask is None or _is_fixed(mask))
+    ):
+        return None
+    place = _place(q)
+    if place is None or k.device != q.device or v.device != q.device:
+        return None
+    learned = None
+    if torch.is_grad_enabled():
+        learned = (q.requires_grad, k.requires_grad, v.requires_grad)
+    return (
+        q.shape, q.stride(), q.dtype, q.data_ptr() % 16,
+        k.shape, k.stride(), k.dtype, k.data_ptr() % 16,
+        v.shape, v.stride(), v.dtype, v.data_ptr() % 16,
+        mask, scale, softcap, backend, statistics, learned, place,
+        torch.is_inference_mode_enabled(),
+    )  # fmt: skip
+
+
+def _is_fixed(mask: Mask) -> bool:
+    """Whether a mask is made of numbers alone, so that equal ones hide the same."""
+    return isinstance(mask, Mask) and not mask.tensors() and not mask.is_local()
+
+
+def _place(q: Tensor) -> Hashable | None:
+    """Where a call runs, and what PyTorch was told of such calls; None where that is not known."""
+    if q.is_cuda:
+        here = torch._C._cuda_getDevice()
+        if q.get_device() != here:
+            return None
+        kind = "cuda"
+        told: tuple[int, ...] = (
+            here,
+            torch.are_deterministic_algorithms_enabled(),
+            torch._C._get_flash_sdp_enabled(),
+            torch._C._get_mem_efficient_sdp_enabled(),
+            torch._C._get_math_sdp_enabled(),
+            torch._C._get_cudnn_sdp_enabled(),
+        )
+    elif q.is_cpu:
+        kind, told = "cpu", (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled())
+    else:
+        return None
+    if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) is not q.dtype:
+        return None
+    return kind, torch.is_autocast_enabled(kind), told
