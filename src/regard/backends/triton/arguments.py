@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -105,9 +106,22 @@ def describable(t: Tensor) -> bool:
 
 
 @cache
+def capability(device: torch.device) -> int:
+    """Of a card: 90 is Hopper's. Elsewhere 0."""
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+stands_for: ContextVar[int] = ContextVar("stands_for", default=0)
+"""While kernels are compiled for a card that is not there: its capability. Tensors on `meta` stand
+for those on such a card."""
+
+
 def generation(device: torch.device) -> int:
     """Of a card: 9 is Hopper."""
-    return torch.cuda.get_device_capability(device)[0]
+    return (stands_for.get() if device.type == "meta" else capability(device)) // 10
 
 
 def on_card(t: Tensor) -> AbstractContextManager[Any]:

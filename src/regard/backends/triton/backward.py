@@ -40,6 +40,7 @@ from regard.backends.triton.backward_kernels import (
     queries,
     row_shift,
 )
+from regard.backends.triton.launching import together
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import LOG2E, MANY
 from regard.backends.triton.rules import ALL
@@ -82,29 +83,30 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: 
     widths["PRECISION"] = how.precision
     if handed:
         dq, dk, dv = cudnn.backward(x, rows, g_out)
-    for kernel, tile, grid, to in (
-        (keys_and_values, how.keys, (tiles_of(x.shape.K, how.keys.keys), B * x.k.shape[1]),
-         (sheet(dk), sheet(dv))),
-        (queries, how.queries, (tiles_of(Q, how.queries.rows), B * H),
-         (sheet(dq), _to_bias(x, given_bias))),
-    ):  # fmt: skip
-        by_keys = kernel is keys_and_values
-        rule = rule_of(x.mask, x.shape, (tile.rows, tile.keys), x.q.device, by_keys=by_keys)
-        may_leak = rule.kind is not ALL or rule.limits is not None
-        flags = None
-        if may_leak and not handed:
-            flags = torch.empty(grid[0] * grid[1], dtype=torch.int8, device=x.q.device)
-        rest = (*to, numbers, flags, rule, added(x), dropping(x), score(x), n, out, grid[0])
-        size = {"BM": tile.rows, "BN": tile.keys, "num_warps": tile.warps}
-        if not handed:
-            kernel[grid](
-                *tensors, *rest, **widths, **size, STAGES=tile.stages, MANY=0,
-                num_stages=tile.stages,
-            )  # fmt: skip
-        if may_leak:
-            kernel[(tiles_of(grid[0], MANY), grid[1])](
-                *tensors, *rest, **widths, **size, STAGES=1, MANY=MANY, num_stages=1
-            )
+    with together():
+        for kernel, tile, grid, to in (
+            (keys_and_values, how.keys, (tiles_of(x.shape.K, how.keys.keys), B * x.k.shape[1]),
+             (sheet(dk), sheet(dv))),
+            (queries, how.queries, (tiles_of(Q, how.queries.rows), B * H),
+             (sheet(dq), _to_bias(x, given_bias))),
+        ):  # fmt: skip
+            by_keys = kernel is keys_and_values
+            rule = rule_of(x.mask, x.shape, (tile.rows, tile.keys), x.q.device, by_keys=by_keys)
+            may_leak = rule.kind is not ALL or rule.limits is not None
+            flags = None
+            if may_leak and not handed:
+                flags = torch.empty(grid[0] * grid[1], dtype=torch.int8, device=x.q.device)
+            rest = (*to, numbers, flags, rule, added(x), dropping(x), score(x), n, out, grid[0])
+            size = {"BM": tile.rows, "BN": tile.keys, "num_warps": tile.warps}
+            if not handed:
+                kernel[grid](
+                    *tensors, *rest, **widths, **size, STAGES=tile.stages, MANY=0,
+                    num_stages=tile.stages,
+                )  # fmt: skip
+            if may_leak:
+                kernel[(tiles_of(grid[0], MANY), grid[1])](
+                    *tensors, *rest, **widths, **size, STAGES=1, MANY=MANY, num_stages=1
+                )
     if given_bias is not None and isinstance(x.bias, Alibi):
         given_bias = given_bias.sum((0, 2))
     d_sink = _sink_gradient(x, norm, shift, g_entropy, expected)

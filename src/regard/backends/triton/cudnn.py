@@ -75,8 +75,7 @@ def backward(x: AttentionInputs, rows: Rows, g_out: Tensor) -> tuple[Tensor, Ten
 def _fits(x: AttentionInputs) -> bool:
     width = x.q.shape[-1]
     return (
-        x.q.device.type == "cuda"
-        and isinstance(x.comparison, Dot)
+        isinstance(x.comparison, Dot)
         and x.comparison.scale > 0
         and x.q.dtype in (torch.bfloat16, torch.float16)
         and x.bias is None
@@ -89,7 +88,7 @@ def _fits(x: AttentionInputs) -> bool:
         and (x.mask is None or is_plainly_causal(x))
         and min(x.shape.Q, x.shape.K) >= 128
         and generation(x.q.device) >= 9
-        and torch.backends.cudnn.is_available()
+        and (x.q.is_meta or torch.backends.cudnn.is_available())
         and all(describable(t) for t in (x.q, x.k, x.v))
     )
 

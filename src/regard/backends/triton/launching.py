@@ -22,7 +22,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from regard.backends.triton import cuda_driver
+from regard.backends.triton import cuda_driver, shipped
+from regard.backends.triton.arguments import capability
 from regard.backends.triton.binaries import Loaded, load, taken_from
 from regard.backends.triton.cuda_driver import Grid
 from regard.backends.triton.pairs import INTERPRETED
@@ -50,6 +51,9 @@ class Launched:
         return partial(self._launch, grid)
 
     def _launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        if _here.collected is not None:
+            _here.collected.append((self, arguments, constants))
+            return
         device = torch.cuda.current_device()
         traits: list[Any] = [device]
         values: list[Any] = []
@@ -57,6 +61,8 @@ class Launched:
         key = (*traits, *constants.items())
         known = self._known.get(key)
         awaited = None
+        if known is None:
+            known = self._shipped(key, device, traits, constants)
         if known is None:
             awaited = _compilers().submit(self._compiled, device, arguments, constants)
         across, down, deep = (*grid, 1, 1)[:3]
@@ -67,6 +73,29 @@ class Launched:
             _here.pending.append(one)
         else:
             self.finish(one)
+
+    def _shipped(
+        self, key: Any, device: int, traits: list[Any], constants: dict[str, Any]
+    ) -> Directly | None:
+        """The kernel as it came along, if it did."""
+        if not cuda_driver.available():
+            return None
+        card = capability(torch.device("cuda", device))
+        binary = shipped.find(card, self.spelled(traits[1:], constants))
+        loaded = None if binary is None else load(binary)
+        if loaded is None:
+            return None
+        self._known[key] = found = Directly(loaded)
+        return found
+
+    def spelled(self, traits: list[Any], constants: dict[str, Any]) -> str:
+        return shipped.spelled(self.kernel.fn.__name__, traits, constants)
+
+    def told(self, arguments: tuple[Any, ...], constants: dict[str, Any]) -> str:
+        """What a launch is compiled for, in letters."""
+        traits: list[Any] = []
+        _read(arguments, traits, [])
+        return self.spelled(traits, constants)
 
     def finish(self, one: One) -> None:
         """Launch, once the kernel is compiled."""
@@ -82,11 +111,14 @@ class Launched:
 
     def _compiled(self, device: int, arguments: tuple[Any, ...], constants: dict[str, Any]) -> Any:
         with torch.cuda.device(device):
-            # To multiply and add in one step is quicker and more accurate. Triton 3.10 must be
-            # asked.
-            return self.kernel.warmup(
-                *map(_neutral, arguments), **constants, grid=(1,), enable_fp_fusion=True
-            )
+            return self.compiled(arguments, constants)
+
+    def compiled(self, arguments: tuple[Any, ...], constants: dict[str, Any]) -> Any:
+        """What Triton makes of the kernel, for all launches like this one."""
+        # To multiply and add in one step is quicker and more accurate. Triton 3.10 must be asked.
+        return self.kernel.warmup(
+            *map(_neutral, arguments), **constants, grid=(1,), enable_fp_fusion=True
+        )
 
 
 class One(NamedTuple):
@@ -107,9 +139,25 @@ class _Here(threading.local):
     pending: list[One] | None = None
     """Launches that wait until all their kernels are compiled, side by side."""
     recorded: list[tuple[Directly | ByTriton, One]] | None = None
+    collected: list[Collected] | None = None
+    """Launches that are not made, but looked at."""
 
 
 _here = _Here()
+
+
+Collected = tuple[Launched, tuple[Any, ...], dict[str, Any]]
+
+
+@contextmanager
+def collected() -> Iterator[list[Collected]]:
+    """The launches that would be made inside: kernels, arguments and constants."""
+    found: list[Collected] = []
+    _here.collected = found
+    try:
+        yield found
+    finally:
+        _here.collected = None
 
 
 @contextmanager

@@ -40,6 +40,8 @@ def rule_of(
     """The rule of a bound mask for tiles of so many queries and keys."""
     if mask is None:
         return Rule(ALL, 0, 0, None)
+    # Where there are no numbers, the mask still has its own.
+    device = mask.device if device.type == "meta" else device
     simple = _simple(mask)
     if simple is not None:
         (low, high), limits = simple

@@ -48,8 +48,7 @@ def fits_hopper(x: AttentionInputs) -> bool:
     assert isinstance(x.comparison, Dot)
     width = x.q.shape[-1]
     return (
-        x.q.device.type == "cuda"
-        and generation(x.q.device) == 9
+        generation(x.q.device) == 9
         and x.q.dtype != torch.float32
         and width in (64, 128)
         and x.comparison.scale > 0
@@ -135,7 +134,7 @@ def _splits(programs: int, most: int, device: torch.device) -> int:
 @cache
 def processors(device: torch.device) -> int:
     if device.type != "cuda":
-        return 1
+        return 132 if device.type == "meta" else 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 

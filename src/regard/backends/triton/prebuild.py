@@ -1,0 +1,181 @@
+"""Compile the commonest kernels for a kind of card, without one:
+`python -m regard.backends.triton.prebuild`.
+
+Calls are made on tensors without numbers, and their launches compiled instead of made. So the file
+holds what calls of these kinds really launch, whatever the tuning says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from regard import masks
+from regard.backends.passes import Pull
+from regard.backends.triton import arguments, second_pass
+from regard.backends.triton.backward import backward
+from regard.backends.triton.binaries import Binary, taken_from
+from regard.backends.triton.forward import forward
+from regard.backends.triton.launching import Collected, collected
+from regard.backends.triton.shipped import place_of, write
+from regard.errors import RegardError
+from regard.inputs import AttentionInputs, check
+
+SHORT, LONG = 1024, 16384
+_NO_LINES = "TRITON_DISABLE_LINE_INFO"
+DOCUMENTS = [0] * 300 + [1] * 724
+
+
+def kinds() -> Iterator[Callable[[], Any]]:
+    """The commonest calls: training and reading of decoders and encoders, in half precision."""
+    for width in (64, 128):
+        for dtype in (torch.bfloat16, torch.float16):
+            for n in (SHORT, LONG):
+                padded = masks.padding([n])
+                for mask in (None, masks.causal(), padded, masks.causal() & padded):
+                    yield from attended(call(dtype, width, n, mask=mask))
+            # One query of a decoder against what it keeps: heads alone, and groups of them.
+            for groups in (16, 4, 2):
+                for keys in (128, LONG):
+                    yield from attended(call(dtype, width, 1, keys=keys, groups=groups))
+        for mask, groups in ((None, 16), (masks.causal(), 16), (masks.causal(), 2)):
+            x = call(torch.bfloat16, width, SHORT, mask=mask, groups=groups)
+            yield partial(learn, x)
+            yield from looked_at(x)
+        documents = masks.documents(torch.tensor(DOCUMENTS))
+        for mask in (documents, documents & masks.causal()):
+            yield from attended(call(torch.bfloat16, width, SHORT, mask=mask))
+
+
+def attended(x: AttentionInputs) -> Iterator[Callable[[], Any]]:
+    """A call with statistics, and without."""
+    yield partial(forward, x, statistics=True)
+    yield partial(forward, x, statistics=False)
+
+
+def looked_at(x: AttentionInputs) -> Iterator[Callable[[], Any]]:
+    """The questions that are asked of every call of a model that is watched."""
+    first = torch.zeros(1, dtype=torch.int64)
+    yield partial(second_pass._received_by_keys, x, rows(x))
+    yield partial(second_pass._of_keys, x, rows(x), first)
+    yield partial(second_pass._of_keys, x, None, first)
+
+
+def learn(x: AttentionInputs) -> None:
+    """The backward pass from a gradient of the output."""
+    found, kept = forward(x, statistics=True)
+    backward(x, found, kept, Pull(torch.empty_like(found.out), None, None), bias=False)
+
+
+def call(
+    dtype: torch.dtype, width: int, n: int, *, keys: int | None = None, groups: int = 16,
+    mask: masks.Mask | None = None,
+) -> AttentionInputs:  # fmt: skip
+    def empty(heads: int, length: int) -> Tensor:
+        return torch.empty(1, heads, length, width, dtype=dtype, device="meta")
+
+    k = empty(groups, keys or n)
+    return check(
+        empty(16, n), k, k, mask=mask, score=None, bias=None, softcap=None, sink=None, scale=None,
+        dropout=0.0, training=False,
+    )  # fmt: skip
+
+
+def rows(x: AttentionInputs) -> Tensor:
+    return torch.empty(x.shape[:3], device="meta")
+
+
+class Card:
+    """What Triton asks of a card, answered without one."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def launches(capability: int) -> dict[str, Collected]:
+    """All that calls of these kinds launch, each once, by what it is compiled for."""
+    found: dict[str, Collected] = {}
+    token = arguments.stands_for.set(capability)
+    try:
+        for run in kinds():
+            with collected() as made:
+                run()
+            found |= {kernel.told(given, constants): (kernel, given, constants)
+                      for kernel, given, constants in made}  # fmt: skip
+    finally:
+        arguments.stands_for.reset(token)
+    return found
+
+
+def build(wanted: dict[str, Collected], capability: int, jobs: int) -> dict[str, Binary]:
+    """Compile launches side by side."""
+    built: dict[str, Binary] = {}
+    with _standing_in(capability), ThreadPoolExecutor(jobs) as compilers:
+        waiting = {
+            compilers.submit(kernel.compiled, given, constants): what
+            for what, (kernel, given, constants) in wanted.items()
+        }
+        for done in as_completed(waiting):
+            binary = taken_from(done.result())
+            if binary is None:
+                what = waiting[done]
+                raise RegardError("a kernel cannot be launched by the driver alone", got=what)
+            built[waiting[done]] = binary
+            print(f"{len(built)} of {len(waiting)}: {binary.name}", file=sys.stderr, flush=True)
+    return built
+
+
+@contextmanager
+def _standing_in(capability: int) -> Iterator[None]:
+    """Triton compiles for such cards, whether there is one or not."""
+    driver.set_active(Card(capability))
+    # Where a line of the source went is of no use in a binary, and most of its size.
+    before = os.environ.get(_NO_LINES)
+    os.environ[_NO_LINES] = "1"
+    try:
+        yield
+    finally:
+        driver.set_active(None)
+        if before is None:
+            del os.environ[_NO_LINES]
+        else:
+            os.environ[_NO_LINES] = before
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--capability", type=int, default=90, help="of the cards: 90 is Hopper's")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path, help="the file; by default where regard looks for it")
+    how = parser.parse_args()
+    to = how.out or place_of(how.capability)
+    wanted = launches(how.capability)
+    print(f"{len(wanted)} kernels with Triton {triton.__version__}", file=sys.stderr)
+    write(to, build(wanted, how.capability, how.jobs), f"triton {triton.__version__}")
+    print(f"{to.name}: {to.stat().st_size / 1e6:.1f} MB", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
