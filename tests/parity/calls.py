@@ -23,7 +23,7 @@ SEED = 11
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     source = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(*shape, generator=source).to(cases.DEVICE, dtype)
+    return torch.randn(*shape, generator=source, dtype=torch.float32).to(cases.DEVICE, dtype)
 
 
 @dataclass(frozen=True, eq=False)
