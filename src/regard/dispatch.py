@@ -64,7 +64,7 @@ def attention(
     torch.Size([2, 8, 100, 64])
     """
     kind = None
-    if score is None and bias is None and sink is None and not (training and dropout):
+    if score is None and bias is None and sink is None and _drops_none(dropout, training):
         kind = kind_of(q, k, v, mask, scale, softcap, backend, False)
     if kind is not None:
         if backend is None and watched():
@@ -120,7 +120,7 @@ def trace(
     (torch.Size([2, 8, 100]), torch.Size([2, 8, 100]), torch.Size([2, 8, 10, 10]))
     """
     kind = None
-    if score is None and bias is None and sink is None and not (training and dropout):
+    if score is None and bias is None and sink is None and _drops_none(dropout, training):
         kind = kind_of(q, k, v, mask, scale, softcap, backend, True)
     known = None if kind is None else _KNOWN.get(kind)
     if known is not None:
@@ -141,6 +141,11 @@ def trace(
     if known is not None:
         return _shown(partial(known.trace, q, k, v, mask))
     return _shown(partial(_observed, inputs, chosen, mask))
+
+
+def _drops_none(dropout: float, training: bool) -> bool:
+    """Whether a share of weights to drop is one, and none are dropped."""
+    return dropout == 0 or (not training and 0 < dropout < 1)
 
 
 @dataclass(frozen=True)
