@@ -31,16 +31,21 @@ class Run(Protocol):
     def __call__(self, x: AttentionInputs, *, statistics: bool) -> Rows: ...
 
 
-Attended = Callable[[Tensor, Tensor, Tensor], tuple[Rows, Tensor]]
-"""A forward pass of q, k and v, with what the backward pass wants back."""
+class Way(NamedTuple):
+    """How a plain call that learns nothing but q, k and v is run."""
+
+    attended: Callable[[Tensor, Tensor, Tensor], tuple[Rows, Tensor]]
+    """Its forward pass, with what the backward pass wants back."""
+    pulled: Callable[[AttentionInputs, Rows, Tensor, Pull], Sequence[Tensor]]
+    """Its backward pass: gradients of q, k and v."""
 
 
 class Operators(NamedTuple):
     """A backend's passes, for everybody who may ask for them."""
 
     run: Run
-    learning: Callable[[Attended, AttentionInputs], Rows]
-    """A plain call that learns nothing but q, k and v, whose forward pass is done as given."""
+    learning: Callable[[Way, tuple[Any, ...], Tensor, Tensor, Tensor], Rows]
+    """A call run in a way of its own, from all its inputs beside q, k and v, and these."""
 
 
 def register(
@@ -278,11 +283,11 @@ def register(
 
         @staticmethod
         def forward(
-            ctx: Any, attended: Attended, rest: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor
+            ctx: Any, way: Way, rest: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor
         ) -> tuple[Tensor, ...]:
-            rows, keeps = attended(q, k, v)
+            rows, keeps = way.attended(q, k, v)
             ctx.save_for_backward(rows.out, rows.lse, keeps, rows.entropy, q, k, v)
-            ctx.rest = rest
+            ctx.rest = way.pulled, rest
             ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(rows.max_logit)
             return tuple(rows)
@@ -290,12 +295,13 @@ def register(
         @staticmethod
         def backward(ctx: Any, *pulls: Tensor | None) -> tuple[Any, ...]:
             out, lse, keeps, entropy, *qkv = ctx.saved_tensors
+            pulled, rest = ctx.rest
             g_out, g_lse, _, g_entropy = pulls
             pull = Pull(g_out, g_lse, g_entropy if entropy.numel() == lse.numel() else None)
-            if pull == (None, None, None):
-                return (None,) * 5
-            x = AttentionInputs(*qkv, *ctx.rest)
             given_back = [g for g in pull if g is not None]
+            if not given_back:
+                return (None,) * 5
+            x = AttentionInputs(*qkv, *rest)
             many = any(map(is_batched, given_back))
             if torch.is_grad_enabled() or many or transformed(given_back):
                 # These gradients may be differentiated (it says that they cannot be), or be many.
@@ -303,8 +309,11 @@ def register(
                 wanted = (True, True, True, *(False for _ in tensors[3:]))
                 rows = (out, lse, entropy, keeps)
                 return None, None, *Pulled.apply(seen, call, wanted, *pull, *rows, *tensors)  # type: ignore[no-untyped-call]
-            given = passes.backward(x, Rows(out, lse, lse, entropy), keeps, pull, bias=False)
-            return None, None, given.q.to(x.q.dtype), given.k.to(x.k.dtype), given.v.to(x.v.dtype)
+            given = pulled(x, Rows(out, lse, lse, entropy), keeps, pull)
+            return None, None, *(g.to(t.dtype) for g, t in zip(given, qkv, strict=True))
+
+    def pulled(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull) -> Sequence[Tensor]:
+        return passes.backward(x, rows, kept, pull, bias=False)[:3]
 
     def run(x: AttentionInputs, *, statistics: bool) -> Rows:
         if torch.compiler.is_compiling():
@@ -318,11 +327,12 @@ def register(
         if not learned:
             return passes.forward(x, statistics=statistics)[0]
         if all(t is x.q or t is x.k or t is x.v for t in learned):
-            return learning(lambda *_: passes.forward(x, statistics=statistics), x)
+            way = Way(lambda *_: passes.forward(x, statistics=statistics), pulled)
+            return learning(way, x.beside_tensors(), x.q, x.k, x.v)
         return transforming(x, statistics)
 
-    def learning(attended: Attended, x: AttentionInputs) -> Rows:
-        return Rows(*Direct.apply(attended, x.beside_tensors(), x.q, x.k, x.v))  # type: ignore[no-untyped-call]
+    def learning(way: Way, rest: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> Rows:
+        return Rows(*Direct.apply(way, rest, q, k, v))  # type: ignore[no-untyped-call]
 
     def observed(x: AttentionInputs, statistics: bool) -> Rows:
         (out, lse, largest, entropy), _ = attend(x, statistics=statistics)

@@ -14,7 +14,7 @@ With p the weights, D = g_out·out - g_lse and E = lse - entropy,
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -51,52 +51,96 @@ from regard.biases.relative import Relative
 from regard.inputs import AttentionInputs
 
 
+class Memory(NamedTuple):
+    """What a backward pass writes to."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    shift: Tensor
+    """A number per row."""
+    key_flags: Tensor | None
+    """One for each tile of keys that a hidden NaN may have spoilt."""
+    query_flags: Tensor | None
+
+
 def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: bool) -> Given:
     """Gradients of everything a call can learn."""
     g_out, g_lse, g_entropy = pull
-    how = backward_settings(x)
-    B, H, Q, _ = x.shape
-    D, E = x.q.shape[-1], x.v.shape[-1]
     if g_out is None:
         g_out = torch.zeros_like(rows.out)
-    shift = torch.empty_like(rows.lse)
-    g_lse = None if g_lse is None else g_lse.contiguous()
-    n = sizes(x)
-    g = sheet(g_out)
-    handed = cudnn.pulls(x, pull)
-    out = sheet(rows.out)
-    if not handed or x.mask is not None:
-        row_shift[(tiles_of(Q, 64), B * H)](
-            out, g, g_lse, shift, n, E=E, BE=wide(E), BM=64, MENDING=handed
-        )
     expected = None if g_entropy is None else rows.lse - rows.entropy
     if expected is not None:
         # A row that sees nothing expects nothing; its weights are all 0.
         expected = torch.where(expected.isfinite() | expected.isnan(), expected, 0.0)
+    g_lse = None if g_lse is None else g_lse.contiguous()
     g_entropy = None if g_entropy is None else g_entropy.contiguous()
-    norm = _norm(x, rows, kept)
-    numbers = RowNumbers(norm, shift, g_entropy, expected, B * H * Q)
-    dq, dk, dv = (_empty_rows(t) for t in (x.q, x.k, x.v))
+    norm = norm_of(x, rows, kept)
     given_bias = _bias_gradient(x) if bias else None
+    handed = cudnn.pulls(x, pull)
+    to = memory_for(x, rows, cudnn.backward(x, rows, g_out) if handed else None)
+    numbers = RowNumbers(norm, to.shift, g_entropy, expected, rows.lse.numel())
+    launch(x, rows, g_out, g_lse, numbers, to, given_bias, handed=handed)
+    if given_bias is not None and isinstance(x.bias, Alibi):
+        given_bias = given_bias.sum((0, 2))
+    d_sink = _sink_gradient(x, norm, to.shift, g_entropy, expected)
+    return Given(to.q, to.k, to.v, d_sink, [], [] if given_bias is None else [given_bias])
+
+
+def memory_for(
+    x: AttentionInputs, rows: Rows, found: tuple[Tensor, Tensor, Tensor] | None
+) -> Memory:
+    """Fresh memory for a pass, or where cuDNN gave gradients, these and the rest."""
+    dq, dk, dv = found or (_empty_rows(t) for t in (x.q, x.k, x.v))
+    shift = torch.empty_like(rows.lse)
+    if found is not None or x.mask is None:
+        return Memory(dq, dk, dv, shift, None, None)
+    flags = [shift.new_empty(across * down, dtype=torch.int8) for across, down in _grids(x)]
+    return Memory(dq, dk, dv, shift, *flags)
+
+
+def _grids(x: AttentionInputs) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Tiles of keys, and of queries, and the programs that have them."""
+    how, (B, H, Q, K) = backward_settings(x), x.shape
+    of_keys = tiles_of(K, how.keys.keys), B * x.k.shape[1]
+    return of_keys, (tiles_of(Q, how.queries.rows), B * H)
+
+
+def launch(
+    x: AttentionInputs,
+    rows: Rows,
+    g_out: Tensor,
+    g_lse: Tensor | None,
+    numbers: RowNumbers,
+    to: Memory,
+    given_bias: Tensor | None,
+    *,
+    handed: bool,
+) -> None:
+    """Write a backward pass to memory; where cuDNN did, only what a hidden NaN may have spoilt."""
+    how = backward_settings(x)
+    B, H, Q, _ = x.shape
+    D, E = x.q.shape[-1], x.v.shape[-1]
+    n, g, out = sizes(x), sheet(g_out), sheet(rows.out)
     tensors = (sheet(x.q), sheet(x.k), sheet(x.v), g)
     widths: dict[str, Any] = {"D": D, "E": E, "BD": wide(D), "BE": wide(E)}
     widths["PRECISION"] = how.precision
-    if handed:
-        dq, dk, dv = cudnn.backward(x, rows, g_out)
+    of_keys, of_queries = _grids(x)
     with together():
-        for kernel, tile, grid, to in (
-            (keys_and_values, how.keys, (tiles_of(x.shape.K, how.keys.keys), B * x.k.shape[1]),
-             (sheet(dk), sheet(dv))),
-            (queries, how.queries, (tiles_of(Q, how.queries.rows), B * H),
-             (sheet(dq), _to_bias(x, given_bias))),
+        if not handed or x.mask is not None:
+            row_shift[(tiles_of(Q, 64), B * H)](
+                out, g, g_lse, to.shift, n, E=E, BE=wide(E), BM=64, MENDING=handed
+            )
+        for kernel, tile, grid, flags, own in (
+            (keys_and_values, how.keys, of_keys, to.key_flags, (sheet(to.k), sheet(to.v))),
+            (queries, how.queries, of_queries, to.query_flags,
+             (sheet(to.q), _to_bias(x, given_bias))),
         ):  # fmt: skip
             by_keys = kernel is keys_and_values
             rule = rule_of(x.mask, x.shape, (tile.rows, tile.keys), x.q.device, by_keys=by_keys)
             may_leak = rule.kind is not ALL or rule.limits is not None
-            flags = None
-            if may_leak and not handed:
-                flags = torch.empty(grid[0] * grid[1], dtype=torch.int8, device=x.q.device)
-            rest = (*to, numbers, flags, rule, added(x), dropping(x), score(x), n, out, grid[0])
+            flags = flags if may_leak else None
+            rest = (*own, numbers, flags, rule, added(x), dropping(x), score(x), n, out, grid[0])
             size = {"BM": tile.rows, "BN": tile.keys, "num_warps": tile.warps}
             if not handed:
                 kernel[grid](
@@ -107,13 +151,9 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: 
                 kernel[(tiles_of(grid[0], MANY), grid[1])](
                     *tensors, *rest, **widths, **size, STAGES=1, MANY=MANY, num_stages=1
                 )
-    if given_bias is not None and isinstance(x.bias, Alibi):
-        given_bias = given_bias.sum((0, 2))
-    d_sink = _sink_gradient(x, norm, shift, g_entropy, expected)
-    return Given(dq, dk, dv, d_sink, [], [] if given_bias is None else [given_bias])
 
 
-def _norm(x: AttentionInputs, rows: Rows, kept: Tensor) -> Tensor:
+def norm_of(x: AttentionInputs, rows: Rows, kept: Tensor) -> Tensor:
     """The shift and one over the sum of each row. cuDNN's forward pass keeps none: there the
     shift is lse."""
     if rows.entropy.numel() or not forward_settings(x, statistics=False).cudnn:

@@ -40,8 +40,6 @@ def rule_of(
     """The rule of a bound mask for tiles of so many queries and keys."""
     if mask is None:
         return Rule(ALL, 0, 0, None)
-    # Where there are no numbers, the mask still has its own.
-    device = mask.device if device.type == "meta" else device
     simple = _simple(mask)
     if simple is not None:
         (low, high), limits = simple
@@ -49,7 +47,8 @@ def rule_of(
         everything = low <= 1 - shape.Q and high >= shape.K - 1
         kind = ALL if everything else BAND
         return Rule(kind, low, high, _whole(limits, shape, device))
-    lists = _LISTS.find(mask, shape, tile, device)
+    # Where tensors have no numbers, a mask still has its own.
+    lists = _LISTS.find(mask, shape, tile, mask.device if device.type == "meta" else device)
     return lists.by_keys if by_keys else lists.by_rows
 
 

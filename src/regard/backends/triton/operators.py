@@ -5,14 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.backends.contract import Repeated, Rows
-from regard.backends.operators import register
+from regard.backends.operators import Way, register
 from regard.backends.passes import Given, Moved, Passes, Pull
 from regard.backends.tiled.forward import forward as tiled_forward
 from regard.backends.tiled.tangent import push
 from regard.backends.triton.arguments import on_card
 from regard.backends.triton.backward import backward
 from regard.backends.triton.forward import empty_out, forward
-from regard.backends.triton.replay import Replay, first
+from regard.backends.triton.replay import RepeatedPass, RepeatedPull
 from regard.inputs import AttentionInputs
 
 
@@ -45,22 +45,11 @@ run, _learning = register(_passes, _kept, empty_out)
 def repeated(x: AttentionInputs, *, statistics: bool) -> Repeated:
     """Calls of the same kind: the launches of the first of them, with other addresses."""
     rest, learned = x.beside_tensors(), x.needs_grad
-    found: list[Replay | None] = []
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Tensor]:
-        if found and found[0] is not None:
-            return found[0](q, k, v)
-        # Apart, though they be one: launches tell tensors by which is which.
-        call = AttentionInputs(q.detach(), k.detach(), v.detach(), *rest)
-        if not found:
-            with on_card(q):
-                done, replay = first(call, statistics=statistics)
-            found.append(replay)
-            return done
-        return _passes.forward(call, statistics=statistics)
+    attend = RepeatedPass(_passes, rest, statistics)
+    way = Way(attend, RepeatedPull(_passes))
 
     def again(q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
-        rows = _learning(attend, AttentionInputs(q, k, v, *rest)) if learned else attend(q, k, v)[0]
+        rows = _learning(way, rest, q, k, v) if learned else attend(q, k, v)[0]
         return rows if statistics else rows.out
 
     return again

@@ -30,6 +30,7 @@ from regard.backends.triton.backward import backward
 from regard.backends.triton.binaries import Binary, taken_from
 from regard.backends.triton.forward import forward
 from regard.backends.triton.launching import Collected, collected
+from regard.backends.triton.maps import pooled_map
 from regard.backends.triton.shipped import place_of, write
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs, check
@@ -49,7 +50,7 @@ def kinds() -> Iterator[Callable[[], Any]]:
                     yield from attended(call(dtype, width, n, mask=mask))
             # One query of a decoder against what it keeps: heads alone, and groups of them.
             for groups in (16, 4, 2):
-                for keys in (128, LONG):
+                for keys in (128, 4096, LONG):
                     yield from attended(call(dtype, width, 1, keys=keys, groups=groups))
         for mask, groups in ((None, 16), (masks.causal(), 16), (masks.causal(), 2)):
             x = call(torch.bfloat16, width, SHORT, mask=mask, groups=groups)
@@ -72,6 +73,10 @@ def looked_at(x: AttentionInputs) -> Iterator[Callable[[], Any]]:
     yield partial(second_pass._received_by_keys, x, rows(x))
     yield partial(second_pass._of_keys, x, rows(x), first)
     yield partial(second_pass._of_keys, x, None, first)
+    for cells in (64, 256):
+        yield partial(
+            pooled_map, x, rows(x), (cells, cells), (0, x.shape.Q), (0, x.shape.K), "mean"
+        )
 
 
 def learn(x: AttentionInputs) -> None:

@@ -1,17 +1,24 @@
-"""A forward pass again, for other tensors of the same shapes: fresh memory, and the same launches
-with other addresses. Everything that was decided, checked and looked up for the first is kept."""
+"""Passes again, for other tensors of the same shapes: fresh memory, and the same launches with
+other addresses. Everything that was decided, checked and looked up for the first is kept."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.backends.contract import Rows
+from regard.backends.passes import Passes, Pull
+from regard.backends.triton import cudnn
+from regard.backends.triton.backward import launch as launch_pulling
+from regard.backends.triton.backward import memory_for as pulling_memory
+from regard.backends.triton.backward import norm_of
+from regard.backends.triton.backward_kernels import RowNumbers
 from regard.backends.triton.binaries import MAP, Loaded
 from regard.backends.triton.cuda_driver import Grid
-from regard.backends.triton.forward import Memory, launch, memory_for, run
+from regard.backends.triton.forward import Memory, launch, memory_for
 from regard.backends.triton.launching import (
     ByTriton,
     Directly,
@@ -53,6 +60,8 @@ class Step(NamedTuple):
     values: list[Any]
     addresses: list[Address]
     maps: list[Map]
+    rules: list[Rule]
+    """Their tensors lie where the values say, as long as they are kept."""
 
     def launch(self, stream: int, tensors: list[int]) -> None:
         values = self.values.copy()
@@ -69,96 +78,163 @@ class Fresh(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
-    zero: bool
+    zero: bool = False
+
+    @staticmethod
+    def like(t: Tensor, *, zero: bool = False) -> Fresh:
+        return Fresh(tuple(t.shape), t.stride(), t.dtype, zero)
+
+    def made(self, device: torch.device) -> Tensor:
+        if self.zero:
+            return torch.zeros(self.shape, dtype=self.dtype, device=device)
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
 
-class Replay:
-    """The forward pass of one kind of call."""
+class RepeatedPass:
+    """The forward pass of one kind of call, from q, k and v."""
 
-    def __init__(self, fresh: list[Fresh | None], steps: list[Step], rule: Rule) -> None:
-        self.fresh = fresh
-        self.steps = steps
-        self.rule = rule
-        """Its tensors are read by the launches."""
+    def __init__(self, passes: Passes, rest: tuple[Any, ...], statistics: bool) -> None:
+        self.passes, self.rest, self.statistics = passes, rest, statistics
+        self.replay: tuple[list[Fresh | None], list[Step]] | None = None
+        self.asked = False
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Tensor]:
+        if self.replay is None:
+            return self._first(q, k, v)
+        fresh, steps = self.replay
         device = q.device
-        memory = [None if part is None else _made(part, device) for part in self.fresh]
-        addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr()]
-        addresses += [0 if part is None else part.data_ptr() for part in memory]
-        stream = current_stream()
-        for step in self.steps:
-            step.launch(stream, addresses)
-        to = Memory(*memory)  # type: ignore[arg-type]
+        to = Memory(*(None if part is None else part.made(device) for part in fresh))  # type: ignore[arg-type]
+        _launch(steps, (q, k, v, *to))
+        return Rows(to.out, to.lse, to.largest, to.entropy), to.norm
+
+    def _first(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Tensor]:
+        # Apart, though they be one: launches tell tensors by which is which.
+        x = AttentionInputs(q.detach(), k.detach(), v.detach(), *self.rest)
+        how = forward_settings(x, statistics=self.statistics)
+        if self.asked or how.cudnn:
+            return self.passes.forward(x, statistics=self.statistics)
+        self.asked = True
+        rule = rule_of(x.mask, x.shape, (how.rows, how.keys), q.device, by_keys=False)
+        to = memory_for(x, how, rule, statistics=self.statistics)
+        with recorded() as launches:
+            launch(x, how, rule, to, statistics=self.statistics)
+        steps = _steps(launches, (x.q, x.k, x.v), to)
+        if steps is not None:
+            fresh = [
+                None if t is None else Fresh.like(t, zero=how.hopper and t is to.marks) for t in to
+            ]
+            self.replay = fresh, steps
         return Rows(to.out, to.lse, to.largest, to.entropy), to.norm
 
 
-def first(x: AttentionInputs, *, statistics: bool) -> tuple[tuple[Rows, Tensor], Replay | None]:
-    """A forward pass, and how to do it again: None where that takes more than other addresses."""
-    how = forward_settings(x, statistics=statistics)
-    if how.cudnn:
-        return run(x, how, statistics=statistics), None
-    rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=False)
-    to = memory_for(x, how, rule, statistics=statistics)
-    with recorded() as launches:
-        launch(x, how, rule, to, statistics=statistics)
-    fresh = [
-        None
-        if t is None
-        else Fresh(tuple(t.shape), t.stride(), t.dtype, how.hopper and t is to.marks)
-        for t in to
-    ]
-    given: list[Tensor | None] = [x.q, x.k, x.v, *to]
-    steps = [_step(done, one, given, rule) for done, one in launches]
+class RepeatedPull:
+    """The backward pass of one kind of call."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+        self.known: dict[Any, tuple[bool, list[Fresh | None], list[Step]] | None] = {}
+
+    def __call__(
+        self, x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull
+    ) -> Sequence[Tensor]:
+        g = pull.out
+        if g is None or pull.lse is not None or pull.entropy is not None:
+            return self.passes.backward(x, rows, kept, pull, bias=False)[:3]
+        key = (
+            g.stride(), g.dtype, g.data_ptr() % 16, torch.are_deterministic_algorithms_enabled()
+        )  # fmt: skip
+        if key not in self.known:
+            return self._first(key, x, rows, kept, pull)
+        known = self.known[key]
+        if known is None:
+            return self.passes.backward(x, rows, kept, pull, bias=False)[:3]
+        handed, fresh, steps = known
+        found = cudnn.backward(x, rows, g) if handed else ()
+        rest = fresh[len(found) :] if steps else []
+        memory = (*found, *(None if part is None else part.made(g.device) for part in rest))
+        _launch(steps, (x.q, x.k, x.v, rows.out, rows.lse, kept, g, *memory))
+        return memory[:3]
+
+    def _first(
+        self, key: Any, x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull
+    ) -> Sequence[Tensor]:
+        assert pull.out is not None
+        g = pull.out.detach()
+        if norm_of(x, rows, kept) is not kept:
+            # It is computed anew each time.
+            self.known[key] = None
+            return self.passes.backward(x, rows, kept, pull, bias=False)[:3]
+        x = AttentionInputs(x.q.detach(), x.k.detach(), x.v.detach(), *x.beside_tensors())
+        handed = cudnn.pulls(x, pull)
+        to = pulling_memory(x, rows, cudnn.backward(x, rows, g) if handed else None)
+        numbers = RowNumbers(kept, to.shift, None, None, rows.lse.numel())
+        with recorded() as launches:
+            launch_pulling(x, rows, g, None, numbers, to, None, handed=handed)
+        steps = _steps(launches, (x.q, x.k, x.v, rows.out, rows.lse, kept, g), to)
+        if handed and not launches:
+            steps = []
+        fresh = [None if t is None else Fresh.like(t) for t in to]
+        self.known[key] = None if steps is None else (handed, fresh, steps)
+        return to[:3]
+
+
+def _launch(steps: list[Step], tensors: Sequence[Tensor | None]) -> None:
+    addresses = [0 if t is None else t.data_ptr() for t in tensors]
+    stream = current_stream()
+    for step in steps:
+        step.launch(stream, addresses)
+
+
+def _steps(
+    launches: list[tuple[Directly | ByTriton, One]],
+    given: Sequence[Tensor | None],
+    memory: Sequence[Tensor | None],
+) -> list[Step] | None:
+    """Launches as steps; None where one takes a tensor that will not be there the next time."""
+    steps = [_step(done, one, [*given, *memory], len(given)) for done, one in launches]
     whole = [step for step in steps if step is not None]
-    replay = Replay(fresh, whole, rule) if steps and len(whole) == len(steps) else None
-    return (Rows(to.out, to.lse, to.largest, to.entropy), to.norm), replay
+    return whole if steps and len(whole) == len(steps) else None
 
 
 def _step(
-    done: Directly | ByTriton, one: One, given: list[Tensor | None], rule: Rule
+    done: Directly | ByTriton, one: One, tensors: list[Tensor | None], given: int
 ) -> Step | None:
     if not isinstance(done, Directly):
         return None
     loaded = done.loaded
-    values = done.expanded(one.values)
+    taken = tensors_in(one.arguments)
+    rules = [part for part in one.arguments if isinstance(part, Rule)]
+    lasting = {id(t) for rule in rules for t in tensors_in(rule)}
     addresses: list[Address] = []
     maps: list[Map] = []
-    tensors = tensors_in(one.arguments)
-    constant = set(map(id, tensors_in(rule)))
     for parameter, kind in enumerate(loaded.binary.takes):
         if kind not in ("*", MAP):
             continue
-        tensor = next(tensors)
-        if id(tensor) in constant or not tensor.numel():
+        tensor = next(taken)
+        # Lists of a mask's tiles are kept with the launch.
+        if id(tensor) in lasting or not tensor.numel():
             continue
-        whose = _owner(tensor, given)
+        whose = _owner(tensor, tensors, given)
         if whose is None:
             return None
-        owner = given[whose]
+        owner = tensors[whose]
         assert owner is not None
         if kind == MAP:
             shape, strides = tuple(tensor.shape), tuple(tensor.stride())
             maps.append(Map(parameter, whose, len(maps), shape, strides))
         else:
             addresses.append(Address(parameter, whose, tensor.data_ptr() - owner.data_ptr()))
-    return Step(loaded, one.grid, values, addresses, maps)
+    return Step(loaded, one.grid, done.expanded(one.values), addresses, maps, rules)
 
 
-def _owner(tensor: Tensor, given: list[Tensor | None]) -> int | None:
-    """Which of the given tensors it is, or is a part of: the call's own are known by what they
+def _owner(tensor: Tensor, tensors: list[Tensor | None], given: int) -> int | None:
+    """Which of some tensors it is, or is a part of. Those that are given are known by what they
     are, since several may be one in memory."""
-    for i, t in enumerate(given[:3]):
+    for i, t in enumerate(tensors[:given]):
         if tensor is t:
             return i
     memory = tensor.untyped_storage().data_ptr()
-    for i, t in enumerate(given[3:], 3):
+    for i, t in enumerate(tensors[given:], given):
         if t is not None and t.numel() and t.untyped_storage().data_ptr() == memory:
             return i
     return None
-
-
-def _made(part: Fresh, device: torch.device) -> Tensor:
-    if part.zero:
-        return torch.zeros(part.shape, dtype=part.dtype, device=device)
-    return torch.empty_strided(part.shape, part.strides, dtype=part.dtype, device=device)
