@@ -32,6 +32,7 @@ from regard.backends.triton.forward import forward
 from regard.backends.triton.launching import Collected, collected
 from regard.backends.triton.maps import pooled_map
 from regard.backends.triton.shipped import place_of, write
+from regard.backends.triton.tuning import looking_settings
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs, check
 
@@ -73,10 +74,9 @@ def looked_at(x: AttentionInputs) -> Iterator[Callable[[], Any]]:
     yield partial(second_pass._received_by_keys, x, rows(x))
     yield partial(second_pass._of_keys, x, rows(x), first)
     yield partial(second_pass._of_keys, x, None, first)
+    how, whole = looking_settings(x), ((0, x.shape.Q), (0, x.shape.K))
     for cells in (64, 256):
-        yield partial(
-            pooled_map, x, rows(x), (cells, cells), (0, x.shape.Q), (0, x.shape.K), "mean"
-        )
+        yield partial(pooled_map, x, how, rows(x), (cells, cells), *whole, "mean")
 
 
 def learn(x: AttentionInputs) -> None:
