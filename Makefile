@@ -12,7 +12,7 @@ PACKAGES := $(FRONTEND)/node_modules/.package-lock.json
 
 PLAIN := not compiled and not interpreted and not real
 
-.PHONY: demo test real peers fuzz soak check frontend bench gpu images clean
+.PHONY: demo test real peers fuzz soak check frontend kernels bench gpu images clean
 
 demo: $(READY) $(if $(shell command -v npm),$(BUNDLE))  ## see attention over a sentence: here, as a page, in the app
 	@$(BIN)/regard view --terminal $(if $(wildcard $(BUNDLE))$(shell command -v npm),--page attention.html)
@@ -56,6 +56,9 @@ $(BUNDLE): $(wildcard $(FRONTEND)/src/*) $(FRONTEND)/package.json $(FRONTEND)/bu
 $(PACKAGES): $(FRONTEND)/package-lock.json
 	npm --prefix $(FRONTEND) ci --no-fund --no-audit
 	@touch $@
+
+kernels: $(READY)  ## the commonest CUDA kernels, compiled for Hopper and put into wheels; needs no card, takes minutes
+	$(BIN)/python -m regard.backends.triton.prebuild
 
 bench: $(READY)  ## measure on this machine; results go to benchmarks/results
 	$(BIN)/python benchmarks/cpu.py

@@ -31,6 +31,7 @@ from typer.core import TyperGroup
 
 import regard
 from regard import cost_command, lab_command, masks
+from regard.backends.triton import shipped
 from regard.claims import claimed
 from regard.models.opening import load
 from regard.models.recording import record as record_text
@@ -407,7 +408,8 @@ def _facts() -> list[tuple[str, str]]:
         found.append(("triton", "not installed"))
     found.append(("threads", f"{torch.get_num_threads()} of {os.cpu_count()} cores"))
     gpus = [
-        f"{p.name} ({p.total_memory / 2**30:.0f} GiB, compute capability {p.major}.{p.minor})"
+        f"{p.name} ({p.total_memory / 2**30:.0f} GiB, compute capability {p.major}.{p.minor}, "
+        f"{shipped.count(10 * p.major + p.minor)} kernels come compiled)"
         for p in map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     ]
     mps = ["mps"] if torch.backends.mps.is_available() else []

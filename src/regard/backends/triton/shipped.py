@@ -66,6 +66,11 @@ def find(capability: int, what: str) -> Binary | None:
     )  # fmt: skip
 
 
+def count(capability: int) -> int:
+    """How many kernels came along for a kind of card."""
+    return len(_index(place_of(capability)))
+
+
 @cache
 def _index(path: Path) -> dict[str, Any]:
     """What a file holds; nothing, where it is not there or was made of other sources."""
