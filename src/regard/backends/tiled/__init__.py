@@ -34,16 +34,17 @@ class Tiled:
         return run_again(self, inputs, statistics=statistics)
 
     def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
-        if fusing(inputs) is not None:
-            plan = Plan.of(inputs)
+        loop = fusing(inputs)
+        if loop is not None:
+            plan = Plan.of(inputs, loop)
             pairs = plan.pairs
             if pairs is None:
                 pairs = visited_pairs(inputs, plan.rows, KEY_TILE)
-            numbers, loop = plan.scratch, described(inputs, fused=True)
+            numbers, which = plan.held, described(inputs, fused=True)
         else:
             size = tile_size(inputs)
             pairs = visited_pairs(inputs, size.rows, KEY_TILE)
             tile = size.heads * inputs.group * size.rows * min(size.keys, inputs.shape.K)
             numbers = 2 * tile * inputs.comparison.scratch
-            loop = described(inputs, fused=False)
-        return Work(pairs, numbers * inputs.compute_dtype.itemsize, loop)
+            which = described(inputs, fused=False)
+        return Work(pairs, numbers * inputs.compute_dtype.itemsize, which)

@@ -20,6 +20,9 @@ from regard.backends.tiled.library import UnavailableError
 
 _pointer, _long = ctypes.c_void_p, ctypes.c_long
 
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Types of numbers, as tile.h counts them."""
+
 
 class Call(ctypes.Structure):
     """What `call` is in call.h: heads and row tiles to work through in one go."""
@@ -27,8 +30,12 @@ class Call(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("multiply", "q", "k", "v")),
         *((name, _long * 3) for name in ("q_steps", "k_steps", "v_steps")),
-        *((name, _pointer) for name in ("multiply_halves", "q_halves", "k_halves", "v_halves")),
+        ("type", _long),
+        *((name, _pointer) for name in ("multiply_halves", "multiply_packed", "release")),
+        *((name, _pointer) for name in ("q_halves", "k_halves", "v_halves")),
         *((name, _long * 3) for name in ("q_half_steps", "k_half_steps", "v_half_steps")),
+        *((name, _pointer) for name in ("k_packed", "v_packed")),
+        ("unpacked", _long),
         *((name, _long) for name in ("rows_step", "B", "G", "R", "Q", "K", "D", "E")),
         *((name, _long) for name in ("stacked", "low", "high", "rows", "keys")),
         *((name, _long) for name in ("first_tile", "last_tile")),
@@ -45,7 +52,8 @@ class Attend(ctypes.Structure):
     _anonymous_ = ("of",)
     _fields_ = (
         ("of", Call),
-        *((name, _pointer) for name in ("out", "lse", "rest", "largest", "entropy", "sink")),
+        *((name, _pointer) for name in ("out", "out_halves", "lse", "rest")),
+        *((name, _pointer) for name in ("largest", "entropy", "sink")),
     )
 
 
@@ -78,6 +86,7 @@ class Loop:
         for function in (self.absorb_rows, self.fill_rows, self.attend_tiles, self.pull_tiles):
             function.restype = None
         self.multiply, self.multiply_halves = runtime.multiply, runtime.multiply_halves
+        self.multiply_packed, self.release = runtime.multiply_packed, runtime.release
 
     def attend(self, call: Attend, threads: int) -> bool:
         """The forward pass of some row tiles; the call's pointers must stay good until then.
@@ -132,6 +141,10 @@ class Runtime(NamedTuple):
     multiply: int | None
     multiply_halves: int | None
     """Of bfloat16 matrices, where the CPU multiplies those (AMX): elsewhere it is slower."""
+    multiply_packed: dict[torch.dtype, int]
+    """Of matrices whose second one was packed before (AMX): what PyTorch's own attention calls."""
+    release: int | None
+    """What a thread calls after its last packed product."""
 
     @classmethod
     def of_torch(cls) -> Runtime:
@@ -155,4 +168,22 @@ class Runtime(NamedTuple):
             raise UnavailableError("PyTorch runs on no OpenMP that the compiled one knows")
         halves = torch.cpu._is_amx_tile_supported()
         product = address("gemm_bf16bf16f32_") if halves else None
-        return cls(parallel, number, size, address("sgemm_"), product)
+        packed, could_pack, release = {}, address(COULD_PACK), address(RELEASE)
+        if could_pack is not None and release is not None:
+            asked = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_int8)(could_pack)
+            for dtype, (scalar_type, name) in PACKED.items():
+                found = address(name) if asked(scalar_type) else None
+                if found is not None:
+                    packed[dtype] = found
+        return cls(parallel, number, size, address("sgemm_"), product, packed, release)
+
+
+# Functions of at::native::cpublas (ATen/native/CPUBlas.h), as a C++ compiler names them: what is
+# not found under exactly these names and arguments is not used.
+COULD_PACK = "_ZN2at6native7cpublas10could_packEN3c1010ScalarTypeE"
+RELEASE = "_ZN2at6native7cpublas14brgemm_releaseEb"
+PACKED = {
+    torch.bfloat16: (15, "_ZN2at6native7cpublas6brgemmEllllllbPKN3c108BFloat16ES5_Pfb"),
+    torch.float16: (5, "_ZN2at6native7cpublas6brgemmEllllllbPKN3c104HalfES5_Pfb"),
+}
+"""The c10::ScalarType of a type, and the product (brgemm) of such matrices."""

@@ -15,6 +15,8 @@ import functools
 import platform
 from array import array
 from collections.abc import Iterator
+from dataclasses import replace
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.backends.contract import Rows
-from regard.backends.tiled.compiled import Attend, Loop, Pull
+from regard.backends.tiled.compiled import TYPES, Attend, Loop, Pull
 from regard.backends.tiled.inner_loop import loop_for
 from regard.backends.tiled.walk import Cut, Slab, TileSize, slabs, spans
 from regard.inputs import AttentionInputs
@@ -38,6 +40,10 @@ LOT = 1 << 33
 """Multiplications per thread after which a lot ends, so that Ctrl-C is heard within a second."""
 ALONE = 1 << 18
 """Multiplications that are not worth waking a second thread for."""
+PACKED_ROWS = 32
+"""Rows that look at the same keys, from which on packing these pays."""
+PACKED_KEYS = 64
+"""Keys are packed in runs of a multiple of this (KEYS in packed.h)."""
 HANDS = 8
 """Copies of the gradients of keys and values at most, one for each thread that adds to them."""
 
@@ -104,6 +110,27 @@ def fused_size(x: AttentionInputs) -> TileSize:
     return TileSize(max(4 * torch.get_num_threads(), heads), 256 if Q >= 4096 else 128, 512)
 
 
+class _Product(Enum):
+    """What multiplies matrices: of float32, of bfloat16, or of narrow ones that were packed."""
+
+    FLOATS = auto()
+    HALVES = auto()
+    PACKED = auto()
+
+
+def _product(x: AttentionInputs, loop: Loop) -> _Product:
+    dtype = x.q.dtype
+    if dtype != x.k.dtype or dtype != x.v.dtype:
+        return _Product.FLOATS
+    # Without oneDNN, which can be switched off, PyTorch has no such product.
+    can_pack = dtype in loop.multiply_packed and torch._C._get_mkldnn_enabled()
+    if can_pack and min(x.shape.Q * x.group, x.shape.K) >= PACKED_ROWS:
+        return _Product.PACKED
+    if dtype == torch.bfloat16 and loop.multiply_halves is not None:
+        return _Product.HALVES
+    return _Product.FLOATS
+
+
 class Plan(NamedTuple):
     """How a call is cut, settled once."""
 
@@ -120,24 +147,58 @@ class Plan(NamedTuple):
     rows: int
     keys: int
     threads: int
+    product: _Product
 
     @classmethod
-    def of(cls, x: AttentionInputs) -> Plan:
+    def of(cls, x: AttentionInputs, loop: Loop) -> Plan:
         """Tiles, and threads for what is worth them."""
         B, H, Q, D = x.q.shape
         _, G, K, E = x.v.shape
         threads = 1 if B * H * Q * K * D < ALONE else torch.get_num_threads()
-        size, band = fused_size(x), _band(x.mask, Q, K)
-        return cls(B, H, Q, K, G, D, E, band, size, size.rows, min(size.keys, K), threads)
+        size, band, product = fused_size(x), _band(x.mask, Q, K), _product(x, loop)
+        keys = min(size.keys, K)
+        if product is _Product.PACKED:
+            keys = -(-keys // PACKED_KEYS) * PACKED_KEYS
+            rows = min(size.rows, 64) if Q < 512 else size.rows
+            while rows > 32 and 4 * threads * rows > B * H * Q:
+                rows //= 2
+            size = replace(size, rows=rows)
+        return cls(B, H, Q, K, G, D, E, band, size, size.rows, keys, threads, product)
 
     @property
     def group(self) -> int:
         return self.H // self.G
 
     @property
+    def narrow(self) -> bool:
+        """Whether matrices are multiplied as they were given, and what comes out is as narrow."""
+        return self.product is not _Product.FLOATS
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and keys that a tile has room for (see products.h)."""
+        if self.product is not _Product.PACKED:
+            return self.rows, self.keys
+        return -(-self.rows // 16) * 16, self.keys + PACKED_KEYS
+
+    @property
     def scratch(self) -> int:
-        """Numbers held for all threads: a tile of logits, one of queries, three sums of rows."""
-        return self.threads * self.rows * (self.keys + self.D + 3)
+        """Numbers held for all threads: a tile of logits, one of queries, three sums of rows, and
+        what is mixed if that becomes narrow."""
+        rows, keys = self.tile
+        return self.threads * rows * (keys + self.D + 3 + (self.E if self.narrow else 0))
+
+    @property
+    def packed(self) -> tuple[int, int]:
+        """Numbers of a packed head: of keys and of values."""
+        keys = -(-self.K // self.keys) * self.keys
+        return keys * (self.D + self.D % 2), keys * self.E
+
+    @property
+    def held(self) -> int:
+        """All memory that the forward pass takes, in float32 numbers."""
+        packed = self.B * self.G * sum(self.packed) if self.product is _Product.PACKED else 0
+        return self.scratch + packed // 2
 
     @property
     def pairs(self) -> int | None:
@@ -154,23 +215,24 @@ class Plan(NamedTuple):
 
 def attend(x: AttentionInputs, loop: Loop, *, statistics: bool) -> Passed | None:
     """The forward pass. None: a hidden value that is not finite may have done harm."""
-    plan, halves = Plan.of(x), _in_halves(x, loop)
+    plan = Plan.of(x, loop)
     B, H, Q = plan[:3]
-    out = x.v.new_empty(B, H, Q, plan.E, dtype=torch.float32)
-    lse, rest = out.new_empty(B, H, Q), out.new_empty(B, H, Q)
+    scratch = x.v.new_empty(plan.scratch, dtype=torch.float32)
+    out = x.v.new_empty(B, H, Q, plan.E, dtype=x.v.dtype if plan.narrow else torch.float32)
+    lse, rest = scratch.new_empty(B, H, Q), scratch.new_empty(B, H, Q)
     many = (B, H, Q) if statistics else (0,)
-    largest, entropy = out.new_empty(many), out.new_empty(many)
-    sink = None if x.sink is None else x.sink.to(out.dtype).contiguous()
-    scratch = out.new_empty(plan.scratch)
-    for piece in _pieces(x, plan, halves=halves, wide=not halves):
+    largest, entropy = scratch.new_empty(many), scratch.new_empty(many)
+    sink = None if x.sink is None else x.sink.to(torch.float32).contiguous()
+    for piece in _pieces(x, plan, wide=not plan.narrow):
+        packed = _Packed.of(piece, plan, values=True)
         call = Attend(
-            out=piece.address(out),
+            **{"out_halves" if plan.narrow else "out": piece.address(out)},
             lse=piece.address(lse),
             rest=piece.address(rest),
             largest=piece.address(largest) if statistics else None,
             entropy=piece.address(entropy) if statistics else None,
             sink=None if sink is None else sink[piece.heads].data_ptr(),
-            **_described(x, loop, piece, plan, scratch),
+            **_described(x, loop, piece, plan, scratch, packed),
         )
         for lot in _lots(piece, plan):
             step()
@@ -189,7 +251,7 @@ def pull(
     g_entropy: Float[Tensor, "b h q"] | None,
 ) -> Gradients:
     """The backward pass. `shift` is what every weight of a row is shifted by."""
-    plan = Plan.of(x)
+    plan = Plan.of(x, loop)
     B, H, Q, K, G, D, E = plan[:7]
     few = 4 * plan.threads > B * G
     hands = min(plan.threads, HANDS, -(-Q // plan.rows)) if few else 1
@@ -200,8 +262,10 @@ def pull(
     if heat is not None:
         heat, expected = heat.contiguous(), (lse - passed.rows.entropy).contiguous()
     rest, shift = passed.lse_rest.contiguous(), shift.contiguous()
-    scratch = dq.new_empty(plan.threads * plan.rows * (2 * plan.keys + 2 * D + E))
-    for piece in _pieces(x, plan, halves=_in_halves(x, loop)):
+    rows, keys_room = plan.tile
+    scratch = dq.new_empty(plan.threads * rows * (2 * keys_room + 2 * D + E))
+    for piece in _pieces(x, plan):
+        packed = _Packed.of(piece, plan, values=False)
         g = _in_rows(g_out[piece.batch, piece.heads])
         keys = (0, piece.batch, piece.key_heads)
         call = Pull(
@@ -219,7 +283,7 @@ def pull(
             dv_step=B * G * K * E,
             key_heads=G,
             hands=hands,
-            **_described(x, loop, piece, plan, scratch),
+            **_described(x, loop, piece, plan, scratch, packed),
         )
         for lot in _lots(piece, plan):
             step()
@@ -243,7 +307,7 @@ class _Piece(NamedTuple):
     key_heads: slice
     slab: Slab | None
     halves: tuple[Tensor, Tensor, Tensor] | None
-    """q, k and v in bfloat16, if such matrices are multiplied."""
+    """q, k and v as they were given, if such matrices are multiplied."""
 
     def address(self, t: Float[Tensor, "b h q *rest"]) -> int:
         """Where this piece begins in a contiguous tensor of rows."""
@@ -251,17 +315,28 @@ class _Piece(NamedTuple):
         return t.data_ptr() + (batch * t.stride(0) + head * t.stride(1)) * t.element_size()
 
 
-def _in_halves(x: AttentionInputs, loop: Loop) -> bool:
-    """Whether matrices are multiplied in bfloat16, as they were given."""
-    dtypes = {x.q.dtype, x.k.dtype, x.v.dtype}
-    return loop.multiply_halves is not None and dtypes == {torch.bfloat16}
+class _Packed(NamedTuple):
+    """Memory for the packed keys of a piece, and for its values."""
+
+    keys: Tensor
+    values: Tensor | None
+
+    @classmethod
+    def of(cls, piece: _Piece, plan: Plan, *, values: bool) -> _Packed | None:
+        if plan.product is not _Product.PACKED:
+            return None
+        assert piece.halves is not None
+        _, k, v = piece.halves
+        heads = k.shape[0] * k.shape[1]
+        a, b = plan.packed
+        return cls(k.new_empty(heads * a), v.new_empty(heads * b) if values else None)
 
 
-def _pieces(x: AttentionInputs, plan: Plan, *, halves: bool, wide: bool = True) -> Iterator[_Piece]:
+def _pieces(x: AttentionInputs, plan: Plan, *, wide: bool = True) -> Iterator[_Piece]:
     """Without `wide` nothing is made float32."""
     if plan.band is None:
         for slab in slabs(x, plan.size, is_finite=True):
-            given = _all_in_rows(slab.x.q, slab.x.k, slab.x.v) if halves else None
+            given = _all_in_rows(slab.x.q, slab.x.k, slab.x.v) if plan.narrow else None
             parts = _all_in_rows(slab.q.flatten(1, 2), slab.k, slab.v) if wide else given
             assert parts is not None
             yield _Piece(*parts, slab.batch, slab.heads, slab.key_heads, slab, given)
@@ -269,12 +344,12 @@ def _pieces(x: AttentionInputs, plan: Plan, *, halves: bool, wide: bool = True) 
     if x.q.dtype == torch.float32 or not wide:
         parts = _all_in_rows(x.q, x.k, x.v)
         everything = (_EVERYTHING, _EVERYTHING, _EVERYTHING)
-        yield _Piece(*parts, *everything, None, parts if halves else None)
+        yield _Piece(*parts, *everything, None, parts if plan.narrow else None)
         return
     for batch, key_heads in spans(x, plan.size):
         heads = slice(key_heads.start * plan.group, key_heads.stop * plan.group)
         part = (x.q[batch, heads], x.k[batch, key_heads], x.v[batch, key_heads])
-        given = _all_in_rows(*part) if halves else None
+        given = _all_in_rows(*part) if plan.narrow else None
         parts = _all_in_rows(*(t.to(torch.float32) for t in part))
         yield _Piece(*parts, batch, heads, key_heads, None, given)
 
@@ -285,7 +360,12 @@ def _all_in_rows(*tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _described(
-    x: AttentionInputs, loop: Loop, piece: _Piece, plan: Plan, scratch: Tensor
+    x: AttentionInputs,
+    loop: Loop,
+    piece: _Piece,
+    plan: Plan,
+    scratch: Tensor,
+    packed: _Packed | None,
 ) -> dict[str, Any]:
     """The fields of a call that both passes share, but for its lot of row tiles."""
     assert isinstance(x.comparison, Dot)
@@ -293,8 +373,15 @@ def _described(
     low, high = plan.band or (0, 0)
     group = plan.group
     fields: dict[str, Any] = {"multiply": loop.multiply}
-    if piece.halves is not None:
+    if packed is not None:
+        fields |= {"multiply_packed": loop.multiply_packed[x.q.dtype], "release": loop.release}
+        fields |= {"k_packed": packed.keys.data_ptr(), "unpacked": True}
+        if packed.values is not None:
+            fields |= {"v_packed": packed.values.data_ptr()}
+    elif piece.halves is not None:
         fields |= {"multiply_halves": loop.multiply_halves}
+    if piece.halves is not None:
+        fields |= {"type": TYPES[x.q.dtype]}
         for name, t in zip("qkv", piece.halves, strict=True):
             fields |= {f"{name}_halves": t.data_ptr(), f"{name}_half_steps": _steps(t)}
     if q.dtype == torch.float32:
@@ -362,7 +449,7 @@ def _lots(piece: _Piece, plan: Plan) -> Iterator[_Lot]:
 
 def _tabled(first: int, lot: list[tuple[slice, list[Cut]]], slab: Slab) -> _Lot:
     tiles, cuts, parts = array("l"), array("l"), array("l")
-    axes = slab.q.shape[:3]
+    axes = (*slab.x.k.shape[:2], slab.x.group)
     for rows, looked_at in lot:
         before = len(cuts) // 4
         for cut in looked_at:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from regard.backends.tiled.compiled import Attend, Loop, Pull
+import torch
+
+from regard.backends.tiled.compiled import TYPES, Attend, Loop, Pull
 
 LEAST = -(2 - 2**-23) * 2.0**125
 """A quarter of the least float32: the maximum of rows that have seen nothing."""
@@ -22,9 +25,16 @@ def trusted(loop: Loop) -> bool:
     """Whether a compiled loop may be used."""
     if not _absorbs(loop) or (loop.multiply is not None and not _attends(loop)):
         return False
-    if loop.multiply_halves is not None and not _whole(loop, band=True, halves=True):
-        # The others do as well.
-        loop.multiply_halves = None
+    # Where one of these is not right, the others do as well.
+    asked: dict[str, int | None]
+    if loop.multiply_halves is not None:
+        asked = {"multiply_halves": loop.multiply_halves}
+        if not _whole(loop, band=True, narrow=torch.bfloat16, products=asked):
+            loop.multiply_halves = None
+    for dtype, multiply in list(loop.multiply_packed.items()):
+        asked = {"multiply_packed": multiply, "release": loop.release}
+        if not all(_whole(loop, band=b, narrow=dtype, products=asked) for b in (False, True)):
+            del loop.multiply_packed[dtype]
     return True
 
 
@@ -63,7 +73,14 @@ def _attends(loop: Loop) -> bool:
     return _whole(loop, band=False) and _whole(loop, band=True)
 
 
-def _whole(loop: Loop, *, band: bool, halves: bool = False) -> bool:
+def _whole(
+    loop: Loop,
+    *,
+    band: bool,
+    narrow: torch.dtype | None = None,
+    products: Mapping[str, int | None] | None = None,
+) -> bool:
+    """With `narrow` numbers, by the given products of them."""
     R, Q, K, D, E, split, hands = 2, 7, 21, 3, 2, 16, 2
     q, k, v, g = (
         _floats([round(90 * math.sin(3 + 5 * i * n)) / 64 for i in range(n)])
@@ -89,7 +106,8 @@ def _whole(loop: Loop, *, band: bool, halves: bool = False) -> bool:
     shift, heat = (_floats([math.cos(n * i) for i in range(R * Q)]) for n in (3, 4))
     expected = _floats([0.0] * (R * Q))
     rows = R * Q if band else Q
-    scratch = _floats([0.0] * (rows * (2 * split + 2 * D + E + 3)))
+    # Room for whatever packed products reach beyond: 16 rows, 64 keys.
+    scratch = _floats([0.0] * (16 * (2 * (split + 64) + 2 * D + E + 3)))
     shared: dict[str, Any] = {
         "multiply": loop.multiply, "B": 1, "G": 1, "R": R, "Q": Q, "K": K, "D": D, "E": E,
         "scale": 0.5, "stacked": band, "low": low, "high": high, "rows": rows, "keys": split,
@@ -107,12 +125,17 @@ def _whole(loop: Loop, *, band: bool, halves: bool = False) -> bool:
     }  # fmt: skip
     if band:
         arrays["sink"] = sink
-    if halves:
-        # Numbers of few digits: bfloat16 holds them as they are, and rounds only weights.
-        shared["multiply_halves"] = loop.multiply_halves
+    if narrow is not None:
+        # Numbers of few digits: narrow ones hold them as they are, and only weights are rounded.
+        shared |= {"type": TYPES[narrow], "unpacked": True, **(products or {})}
         for name in ("q", "k", "v"):
-            arrays[f"{name}_halves"] = _halves(arrays[name])
+            arrays[f"{name}_halves"] = _narrow(arrays[name], narrow)
             shared[f"{name}_half_steps"] = shared[f"{name}_steps"]
+        arrays["k_packed"], arrays["v_packed"] = (
+            (ctypes.c_uint16 * (2 * split * 4))() for _ in "kv"
+        )
+        arrays["out_halves"] = (ctypes.c_uint16 * len(out))()
+        del arrays["out"]
 
     def filled(kind: type[Attend] | type[Pull], **more: Any) -> Any:
         call = kind(**shared, **more)
@@ -121,7 +144,14 @@ def _whole(loop: Loop, *, band: bool, halves: bool = False) -> bool:
                 setattr(call, name, ctypes.addressof(numbers))
         return call
 
-    good = loop.attend(filled(Attend), 1)
+    # A value that some rows may not see and that is no number must be noticed.
+    values, place = arrays["v_halves" if narrow else "v"], split * E
+    before, values[place] = values[place], 0x7FC0 if narrow else math.nan
+    good = not loop.attend(filled(Attend), 1)
+    values[place] = before
+    good = loop.attend(filled(Attend), 1) and good
+    if narrow is not None:
+        out = _wide(arrays["out_halves"], narrow)
     for row in range(R * Q):
         expected[row] = lse[row] - entropy[row] if lse[row] > -math.inf else 0.0
     more = {"g_steps": (R * Q * E, Q * E, E), "dk_step": K * D, "dv_step": K * E}
@@ -141,7 +171,7 @@ def _whole(loop: Loop, *, band: bool, halves: bool = False) -> bool:
             -math.inf, -math.inf, 0.0, *mean,
         ]  # fmt: skip
         good = good and _alike(given[:3], wanted[:3])
-        good = good and _alike(given[3:], wanted[3:], 2**-7 if halves else 1e-5)
+        good = good and _alike(given[3:], wanted[3:], 2**-7 if narrow else 1e-5)
         want_dq = [0.0] * D
         for j in range(K):
             if hidden[query][j]:
@@ -173,10 +203,24 @@ def _hard_rows(which: int) -> list[list[float]]:
     ]
 
 
-def _halves(numbers: ctypes.Array[ctypes.c_float]) -> ctypes.Array[ctypes.c_uint16]:
-    """The upper halves of some numbers."""
-    both = (ctypes.c_uint32 * len(numbers)).from_buffer(numbers)
-    return (ctypes.c_uint16 * len(both))(*(x >> 16 for x in both))
+def _narrow(numbers: Sequence[float], dtype: torch.dtype) -> ctypes.Array[ctypes.c_uint16]:
+    """Numbers that a narrow type holds as they are, in it."""
+    if dtype == torch.float16:
+        return (ctypes.c_uint16 * len(numbers)).from_buffer_copy(
+            struct.pack(f"{len(numbers)}e", *numbers)
+        )
+    both = (ctypes.c_uint16 * (2 * len(numbers))).from_buffer_copy(_floats(numbers))
+    return (ctypes.c_uint16 * len(numbers))(*both[1::2])
+
+
+def _wide(
+    numbers: ctypes.Array[ctypes.c_uint16], dtype: torch.dtype
+) -> ctypes.Array[ctypes.c_float]:
+    """The same numbers in float32."""
+    if dtype == torch.float16:
+        return _floats(struct.unpack(f"{len(numbers)}e", numbers))
+    both = [half for number in numbers for half in (0, number)]
+    return (ctypes.c_float * len(numbers)).from_buffer_copy((ctypes.c_uint16 * len(both))(*both))
 
 
 def _floats(numbers: Sequence[float]) -> ctypes.Array[ctypes.c_float]:

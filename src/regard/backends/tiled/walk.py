@@ -87,9 +87,19 @@ class Slab:
         self.x = x.select(batch, self.heads, key_heads)
         self.schedule = schedule
         self.finite = is_finite
-        self.q = self.x.q.to(x.compute_dtype).unflatten(1, (-1, x.group))
-        self.k = self.x.k.to(x.compute_dtype)
-        self.v = self.x.v.to(x.compute_dtype)
+
+    @cached_property
+    def q(self) -> Float[Tensor, "b g r q d"]:
+        q: Tensor = self.x.q.to(self.x.compute_dtype).unflatten(1, (-1, self.x.group))
+        return q
+
+    @cached_property
+    def k(self) -> Float[Tensor, "b g k d"]:
+        return self.x.k.to(self.x.compute_dtype)
+
+    @cached_property
+    def v(self) -> Float[Tensor, "b g k e"]:
+        return self.x.v.to(self.x.compute_dtype)
 
     @cached_property
     def k_finite(self) -> Float[Tensor, "b g k d"]:

@@ -1,7 +1,7 @@
 /* The backward pass of plain calls: what backward.py does, with products and sums in a core's
 cache. Row tiles are dealt out to hands; a hand adds up gradients of keys and values of its own. */
 
-#include "call.h"
+#include "products.h"
 
 typedef struct {
     call of;
@@ -53,24 +53,25 @@ static void pull(backward *w, long b, long h, long index, long hand, float *s)
     const rows_at r = rows_of(c, b, h, index);
     const long row = place_of(c, &r), k_step = c->k_steps[2], v_step = c->v_steps[2];
     const long key_head = b * w->key_heads + r.g;
-    float *d = s + c->rows * c->keys, *q = d + c->rows * c->keys, *g = q + c->rows * c->D;
+    const long room = rows_room(c), tile = room * keys_room(c);
+    float *d = s + tile, *q = d + tile, *g = q + room * c->D;
     float *dq = w->dq + row * c->D;
     gather(&r, c->q, c->q_steps, c->D, c->scale, q);
     gather(&r, w->g, w->g_steps, c->E, 1, g);
-    uint16_t *q_halves = (uint16_t *)(g + c->rows * c->E);
-    if (c->multiply_halves)
-        gather_halves(&r, c->q_halves, c->q_half_steps, c->D, q_halves);
+    uint16_t *q_halves = (uint16_t *)(g + room * c->E);
+    if (c->type != FLOAT32)
+        gather_narrow(c, &r, q_halves);
     cut x;
     long i = 0;
     for (; find_cut(c, &r, i, &x); i++) {
-        const long keys = x.stop - x.start;
+        const long keys = x.stop - x.start, stride = stride_of(c, &x);
         const float *k = c->k + b * c->k_steps[0] + r.g * c->k_steps[1] + x.start * k_step;
         const float *v = c->v + b * c->v_steps[0] + r.g * c->v_steps[1] + x.start * v_step;
         float *dk = w->dk + hand * w->dk_step + (key_head * c->K + x.start) * c->D;
         float *dv = w->dv + hand * w->dv_step + (key_head * c->K + x.start) * c->E;
-        logits_of(c, &r, &x, c->multiply_halves ? (void *)q_halves : q, s);
-        hide_pairs(c, &r, &x, s);
-        c->multiply("T", "N", &keys, &r.n, &c->E, &one, v, &v_step, g, &c->E, &none, d, &keys);
+        logits_of(c, &r, &x, c->type != FLOAT32 ? (void *)q_halves : q, s, false);
+        hide_pairs(c, &r, &x, s, stride);
+        c->multiply("T", "N", &keys, &r.n, &c->E, &one, v, &v_step, g, &c->E, &none, d, &stride);
         for (long j = 0; j < r.n; j++) {
             row_facts f = {w->lse[row + j], w->rest[row + j], w->shift[row + j], 0, 0};
             /* A row that sees nothing has only logits of minus infinity; any number will do. */
@@ -79,13 +80,13 @@ static void pull(backward *w, long b, long h, long index, long hand, float *s)
             if (w->heat) {
                 f.heat = w->heat[row + j];
                 f.expected = w->expected[row + j];
-                pull_row(s + j * keys, d + j * keys, keys, &f, 1);
+                pull_row(s + j * stride, d + j * stride, keys, &f, 1);
             } else
-                pull_row(s + j * keys, d + j * keys, keys, &f, 0);
+                pull_row(s + j * stride, d + j * stride, keys, &f, 0);
         }
-        c->multiply("N", "T", &c->E, &keys, &r.n, &one, g, &c->E, s, &keys, &one, dv, &c->E);
-        c->multiply("N", "T", &c->D, &keys, &r.n, &one, q, &c->D, d, &keys, &one, dk, &c->D);
-        c->multiply("N", "N", &c->D, &r.n, &keys, &c->scale, k, &k_step, d, &keys,
+        c->multiply("N", "T", &c->E, &keys, &r.n, &one, g, &c->E, s, &stride, &one, dv, &c->E);
+        c->multiply("N", "T", &c->D, &keys, &r.n, &one, q, &c->D, d, &stride, &one, dk, &c->D);
+        c->multiply("N", "N", &c->D, &r.n, &keys, &c->scale, k, &k_step, d, &stride,
                     i ? &one : &none, dq, &c->D);
     }
     if (!i)
@@ -106,12 +107,15 @@ static void pull_share(void *what)
                 if (t % w->hands == hand)
                     pull(w, b, g * c->R + r, t, hand, scratch);
     }
+    if (c->multiply_packed)
+        c->release(true);
 }
 
 void regard_pull(backward *w, int threads)
 {
     call *c = &w->of;
     long pieces = c->B * c->G * w->hands;
+    pack(c, threads);
     c->next = 0;
     in_parallel(pull_share, w, pieces < threads ? pieces : threads, 0);
 }

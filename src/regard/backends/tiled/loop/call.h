@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <stdbool.h>
+
 #include "tile.h"
 
 /* PyTorch's own matrix product (sgemm), which reads matrices column by column. Whether it counts in
@@ -14,6 +16,13 @@ typedef void product(const char *, const char *, const long *, const long *, con
 typedef void half_product(const char *, const char *, const long *, const long *, const long *,
                           const float *, const uint16_t *, const long *, const uint16_t *,
                           const long *, const float *, float *, const long *);
+
+/* The same of matrices side by side in rows, the second one packed (see packed.h): rows, columns and
+what is added up, three strides, whether to add to what is there, the matrices, and true. */
+typedef void packed_product(long, long, long, long, long, long, bool, const uint16_t *,
+                            const uint16_t *, float *, bool);
+
+#define ALIGNED 16 /* keys of which packed products begin with the first */
 
 typedef struct {
     long start, stop, first_cut, last_cut;
@@ -33,10 +42,15 @@ typedef struct {
     product *multiply;
     const float *q, *k, *v;                  /* [B, G R, Q, D], [B, G, K, D], [B, G, K, E] */
     long q_steps[3], k_steps[3], v_steps[3]; /* strides, all but the last, which is 1 */
-    half_product *multiply_halves;           /* or absent; then so are the next */
-    const uint16_t *q_halves, *k_halves, *v_halves; /* the same in bfloat16, as they came */
+    long type;                               /* of the next: what narrow numbers are multiplied */
+    half_product *multiply_halves;           /* either one or none of these two */
+    packed_product *multiply_packed;
+    void (*release)(bool); /* what a thread calls when it has made its last packed product */
+    const uint16_t *q_halves, *k_halves, *v_halves; /* as they came */
     long q_half_steps[3], k_half_steps[3], v_half_steps[3];
-    long rows_step;                          /* rows [.., G R, Q] from one batch entry to the next */
+    uint16_t *k_packed, *v_packed; /* memory for them; values are packed for one pass only */
+    long unpacked;                 /* whether that is still to be written */
+    long rows_step;                /* rows [.., G R, Q] from one batch entry to the next */
     long B, G, R, Q, K, D, E;
     long stacked;   /* whether a row tile holds the same queries of all R heads of a group */
     long low, high; /* without tables: key - query lies between these */
@@ -90,15 +104,17 @@ static inline void gather(const rows_at *r, const float *from, const long steps[
     }
 }
 
-/* The same of bfloat16 numbers, as they are. */
+/* The same of narrow numbers, as they are; rows have room for `stride` of them. */
 static inline void gather_halves(const rows_at *r, const uint16_t *from, const long steps[3],
-                                 long width, uint16_t *into)
+                                 long width, long stride, uint16_t *into)
 {
-    for (long j = 0; j < r->n; j++)
-        memcpy(into + j * width,
+    for (long j = 0; j < r->n; j++) {
+        memcpy(into + j * stride,
                from + r->b * steps[0] + (r->h + j / r->span) * steps[1] +
                    (r->start + j % r->span) * steps[2],
                width * sizeof *into);
+        memset(into + j * stride + width, 0, (stride - width) * sizeof *into);
+    }
 }
 
 /* The keys of the cut number i of some rows; false when there are no more. */
@@ -111,39 +127,29 @@ static inline int find_cut(const call *c, const rows_at *r, long i, cut *found)
         return 1;
     }
     long start = r->start + c->low, stop = r->start + r->span + c->high;
-    start = (start > 0 ? start : 0) + i * c->keys;
+    start = start > 0 ? start : 0;
     stop = stop < c->K ? stop : c->K;
+    long end = start + (i + 1) * c->keys;
+    if (c->multiply_packed) {
+        /* Keys were packed in runs, beginning with the first one. */
+        start -= start % ALIGNED;
+        end = (start / c->keys + i + 1) * c->keys;
+    }
+    start = i ? end - c->keys : start;
     if (start >= stop)
         return 0;
-    *found = (cut){start, start + c->keys < stop ? start + c->keys : stop, 0, 0};
+    *found = (cut){start, end < stop ? end : stop, 0, 0};
     return 1;
 }
 
-/* Scaled before the product, as in every other pass: large logits must round alike in all. (Scaled
-bfloat16 numbers would be rounded; both passes have the same product of those.) */
-static inline void logits_of(const call *c, const rows_at *r, const cut *x, const void *q, float *s)
-{
-    const float one = 1, none = 0;
-    const long keys = x->stop - x->start, k_step = c->k_steps[2];
-    if (c->multiply_halves) {
-        const long *step = c->k_half_steps;
-        c->multiply_halves("T", "N", &keys, &r->n, &c->D, &c->scale,
-                           c->k_halves + r->b * step[0] + r->g * step[1] + x->start * step[2],
-                           step + 2, q, &c->D, &none, s, &keys);
-        return;
-    }
-    const float *k = c->k + r->b * c->k_steps[0] + r->g * c->k_steps[1] + x->start * k_step;
-    c->multiply("T", "N", &keys, &r->n, &c->D, &one, k, &k_step, q, &c->D, &none, s, &keys);
-}
-
-/* Write over the pairs of a cut that are hidden; whether there are any. */
-static inline int hide_pairs(const call *c, const rows_at *r, const cut *x, float *s)
+/* Write over the pairs of a cut that are hidden; whether there are any. Rows lie `stride` apart. */
+static inline int hide_pairs(const call *c, const rows_at *r, const cut *x, float *s, long stride)
 {
     const long keys = x->stop - x->start;
     if (r->table) {
         for (const part *p = c->parts + x->first_part; p < c->parts + x->last_part; p++)
             for (long j = 0; j < r->n; j++)
-                hide(s + j * keys + p->start,
+                hide(s + j * stride + p->start,
                      p->hidden + r->b * p->strides[0] + r->g * p->strides[1] +
                          (r->h % c->R + j / r->span) * p->strides[2] + j % r->span * p->strides[3],
                      p->stop - p->start, -INFINITY);
@@ -156,9 +162,9 @@ static inline int hide_pairs(const call *c, const rows_at *r, const cut *x, floa
         long last = query + c->high + 1 - x->start;
         first = first < keys ? first : keys;
         for (long k = 0; k < first; k++)
-            s[j * keys + k] = -INFINITY;
+            s[j * stride + k] = -INFINITY;
         for (long k = last > 0 ? last : 0; k < keys; k++)
-            s[j * keys + k] = -INFINITY;
+            s[j * stride + k] = -INFINITY;
     }
     return 1;
 }

@@ -1,10 +1,11 @@
 /* The forward pass of plain calls: what forward.py does, with products and sums in a core's cache. */
 
-#include "call.h"
+#include "products.h"
 
 typedef struct {
     call of;
     float *out;                           /* [B, G R, Q, E], with rows side by side */
+    uint16_t *out_halves;                 /* the same in the type of values, or absent; else out is */
     float *lse, *rest, *largest, *entropy; /* [B, G R, Q]; the last two may be absent */
     const float *sink;                    /* [G R], or absent */
 } forward;
@@ -26,7 +27,8 @@ static float finish_row(forward *f, long row, float largest, float keys, float e
     if (f->largest)
         f->largest[row] = unseen ? -INFINITY : largest;
     if (f->entropy) {
-        float log_keys = unseen ? 0 : logf(keys), entropy = unseen ? 0 : log_keys - energy / keys;
+        float log_keys = unseen ? 0 : sink ? logf(keys) : log_total;
+        float entropy = unseen ? 0 : log_keys - energy / keys;
         if (sink) {
             /* Entropy of (keys or sink), then within the keys. */
             float log_share = unseen ? 0 : log_keys + (largest - shift) - log_total;
@@ -36,95 +38,102 @@ static float finish_row(forward *f, long row, float largest, float keys, float e
         }
         f->entropy[row] = entropy;
     }
-    return nothing ? 0 : expf(largest - shift) / total;
+    return nothing ? 0 : (sink ? expf(largest - shift) : 1) / total;
 }
 
 /* A value that is not finite spoils the product also of rows that may not see it, so whether all
 is finite is told. */
-static int scale_rows(float *o, long width, float factor)
+static inline int put_row(const float *o, long width, float factor, int type, void *into)
 {
-    float all = 0;
-    floats sum = {0};
+    const long size = type == FLOAT32 ? sizeof(float) : sizeof(uint16_t);
+    floats sum = {0}, x = {0};
     long i = 0;
     for (; i + WIDE <= width; i += WIDE) {
-        *(floats *)(o + i) *= factor;
-        sum += *(floats *)(o + i);
+        x = *(floats *)(o + i) * factor;
+        put(x, type, (char *)into + i * size, WIDE);
+        sum += x;
     }
-    for (; i < width; i++) {
-        o[i] *= factor;
-        all += o[i];
+    if (i < width) {
+        x = (floats){0};
+        memcpy(&x, o + i, (width - i) * sizeof *o);
+        x *= factor;
+        put(x, type, (char *)into + i * size, width - i);
+        sum += x;
     }
-    all += added(sum);
+    float all = added(sum);
     return all - all == 0;
 }
 
 /* A query that is not finite has no logits, so it becomes NaN (see walk.py). */
 static void gather_queries(const call *c, const rows_at *r, float *q)
 {
-    const long n = r->n * c->D;
-    if (c->multiply_halves) {
+    if (c->type != FLOAT32) {
+        const uint16_t infinite = c->type == BFLOAT16 ? 0x7f80 : 0x7c00;
+        const uint16_t quiet = c->type == BFLOAT16 ? 0x40 : 0x200;
         uint16_t *halves = (uint16_t *)q;
-        gather_halves(r, c->q_halves, c->q_half_steps, c->D, halves);
+        gather_narrow(c, r, halves);
+        const long n = r->n * (c->multiply_packed ? up_to(c->D, 2) : c->D);
         for (long d = 0; d < n; d++)
-            halves[d] |= (halves[d] & 0x7f80) == 0x7f80 ? 0x40 : 0;
+            halves[d] |= (halves[d] & infinite) == infinite ? quiet : 0;
         return;
     }
     gather(r, c->q, c->q_steps, c->D, c->scale, q);
     /* 0 times infinity is NaN. */
-    for (long d = 0; d < n; d++)
+    for (long d = 0; d < r->n * c->D; d++)
         q[d] += q[d] * 0;
 }
 
 static void attend(forward *f, long b, long h, long index, float *s)
 {
     call *c = &f->of;
-    const float one = 1, none = 0;
     const rows_at r = rows_of(c, b, h, index);
-    const long row = place_of(c, &r), v_step = c->v_steps[2];
-    float *q = s + c->rows * c->keys, *sums = q + c->rows * c->D, *mixed = f->out + row * c->E;
+    const long row = place_of(c, &r), room = rows_room(c);
+    float *q = s + room * keys_room(c), *sums = q + room * c->D;
+    float *mixed = f->out ? f->out + row * c->E : sums + 3 * room;
     gather_queries(c, &r, q);
-    tile t = {s,    sums, sums + c->rows, f->entropy ? sums + 2 * c->rows : NULL,
-              NULL, r.n,  0,              c->E};
+    tile t = {s, sums, sums + room, f->entropy ? sums + 2 * room : NULL, NULL, r.n, 0, 0, c->E, 1};
+    /* Of two logits the larger one stays the larger one, if it is scaled so. */
+    const bool later = c->multiply_packed && c->scale > 0;
+    if (later)
+        t.factor = c->scale;
     int hides = 0;
     cut x;
     for (long i = 0; find_cut(c, &r, i, &x); i++) {
         t.keys = x.stop - x.start;
-        logits_of(c, &r, &x, q, s);
-        hides |= hide_pairs(c, &r, &x, s);
-        for (long j = 0; j < r.n; j++) {
-            if (t.energy)
-                absorb_row(&t, j, 1);
-            else
-                absorb_row(&t, j, 0);
-            /* Over rows that are done with: it is half as long as they are. */
-            if (c->multiply_halves)
-                narrow(s + j * t.keys, (uint16_t *)s + j * t.keys, t.keys);
-        }
-        const float *before = t.mixed ? &one : &none;
-        if (c->multiply_halves)
-            c->multiply_halves("N", "N", &c->E, &r.n, &t.keys, &one,
-                               c->v_halves + b * c->v_half_steps[0] + r.g * c->v_half_steps[1] +
-                                   x.start * c->v_half_steps[2],
-                               c->v_half_steps + 2, (uint16_t *)s, &t.keys, before, mixed, &c->E);
+        t.stride = stride_of(c, &x);
+        logits_of(c, &r, &x, q, s, later);
+        hides |= hide_pairs(c, &r, &x, s, t.stride);
+        /* What fills up a cut may be values that nobody sees. */
+        hides |= t.stride > t.keys && x.stop < c->K;
+        if (c->type == FLOAT32)
+            absorb_all(&t, 0, r.n, FLOAT32);
+        else if (c->type == BFLOAT16)
+            absorb_all(&t, 0, r.n, BFLOAT16);
         else
-            c->multiply("N", "N", &c->E, &r.n, &t.keys, &one,
-                        c->v + b * c->v_steps[0] + r.g * c->v_steps[1] + x.start * v_step, &v_step,
-                        s, &t.keys, before, mixed, &c->E);
+            absorb_all(&t, 0, r.n, FLOAT16);
+        mix(c, &r, &x, s, t.mixed, mixed);
         t.mixed = mixed;
     }
     int finite = 1;
     for (long j = 0; j < r.n; j++) {
+        float *o = mixed + j * c->E;
         if (!t.mixed) {
             t.largest[j] = LEAST;
             t.total[j] = 0;
             if (t.energy)
                 t.energy[j] = 0;
-            memset(mixed + j * c->E, 0, c->E * sizeof *mixed);
+            memset(o, 0, c->E * sizeof *o);
         }
         const float *sink = f->sink ? f->sink + h + j / r.span : NULL;
         float factor = finish_row(f, row + j, t.largest[j], t.total[j], t.energy ? t.energy[j] : 0,
                                   sink);
-        finite &= scale_rows(mixed + j * c->E, c->E, factor);
+        uint16_t *narrow = f->out ? NULL : f->out_halves + (row + j) * c->E;
+        if (f->out)
+            finite &= put_row(o, c->E, factor, FLOAT32, o);
+        else if (c->type == BFLOAT16)
+            finite &= put_row(o, c->E, factor, BFLOAT16, narrow);
+        else
+            finite &= put_row(o, c->E, factor, FLOAT16, narrow);
     }
     if (!finite && hides)
         __atomic_store_n(&c->harmed, 1, __ATOMIC_RELAXED);
@@ -143,12 +152,15 @@ static void attend_share(void *what)
         /* The last tiles first: under a causal mask they are the longest. */
         attend(f, head / heads, head % heads * together, c->last_tile - 1 - i % tiles, scratch);
     }
+    if (c->multiply_packed)
+        c->release(true);
 }
 
 void regard_attend(forward *f, int threads)
 {
     call *c = &f->of;
     long pieces = c->B * c->G * c->R * (c->last_tile - c->first_tile);
+    pack(c, threads);
     c->next = c->harmed = 0;
     in_parallel(attend_share, f, pieces < threads ? pieces : threads, 0);
 }

@@ -25,12 +25,7 @@ static void absorb_share(void *what)
     const tile *t = what;
     long first, last;
     share(t->rows, &first, &last);
-    if (t->energy)
-        for (long row = first; row < last; row++)
-            absorb_row(t, row, 1);
-    else
-        for (long row = first; row < last; row++)
-            absorb_row(t, row, 0);
+    absorb_all(t, first, last, FLOAT32);
 }
 
 /* Threads that a tile is worth. */
@@ -42,7 +37,7 @@ static unsigned worth(long numbers, int threads)
 void regard_absorb(float *logits, float *largest, float *total, float *energy, float *mixed,
                    long rows, long keys, long width, int threads)
 {
-    tile t = {logits, largest, total, energy, mixed, rows, keys, width};
+    tile t = {logits, largest, total, energy, mixed, rows, keys, keys, width, 1};
     in_parallel(absorb_share, &t, worth(rows * keys, threads), 0);
 }
 

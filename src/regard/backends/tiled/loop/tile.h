@@ -11,6 +11,8 @@ with -ffast-math: minus infinity, NaN and the order of rounding are meant. */
 #include <string.h>
 #ifdef __aarch64__
 #include <arm_neon.h>
+#elif defined(__AVX__)
+#include <immintrin.h>
 #endif
 
 #define LEAST (-FLT_MAX / 4) /* a finite maximum for rows that have seen nothing */
@@ -68,10 +70,14 @@ static inline float exponential1(float x)
 
 static inline float added(floats x)
 {
+#ifdef __AVX512F__
+    return _mm512_reduce_add_ps((__m512)x);
+#else
     for (int half = WIDE / 2; half; half /= 2)
         for (int i = 0; i < half; i++)
             x[i] += x[i + half];
     return x[0];
+#endif
 }
 
 /* The larger one, or NaN where either is NaN. */
@@ -79,8 +85,31 @@ static inline floats larger(floats s, floats most)
 {
 #ifdef __aarch64__
     return vmaxq_f32(s, most);
+#elif defined(__AVX512F__)
+    /* The instruction gives its second number where either is NaN. */
+    __m512 m = (__m512)most, both = _mm512_max_ps(m, (__m512)s);
+    return (floats)_mm512_mask_mov_ps(both, _mm512_cmp_ps_mask(m, m, _CMP_UNORD_Q), m);
 #else
     return either((s > most) | (s != s), s, most);
+#endif
+}
+
+/* The largest of all, or NaN. Without branches: which one it is cannot be foretold. */
+static inline float largest_in(floats x)
+{
+#ifdef __aarch64__
+    return vmaxvq_f32(x);
+#elif defined(__AVX512F__)
+    x = larger((floats)_mm512_shuffle_f32x4((__m512)x, (__m512)x, 0x4e), x);
+    x = larger((floats)_mm512_shuffle_f32x4((__m512)x, (__m512)x, 0xb1), x);
+    x = larger((floats)_mm512_permute_ps((__m512)x, 0x4e), x);
+    x = larger((floats)_mm512_permute_ps((__m512)x, 0xb1), x);
+    return x[0];
+#else
+    float one = x[0];
+    for (int i = 1; i < WIDE; i++)
+        one = x[i] > one || x[i] != x[i] ? x[i] : one;
+    return one;
 #endif
 }
 
@@ -91,11 +120,50 @@ static inline floats tail(const float *s, long n)
     return x;
 }
 
+/* How numbers are held. */
+enum { FLOAT32, BFLOAT16, FLOAT16 };
+
+/* A vector, rounded to one of the narrow types. A NaN stays one: those that come of bfloat16 end in
+zeros. */
+static inline halves narrowed(floats x, int type)
+{
+    if (type == BFLOAT16) {
+#ifdef __AVX512BF16__
+        return (halves)_mm512_cvtneps_pbh((__m512)x);
+#else
+        bits y = (bits)x;
+        return __builtin_convertvector((y + 0x7fff + (y >> 16 & 1)) >> 16, halves);
+#endif
+    }
+#ifdef __aarch64__
+    return (halves)vcvt_f16_f32(x);
+#elif defined(__AVX512F__)
+    return (halves)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__F16C__)
+    return (halves)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    /* There are no instructions, so no products either, and nobody asks for this: NaN. */
+    return (halves){0} + 0x7e00;
+#endif
+}
+
+/* The first n numbers of a vector, written as one of the types. */
+static inline void put(floats x, int type, void *into, long n)
+{
+    if (type == FLOAT32)
+        memcpy(into, &x, n * sizeof(float));
+    else {
+        halves y = narrowed(x, type);
+        memcpy(into, &y, n * sizeof(uint16_t));
+    }
+}
+
 typedef struct {
-    float *logits;                   /* [rows, keys] */
+    float *logits;                   /* [rows, stride], of which the first keys count */
     float *largest, *total, *energy; /* [rows]; energy may be absent */
     float *mixed;                    /* [rows, width]; absent for the first tile of a row */
-    long rows, keys, width;
+    long rows, keys, stride, width;
+    float factor; /* of logits that become narrow weights; not below 0 */
 } tile;
 
 static inline float largest_of(const float *s, long keys, float before)
@@ -113,37 +181,69 @@ static inline float largest_of(const float *s, long keys, float before)
         most[1] = larger(tail(s + k, keys - k), most[1]);
     for (int i = 1; i < MANY; i++)
         most[0] = larger(most[i], most[0]);
-    float one = before;
-    for (int i = 0; i < WIDE; i++)
-        if (most[0][i] > one || most[0][i] != most[0][i])
-            one = most[0][i];
-    return one;
+    return largest_in(most[0]);
 }
 
-static inline void absorb_row(const tile *t, long row, int energies)
+/* Rounded before anything is added, as the largest one is: a compiler would do both in one. */
+static inline floats scaled(floats s, float factor)
 {
-    float *s = t->logits + row * t->keys;
-    float before = t->mixed ? t->largest[row] : LEAST;
-    const float most = largest_of(s, t->keys, before);
+    s *= factor;
+#ifdef __aarch64__
+    __asm__("" : "+w"(s));
+#elif defined(__AVX512F__)
+    __asm__("" : "+v"(s));
+#elif defined(__SSE__)
+    __asm__("" : "+x"(s));
+#endif
+    return s;
+}
+
+/* Logits become weights of a type in the same memory. Narrow ones lie side by side, row after row,
+over numbers that were read before: they are half as long. */
+static inline __attribute__((always_inline)) void absorb_row(const tile *t, long row, int energies,
+                                                             int type)
+{
+    const float *s = t->logits + row * t->stride;
+    char *into = type == FLOAT32 ? (char *)s : (char *)((uint16_t *)t->logits + row * t->stride);
+    const long size = type == FLOAT32 ? sizeof(float) : sizeof(uint16_t);
+    const float before = t->mixed ? t->largest[row] : LEAST;
+    float most;
+    if (type == FLOAT32)
+        most = largest_of(s, t->keys, before);
+    else {
+        /* Rounding keeps the order. */
+        most = largest_of(s, t->keys, -INFINITY) * t->factor;
+        most = before > most || before != before ? before : most;
+    }
     floats total[MANY] = {{0}}, energy[MANY] = {{0}};
     long k = 0;
-    for (; k + MANY * WIDE <= t->keys; k += MANY * WIDE)
+    for (; k + MANY * WIDE <= t->keys; k += MANY * WIDE) {
+        floats x[MANY];
+        for (int i = 0; i < MANY; i++)
+            x[i] = *(floats *)(s + k + i * WIDE);
         for (int i = 0; i < MANY; i++) {
-            floats x = *(floats *)(s + k + i * WIDE) - most, p = exponential(x);
-            *(floats *)(s + k + i * WIDE) = p;
+            x[i] = (type == FLOAT32 ? x[i] : scaled(x[i], t->factor)) - most;
+            floats p = exponential(x[i]);
+            put(p, type, into + (k + i * WIDE) * size, WIDE);
             total[i] += p;
             /* A weight of 0 adds 0, also where its logit is minus infinity. */
             if (energies)
-                energy[i] += p * either(x < -87.0f, p, x);
+                energy[i] += p * either(x[i] < -87.0f, p, x[i]);
         }
+    }
     for (; k < t->keys; k += WIDE) {
         long n = t->keys - k < WIDE ? t->keys - k : WIDE;
-        floats x = tail(s + k, n) - most, p = exponential(x);
-        memcpy(s + k, &p, n * sizeof *s);
+        floats x = tail(s + k, n);
+        x = (type == FLOAT32 ? x : scaled(x, t->factor)) - most;
+        floats p = exponential(x);
+        put(p, type, into + k * size, n);
         total[0] += p;
         if (energies)
             energy[0] += p * either(x < -87.0f, p, x);
     }
+    /* What fills up a row of narrow weights counts in a product. */
+    if (type != FLOAT32 && t->keys < t->stride)
+        memset(into + t->keys * size, 0, (t->stride - t->keys) * size);
     for (int i = 1; i < MANY; i++) {
         total[0] += total[i];
         energy[0] += energy[i];
@@ -166,21 +266,16 @@ static inline void absorb_row(const tile *t, long row, int energies)
         t->energy[row] = heat;
 }
 
-/* Numbers rounded to bfloat16, which may be written over what was read before. A NaN stays one: those
-that come of bfloat16 end in zeros. */
-static inline void narrow(const float *from, uint16_t *into, long n)
+/* All rows of a tile. */
+static inline __attribute__((always_inline)) void absorb_all(const tile *t, long first, long last,
+                                                             int type)
 {
-    long k = 0;
-    for (; k + WIDE <= n; k += WIDE) {
-        bits x = *(const bits *)(from + k);
-        *(halves *)(into + k) = __builtin_convertvector((x + 0x7fff + (x >> 16 & 1)) >> 16, halves);
-    }
-    for (; k < n; k++) {
-        uint32_t x;
-        memcpy(&x, from + k, sizeof x);
-        uint16_t y = (x + 0x7fff + (x >> 16 & 1)) >> 16;
-        memcpy(into + k, &y, sizeof y);
-    }
+    if (t->energy)
+        for (long row = first; row < last; row++)
+            absorb_row(t, row, 1, type);
+    else
+        for (long row = first; row < last; row++)
+            absorb_row(t, row, 0, type);
 }
 
 /* A value where pairs are hidden, in a row of numbers. */
