@@ -16,7 +16,7 @@ from torch import Tensor
 
 import regard
 from regard import masks
-from regard.backends.tiled import fused, inner_loop, trust
+from regard.backends.tiled import inner_loop, plan, trust
 from regard.backends.tiled.compiled import Loop
 
 _long, _pointer, _bool = ctypes.c_long, ctypes.c_void_p, ctypes.c_bool
@@ -76,8 +76,8 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
     loop, why_not = inner_loop.found()
     if loop is None or loop.multiply is None:
         pytest.skip(f"there is no compiled loop here: {why_not}")
-    monkeypatch.setattr(fused, "PACKED_ROWS", 1)
-    monkeypatch.setattr(fused.torch._C, "_get_mkldnn_enabled", lambda: True)
+    monkeypatch.setattr(plan, "PACKED_ROWS", 1)
+    monkeypatch.setattr(torch._C, "_get_mkldnn_enabled", lambda: True)
     # A thread that Python does not know cannot call it in order.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -210,7 +210,7 @@ def test_hidden_and_broken_numbers(product: Product) -> None:
     assert torch.isfinite(out[:, :, :70]).all()
     assert out[:, :, 70:].isnan().all()
     # Also where nothing is hidden but what the product reaches beyond the keys of its cut.
-    out = regard.attention(q[:, :, :1], k, v, mask=masks.causal(offset=60), backend="tiled")
+    out = regard.attention(q[:, :, :1], k, v, mask=masks.causal(offset=66), backend="tiled")
     assert torch.isfinite(out).all()
     q[:, :, 3] = -math.inf
     k, v = k.nan_to_num(1.0).abs(), v.nan_to_num()
@@ -276,7 +276,7 @@ def test_threads_are_released(product: Product, released: Released) -> None:
 
 
 def test_few_rows_are_not_packed(product: Product, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "PACKED_ROWS", 32)
+    monkeypatch.setattr(plan, "PACKED_ROWS", 32)
     q = numbers(1, 1, 40, 8).to(product.dtype)
     regard.attention(q[:, :, :31], q, q, backend="tiled")
     assert not product.sizes
@@ -287,7 +287,7 @@ def test_few_rows_are_not_packed(product: Product, monkeypatch: pytest.MonkeyPat
 def test_nothing_is_packed_when_onednn_is_off(
     product: Product, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused.torch._C, "_get_mkldnn_enabled", lambda: False)
+    monkeypatch.setattr(torch._C, "_get_mkldnn_enabled", lambda: False)
     q = numbers(1, 1, 40, 8).to(product.dtype)
     regard.attention(q, q, q, backend="tiled")
     assert not product.sizes

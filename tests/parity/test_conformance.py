@@ -48,7 +48,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(walk, "KEY_TILE", 8)
     monkeypatch.setattr("regard.backends.tiled.walk.tile_size", lambda x: TileSize(2, 14, 16))
     monkeypatch.setattr("regard.backends.tiled.forward.tile_size", lambda x: TileSize(2, 14, 16))
-    monkeypatch.setattr("regard.backends.tiled.fused.fused_size", lambda x: TileSize(2, 14, 16))
+    monkeypatch.setattr("regard.backends.tiled.plan.fused_size", lambda x: TileSize(2, 14, 16))
 
 
 def test_small_tiles_are_many(small_tiles: None) -> None:

@@ -6,9 +6,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.backends.contract import Repeated, Rows, Work, run_again
-from regard.backends.tiled.fused import Plan, fusing, outruns_pytorch
+from regard.backends.tiled.fused import fusing, outruns_pytorch
 from regard.backends.tiled.inner_loop import described
 from regard.backends.tiled.operators import run
+from regard.backends.tiled.plan import Plan
 from regard.backends.tiled.second_pass import TiledPass
 from regard.backends.tiled.walk import KEY_TILE, tile_size
 from regard.cost.counting import visited_pairs

@@ -1,0 +1,144 @@
+"""How a plain call is cut, and what multiplies its matrices: settled once, for both passes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum, auto
+from typing import NamedTuple
+
+import torch
+
+from regard.backends.tiled.compiled import Loop
+from regard.backends.tiled.walk import TileSize
+from regard.inputs import AttentionInputs
+from regard.masks.algebra import Mask
+
+SLAB = 1 << 22
+"""Numbers of q, or of k, in a slab, unless that leaves too few heads for all threads."""
+ALONE = 1 << 18
+"""Multiplications that are not worth waking a second thread for."""
+PACKED_ROWS = 32
+"""Rows that look at the same keys, from which on packing these pays."""
+PACKED_KEYS = 64
+"""Keys are packed in runs of a multiple of this (KEYS in packed.h)."""
+
+
+def fused_size(x: AttentionInputs) -> TileSize:
+    """Tiles of logits that fit the cache of one core, and heads enough for all of them."""
+    Q, K, D = x.q.shape[2], x.k.shape[2], x.q.shape[3]
+    # Half precision is copied to float32 slab by slab, so a slab is not everything at once.
+    heads = SLAB // (max(Q * x.group, K) * D)
+    return TileSize(max(4 * torch.get_num_threads(), heads), 256 if Q >= 4096 else 128, 512)
+
+
+class Product(Enum):
+    """What multiplies matrices: of float32, of bfloat16, or of narrow ones that were packed."""
+
+    FLOATS = auto()
+    HALVES = auto()
+    PACKED = auto()
+
+
+def _product(x: AttentionInputs, loop: Loop) -> Product:
+    dtype = x.q.dtype
+    if dtype != x.k.dtype or dtype != x.v.dtype:
+        return Product.FLOATS
+    # Without oneDNN, which can be switched off, PyTorch has no such product.
+    can_pack = dtype in loop.multiply_packed and torch._C._get_mkldnn_enabled()
+    if can_pack and min(x.shape.Q * x.group, x.shape.K) >= PACKED_ROWS:
+        return Product.PACKED
+    if dtype == torch.bfloat16 and loop.multiply_halves is not None:
+        return Product.HALVES
+    return Product.FLOATS
+
+
+class Plan(NamedTuple):
+    """How a call is cut, settled once."""
+
+    B: int
+    H: int
+    Q: int
+    K: int
+    G: int
+    D: int
+    E: int
+    band: tuple[int, int] | None
+    """The least and the largest key - query that may be seen, if that says everything."""
+    size: TileSize
+    rows: int
+    keys: int
+    threads: int
+    product: Product
+
+    @classmethod
+    def of(cls, x: AttentionInputs, loop: Loop) -> Plan:
+        """Tiles, and threads for what is worth them."""
+        B, H, Q, D = x.q.shape
+        _, G, K, E = x.v.shape
+        threads = 1 if B * H * Q * K * D < ALONE else torch.get_num_threads()
+        size, band, product = fused_size(x), _band(x.mask, Q, K), _product(x, loop)
+        keys = min(size.keys, K)
+        if product is Product.PACKED:
+            keys = -(-keys // PACKED_KEYS) * PACKED_KEYS
+            rows = min(size.rows, 64) if Q < 512 else size.rows
+            while rows > 32 and 4 * threads * rows > B * H * Q:
+                rows //= 2
+            size = replace(size, rows=rows)
+        return cls(B, H, Q, K, G, D, E, band, size, size.rows, keys, threads, product)
+
+    @property
+    def group(self) -> int:
+        return self.H // self.G
+
+    @property
+    def narrow(self) -> bool:
+        """Whether matrices are multiplied as they were given, and what comes out is as narrow."""
+        return self.product is not Product.FLOATS
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and keys that a tile has room for (see products.h)."""
+        if self.product is not Product.PACKED:
+            return self.rows, self.keys
+        return -(-self.rows // 16) * 16, self.keys + PACKED_KEYS
+
+    @property
+    def scratch(self) -> int:
+        """Numbers held for all threads: a tile of logits, one of queries, three sums of rows, and
+        what is mixed if that becomes narrow."""
+        rows, keys = self.tile
+        return self.threads * rows * (keys + self.D + 3 + (self.E if self.narrow else 0))
+
+    @property
+    def packed(self) -> tuple[int, int]:
+        """Numbers of a packed head: of keys and of values."""
+        keys = -(-self.K // self.keys) * self.keys
+        return keys * (self.D + self.D % 2), keys * self.E
+
+    @property
+    def held(self) -> int:
+        """All memory that the forward pass takes, in float32 numbers."""
+        packed = self.B * self.G * sum(self.packed) if self.product is Product.PACKED else 0
+        return self.scratch + packed // 2
+
+    @property
+    def pairs(self) -> int | None:
+        """Pairs computed under a band or no mask; None where the mask is another."""
+        if self.band is None:
+            return None
+        low, high = self.band
+        pairs = 0
+        for start in range(0, self.Q, self.rows):
+            stop = min(start + self.rows, self.Q)
+            pairs += (stop - start) * max(0, min(self.K, stop + high) - max(0, start + low))
+        return self.B * self.H * pairs
+
+
+def _band(mask: Mask | None, Q: int, K: int) -> tuple[int, int] | None:
+    if mask is None:
+        return -Q, K
+    band = mask.band()
+    if band is None:
+        return None
+    low, high = band
+    return int(min(max(low, -Q), K)), int(max(min(high, K), -Q - 1))
