@@ -1,6 +1,7 @@
 """What looking costs on a CPU: attention() and trace() beside PyTorch's own, in one run.
 
 python benchmarks/cpu.py [--quick]
+python benchmarks/cpu.py --half      only half precision, in more shapes; written nowhere
 """
 
 from __future__ import annotations
@@ -124,6 +125,73 @@ def half(n: int) -> list[dict[str, Any]]:
     return rows
 
 
+SHAPES = [
+    # Length, width, heads, key heads.
+    (64, 64, 8, 8), (256, 64, 8, 8), (512, 64, 8, 8), (1024, 64, 8, 8), (2048, 64, 8, 8),
+    (4096, 64, 8, 8), (256, 128, 8, 8), (1024, 128, 8, 8), (2048, 128, 8, 8), (1000, 80, 12, 12),
+    (1024, 64, 32, 8),
+]  # fmt: skip
+
+
+def half_shapes(dtype: torch.dtype, *, backward: bool) -> list[dict[str, Any]]:
+    """For CPUs with instructions for it: without, PyTorch's kernel takes minutes."""
+    rows = []
+    for n, width, heads, key_heads in SHAPES:
+        if backward and (n > 2048 or key_heads < heads):
+            continue
+        for causal in (False, True):
+            source = torch.Generator().manual_seed(0)
+            q, k, v = (
+                torch.randn(1, h, n, width, generator=source).to(dtype).requires_grad_(backward)
+                for h in (heads, key_heads, key_heads)
+            )
+            mask, pull = masks.causal() if causal else None, torch.ones_like(q)
+
+            def through(out: torch.Tensor, q=q, k=k, v=v, pull=pull) -> None:  # type: ignore[no-untyped-def]
+                if backward:
+                    torch.autograd.grad(out, (q, k, v), pull)
+
+            def sdpa(q=q, k=k, v=v, causal=causal, go=through) -> None:  # type: ignore[no-untyped-def]
+                shared = q.shape[1] != k.shape[1]
+                go(scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=shared))
+
+            runs = {
+                "sdpa": sdpa,
+                "sdpa again": sdpa,
+                "trace": lambda q=q, k=k, v=v, m=mask, go=through: go(
+                    regard.trace(q, k, v, mask=m).out
+                ),
+                "tiled": lambda q=q, k=k, v=v, m=mask, go=through: go(
+                    regard.attention(q, k, v, mask=m, backend="tiled")
+                ),
+            }
+            seconds = interleaved(runs, max(3, min(60, (1 << 24) // (n * n))))
+            rows.append(
+                {
+                    "n": n,
+                    "width": width,
+                    "heads": f"{heads}/{key_heads}",
+                    "causal": causal,
+                    "sdpa ms": seconds["sdpa"] * 1e3,
+                    "sdpa / itself": seconds["sdpa"] / seconds["sdpa again"],
+                    "tiled attention() / sdpa": seconds["sdpa"] / seconds["tiled"],
+                    "trace() / sdpa": seconds["sdpa"] / seconds["trace"],
+                }
+            )
+    return rows
+
+
+def only_half() -> None:
+    tables = {}
+    for dtype in (torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        with torch.no_grad():
+            tables[f"Forward, {name}"] = half_shapes(dtype, backward=False)
+        tables[f"Forward and backward, {name}"] = half_shapes(dtype, backward=True)
+    tables["Worst and mean"] = worst(tables)
+    write("cpu_half", tables, folder=None)
+
+
 def worst(tables: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """The worst ratio of each table, and the geometric mean."""
     rows = []
@@ -201,6 +269,9 @@ def imports(repeats: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
+    if "--half" in sys.argv:
+        only_half()
+        return
     quick = "--quick" in sys.argv
     with torch.no_grad():
         tables = {
