@@ -34,7 +34,7 @@ class Call(ctypes.Structure):
         *((name, _pointer) for name in ("multiply_halves", "multiply_packed", "release")),
         *((name, _pointer) for name in ("q_halves", "k_halves", "v_halves")),
         *((name, _long * 3) for name in ("q_half_steps", "k_half_steps", "v_half_steps")),
-        *((name, _pointer) for name in ("k_packed", "v_packed")),
+        *((name, _pointer) for name in ("k_packed", "v_packed", "k_mixed", "v_compared")),
         ("unpacked", _long),
         *((name, _long) for name in ("rows_step", "B", "G", "R", "Q", "K", "D", "E")),
         *((name, _long) for name in ("stacked", "low", "high", "rows", "keys")),

@@ -23,7 +23,7 @@ from regard.backends.contract import Rows
 from regard.backends.tiled.compiled import TYPES, Attend, Loop, Pull
 from regard.backends.tiled.inner_loop import loop_for
 from regard.backends.tiled.pieces import Packed, Piece, in_rows, lots, pieces
-from regard.backends.tiled.plan import Plan
+from regard.backends.tiled.plan import Plan, even
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 from regard.stopping import step
@@ -97,7 +97,7 @@ def attend(x: AttentionInputs, loop: Loop, *, statistics: bool) -> Passed | None
     largest, entropy = scratch.new_empty(many), scratch.new_empty(many)
     sink = None if x.sink is None else x.sink.to(torch.float32).contiguous()
     for piece in pieces(x, plan, wide=not plan.narrow):
-        packed = Packed.of(piece, plan, values=True)
+        packed = Packed.of(piece, plan, backward=False)
         call = Attend(
             **{"out_halves" if plan.narrow else "out": piece.address(out)},
             lse=piece.address(lse),
@@ -129,16 +129,20 @@ def pull(
     few = 4 * plan.threads > B * G
     hands = min(plan.threads, HANDS, -(-Q // plan.rows)) if few else 1
     dq = x.q.new_empty(B, H, Q, D, dtype=torch.float32)
-    dk, dv = dq.new_zeros(hands, B, G, K, D), dq.new_zeros(hands, B, G, K, E)
+    # Packed products add these up with keys for columns.
+    turned, n = plan.narrow_backward, plan.runs
+    dk = dq.new_zeros((hands, B, G, D, n) if turned else (hands, B, G, K, D))
+    dv = dq.new_zeros((hands, B, G, E, n) if turned else (hands, B, G, K, E))
     lse, heat = passed.rows.lse.contiguous(), g_entropy
     expected = None
     if heat is not None:
         heat, expected = heat.contiguous(), (lse - passed.rows.entropy).contiguous()
     rest, shift = passed.lse_rest.contiguous(), shift.contiguous()
-    rows, keys_room = plan.tile
-    scratch = dq.new_empty(plan.threads * rows * (2 * keys_room + 2 * D + E))
-    for piece in pieces(x, plan):
-        packed = Packed.of(piece, plan, values=False)
+    rows, tile_keys = plan.tile
+    # Two tiles of logits, and one half as large; queries, gradients of outputs, and of queries.
+    scratch = dq.new_empty(plan.threads * rows * (5 * tile_keys // 2 + 2 * even(D) + even(E)))
+    for piece in pieces(x, plan, wide=not turned):
+        packed = Packed.of(piece, plan, backward=True)
         g = in_rows(g_out[piece.batch, piece.heads])
         keys = (0, piece.batch, piece.key_heads)
         call = Pull(
@@ -152,8 +156,8 @@ def pull(
             dq=piece.address(dq),
             dk=dk[keys].data_ptr(),
             dv=dv[keys].data_ptr(),
-            dk_step=B * G * K * D,
-            dv_step=B * G * K * E,
+            dk_step=dk.stride(0),
+            dv_step=dv.stride(0),
             key_heads=G,
             hands=hands,
             **_described(x, loop, piece, plan, scratch, packed),
@@ -162,7 +166,12 @@ def pull(
             step()
             lot.put(call)
             loop.pull(call, plan.threads)
-    return Gradients(dq, *(t[0] if hands == 1 else t.sum(0) for t in (dk, dv)))
+    dk, dv = (t[0] if hands == 1 else t.sum(0) for t in (dk, dv))
+    if turned:
+        assert isinstance(x.comparison, Dot)
+        factors = zip((dk, dv), (x.comparison.scale, 1.0), strict=True)
+        dk, dv = ((t[..., :K].mT * factor).contiguous() for t, factor in factors)
+    return Gradients(dq, dk, dv)
 
 
 def _described(
@@ -181,9 +190,7 @@ def _described(
     fields: dict[str, Any] = {"multiply": loop.multiply}
     if packed is not None:
         fields |= {"multiply_packed": loop.multiply_packed[x.q.dtype], "release": loop.release}
-        fields |= {"k_packed": packed.keys.data_ptr(), "unpacked": True}
-        if packed.values is not None:
-            fields |= {"v_packed": packed.values.data_ptr()}
+        fields |= {name: t.data_ptr() for name, t in packed.memory.items()} | {"unpacked": True}
     elif piece.halves is not None:
         fields |= {"multiply_halves": loop.multiply_halves}
     if piece.halves is not None:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.backends.tiled.compiled import Attend, Pull
-from regard.backends.tiled.plan import Plan, Product
+from regard.backends.tiled.plan import Plan, Product, even
 from regard.backends.tiled.walk import Cut, Slab, slabs, spans
 from regard.inputs import AttentionInputs
 
@@ -44,20 +44,23 @@ class Piece(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """Memory for the packed keys of a piece, and for its values."""
+    """Memory for the packed keys and values of a piece, by the names of call.h."""
 
-    keys: Tensor
-    values: Tensor | None
+    memory: dict[str, Tensor]
 
     @classmethod
-    def of(cls, piece: Piece, plan: Plan, *, values: bool) -> Packed | None:
+    def of(cls, piece: Piece, plan: Plan, *, backward: bool) -> Packed | None:
         if plan.product is not Product.PACKED:
             return None
+        widths = {"k_packed": even(plan.D)}
+        if not backward:
+            widths |= {"v_packed": plan.E}
+        elif plan.narrow_backward:
+            widths |= {"k_mixed": plan.D, "v_compared": even(plan.E)}
+        heads = piece.k.shape[0] * piece.k.shape[1]
         assert piece.halves is not None
-        _, k, v = piece.halves
-        heads = k.shape[0] * k.shape[1]
-        a, b = plan.packed
-        return cls(k.new_empty(heads * a), v.new_empty(heads * b) if values else None)
+        given = piece.halves[1]
+        return cls({name: given.new_empty(heads * plan.runs * n) for name, n in widths.items()})
 
 
 def pieces(x: AttentionInputs, plan: Plan, *, wide: bool = True) -> Iterator[Piece]:

@@ -31,6 +31,10 @@ def fused_size(x: AttentionInputs) -> TileSize:
     return TileSize(max(4 * torch.get_num_threads(), heads), 256 if Q >= 4096 else 128, 512)
 
 
+def even(width: int) -> int:
+    return width + width % 2
+
+
 class Product(Enum):
     """What multiplies matrices: of float32, of bfloat16, or of narrow ones that were packed."""
 
@@ -68,6 +72,7 @@ class Plan(NamedTuple):
     rows: int
     keys: int
     threads: int
+    dtype: torch.dtype
     product: Product
 
     @classmethod
@@ -84,7 +89,7 @@ class Plan(NamedTuple):
             while rows > 32 and 4 * threads * rows > B * H * Q:
                 rows //= 2
             size = replace(size, rows=rows)
-        return cls(B, H, Q, K, G, D, E, band, size, size.rows, keys, threads, product)
+        return cls(B, H, Q, K, G, D, E, band, size, size.rows, keys, threads, x.q.dtype, product)
 
     @property
     def group(self) -> int:
@@ -94,6 +99,11 @@ class Plan(NamedTuple):
     def narrow(self) -> bool:
         """Whether matrices are multiplied as they were given, and what comes out is as narrow."""
         return self.product is not Product.FLOATS
+
+    @property
+    def narrow_backward(self) -> bool:
+        """The same in the backward pass; gradients of float16 logits can be too small for it."""
+        return self.product is Product.PACKED and self.dtype == torch.bfloat16
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -110,16 +120,15 @@ class Plan(NamedTuple):
         return self.threads * rows * (keys + self.D + 3 + (self.E if self.narrow else 0))
 
     @property
-    def packed(self) -> tuple[int, int]:
-        """Numbers of a packed head: of keys and of values."""
-        keys = -(-self.K // self.keys) * self.keys
-        return keys * (self.D + self.D % 2), keys * self.E
+    def runs(self) -> int:
+        """Keys in all runs that are packed, those that fill up the last one included."""
+        return -(-self.K // self.keys) * self.keys
 
     @property
     def held(self) -> int:
         """All memory that the forward pass takes, in float32 numbers."""
-        packed = self.B * self.G * sum(self.packed) if self.product is Product.PACKED else 0
-        return self.scratch + packed // 2
+        packed = self.runs * (even(self.D) + self.E) if self.product is Product.PACKED else 0
+        return self.scratch + self.B * self.G * packed // 2
 
     @property
     def pairs(self) -> int | None:

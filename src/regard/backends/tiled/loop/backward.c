@@ -9,7 +9,8 @@ typedef struct {
     long g_steps[3];
     const float *lse, *rest, *shift, *heat, *expected; /* [B, G R, Q]; the last two may be absent */
     float *dq;                                         /* [B, G R, Q, D], with rows side by side */
-    float *dk, *dv;                                    /* [hands, B, G, K, D] and E */
+    float *dk, *dv; /* [hands, B, G, K, D] and E; with k_mixed [hands, B, G, D, runs of keys] and E,
+                       and dk without the scale */
     long dk_step, dv_step;                             /* from one hand to the next */
     long key_heads, hands;                             /* key heads of a whole batch entry */
 } backward;
@@ -17,6 +18,19 @@ typedef struct {
 typedef struct {
     float lse, rest, shift, heat, expected;
 } row_facts;
+
+static inline row_facts facts_of(const backward *w, long row)
+{
+    row_facts f = {w->lse[row], w->rest[row], w->shift[row], 0, 0};
+    /* A row that sees nothing has only logits of minus infinity; any number will do. */
+    if (isinf(f.lse))
+        f.lse = 0;
+    if (w->heat) {
+        f.heat = w->heat[row];
+        f.expected = w->expected[row];
+    }
+    return f;
+}
 
 static inline floats slope_of(floats *s, floats pull, const row_facts *f, int heats)
 {
@@ -46,6 +60,102 @@ static inline void pull_row(float *s, float *d, long keys, const row_facts *f, i
     }
 }
 
+/* The same of narrow numbers, in the same memory as absorb_row's. */
+static inline __attribute__((always_inline)) void pull_narrow(const tile *t, float *d, long row,
+                                                              const row_facts *f, int heats)
+{
+    const long here = row * t->stride;
+    for (long k = 0; k < t->keys; k += WIDE) {
+        const long n = t->keys - k < WIDE ? t->keys - k : WIDE;
+        floats p = n == WIDE ? *(floats *)(t->logits + here + k) : tail(t->logits + here + k, n);
+        floats slope = {0};
+        if (n == WIDE)
+            slope = *(floats *)(d + here + k);
+        else
+            memcpy(&slope, d + here + k, n * sizeof *d);
+        p = scaled(p, t->factor);
+        slope = slope_of(&p, slope, f, heats);
+        uint16_t *into = (uint16_t *)t->logits + here + k, *slopes = (uint16_t *)d + here + k;
+        if (n == WIDE) {
+            put(p, BFLOAT16, into, WIDE);
+            put(slope, BFLOAT16, slopes, WIDE);
+        } else {
+            put(p, BFLOAT16, into, n);
+            put(slope, BFLOAT16, slopes, n);
+        }
+    }
+    if (t->keys < t->stride) {
+        const long size = (t->stride - t->keys) * sizeof(uint16_t);
+        memset((uint16_t *)t->logits + here + t->keys, 0, size);
+        memset((uint16_t *)d + here + t->keys, 0, size);
+    }
+}
+
+/* Rows become columns. */
+static void turn(const uint16_t *from, long stride, long rows, long width, uint16_t *into)
+{
+    for (long d = 0; d < width; d++)
+        for (long j = 0; j < rows; j++)
+            into[d * rows + j] = from[j * stride + d];
+}
+
+/* A row tile with packed products alone. Gradients of keys and values are added up with columns for
+rows: so weights become a second matrix by laying two rows side by side. */
+static void pull_packed(backward *w, long b, long h, long index, long hand, float *s)
+{
+    call *c = &w->of;
+    const rows_at r = rows_of(c, b, h, index);
+    const long room = rows_room(c), area = room * keys_room(c), n = up_to(r.n, ROWS);
+    const long row = place_of(c, &r), D = up_to(c->D, 2), E = up_to(c->E, 2);
+    const long all_keys = runs_of(c) * c->keys, key_head = b * w->key_heads + r.g;
+    float *d = s + area, *dq = d + area;
+    uint16_t *paired = (uint16_t *)(dq + room * c->D), *q = paired + area, *q_turned = q + room * D;
+    uint16_t *g = q_turned + room * D, *g_turned = g + room * E;
+    float *dk = w->dk + hand * w->dk_step + key_head * c->D * all_keys;
+    float *dv = w->dv + hand * w->dv_step + key_head * c->E * all_keys;
+    gather_narrow(c, &r, q);
+    turn(q, D, n, c->D, q_turned);
+    memset(g, 0, n * E * sizeof *g);
+    for (long j = 0; j < r.n; j++) {
+        const float *from = w->g + r.b * w->g_steps[0] + (r.h + j / r.span) * w->g_steps[1] +
+                            (r.start + j % r.span) * w->g_steps[2];
+        long e = 0;
+        for (; e + WIDE <= c->E; e += WIDE)
+            put(*(floats *)(from + e), BFLOAT16, g + j * E + e, WIDE);
+        if (e < c->E)
+            put(tail(from + e, c->E - e), BFLOAT16, g + j * E + e, c->E - e);
+    }
+    turn(g, E, n, c->E, g_turned);
+    const bool later = scaled_later(c);
+    tile t = {s, NULL, NULL, NULL, NULL, r.n, 0, 0, 0, later ? c->scale : 1};
+    cut x;
+    long i = 0;
+    for (; find_cut(c, &r, i, &x); i++) {
+        t.keys = x.stop - x.start;
+        t.stride = stride_of(c, &x);
+        logits_of(c, &r, &x, q, s, later);
+        hide_pairs(c, &r, &x, s, t.stride);
+        compare(c, &r, &x, g, c->E, c->v_compared, d);
+        for (long j = 0; j < r.n; j++) {
+            const row_facts f = facts_of(w, row + j);
+            if (w->heat)
+                pull_narrow(&t, d, j, &f, 1);
+            else
+                pull_narrow(&t, d, j, &f, 0);
+        }
+        memset((uint16_t *)s + r.n * t.stride, 0, (n - r.n) * t.stride * sizeof(uint16_t));
+        pack_values((uint16_t *)s, t.stride, n, t.stride, paired, n);
+        c->multiply_packed(c->E, t.stride, n, n, t.stride, all_keys, true, g_turned, paired,
+                           dv + x.start, true);
+        mix_packed(c, &r, &x, (uint16_t *)d, c->D, c->k_mixed, i > 0, dq);
+        pack_values((uint16_t *)d, t.stride, n, t.stride, paired, n);
+        c->multiply_packed(c->D, t.stride, n, n, t.stride, all_keys, true, q_turned, paired,
+                           dk + x.start, true);
+    }
+    for (long j = 0; j < r.n * c->D; j++)
+        w->dq[row * c->D + j] = i ? dq[j] * c->scale : 0;
+}
+
 static void pull(backward *w, long b, long h, long index, long hand, float *s)
 {
     call *c = &w->of;
@@ -73,15 +183,10 @@ static void pull(backward *w, long b, long h, long index, long hand, float *s)
         hide_pairs(c, &r, &x, s, stride);
         c->multiply("T", "N", &keys, &r.n, &c->E, &one, v, &v_step, g, &c->E, &none, d, &stride);
         for (long j = 0; j < r.n; j++) {
-            row_facts f = {w->lse[row + j], w->rest[row + j], w->shift[row + j], 0, 0};
-            /* A row that sees nothing has only logits of minus infinity; any number will do. */
-            if (isinf(f.lse))
-                f.lse = 0;
-            if (w->heat) {
-                f.heat = w->heat[row + j];
-                f.expected = w->expected[row + j];
+            const row_facts f = facts_of(w, row + j);
+            if (w->heat)
                 pull_row(s + j * stride, d + j * stride, keys, &f, 1);
-            } else
+            else
                 pull_row(s + j * stride, d + j * stride, keys, &f, 0);
         }
         c->multiply("N", "T", &c->E, &keys, &r.n, &one, g, &c->E, s, &stride, &one, dv, &c->E);
@@ -105,7 +210,7 @@ static void pull_share(void *what)
         for (long r = 0; r < c->R; r += together)
             for (long t = c->first_tile; t < c->last_tile; t++)
                 if (t % w->hands == hand)
-                    pull(w, b, g * c->R + r, t, hand, scratch);
+                    (c->k_mixed ? pull_packed : pull)(w, b, g * c->R + r, t, hand, scratch);
     }
     if (c->multiply_packed)
         c->release(true);

@@ -48,7 +48,8 @@ typedef struct {
     void (*release)(bool); /* what a thread calls when it has made its last packed product */
     const uint16_t *q_halves, *k_halves, *v_halves; /* as they came */
     long q_half_steps[3], k_half_steps[3], v_half_steps[3];
-    uint16_t *k_packed, *v_packed; /* memory for them; values are packed for one pass only */
+    /* Memory for them: both as keys are packed, both as values are. Only the first is always there. */
+    uint16_t *k_packed, *v_packed, *k_mixed, *v_compared;
     long unpacked;                 /* whether that is still to be written */
     long rows_step;                /* rows [.., G R, Q] from one batch entry to the next */
     long B, G, R, Q, K, D, E;

@@ -92,8 +92,7 @@ static void attend(forward *f, long b, long h, long index, float *s)
     float *mixed = f->out ? f->out + row * c->E : sums + 3 * room;
     gather_queries(c, &r, q);
     tile t = {s, sums, sums + room, f->entropy ? sums + 2 * room : NULL, NULL, r.n, 0, 0, c->E, 1};
-    /* Of two logits the larger one stays the larger one, if it is scaled so. */
-    const bool later = c->multiply_packed && c->scale > 0;
+    const bool later = scaled_later(c);
     if (later)
         t.factor = c->scale;
     int hides = 0;

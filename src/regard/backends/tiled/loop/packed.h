@@ -18,15 +18,18 @@ static inline long up_to(long n, long step) { return (n + step - 1) / step * ste
 
 static inline long runs_of(const call *c) { return (c->K + c->keys - 1) / c->keys; }
 
-static inline uint16_t *packed_keys(const call *c, long b, long g, long run)
+/* Where a run begins in k_packed or v_compared, whose numbers are added up over `width`. */
+static inline uint16_t *packed_run(const call *c, uint16_t *packed, long width, long b, long g,
+                                   long run)
 {
-    return c->k_packed + ((b * c->G + g) * runs_of(c) + run) * up_to(c->D, 2) * c->keys;
+    return packed + ((b * c->G + g) * runs_of(c) + run) * up_to(width, 2) * c->keys;
 }
 
-/* From an even key on. */
-static inline uint16_t *packed_values(const call *c, long b, long g, long key)
+/* Where an even key lies in v_packed or k_mixed. */
+static inline uint16_t *packed_row(const call *c, uint16_t *packed, long width, long b, long g,
+                                   long key)
 {
-    return c->v_packed + ((b * c->G + g) * runs_of(c) * c->keys + key) * c->E;
+    return packed + ((b * c->G + g) * runs_of(c) * c->keys + key) * width;
 }
 
 #if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
@@ -90,11 +93,15 @@ static inline void pack_share(void *what)
     while ((i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED)) < c->B * c->G * runs) {
         const long run = i % runs, g = i / runs % c->G, b = i / runs / c->G, key = run * c->keys;
         const long n = c->K - key < c->keys ? c->K - key : c->keys;
-        pack_keys(c->k_halves + b * k_step[0] + g * k_step[1] + key * k_step[2], k_step[2], n, c->D,
-                  packed_keys(c, b, g, run), c->keys);
+        const uint16_t *k = c->k_halves + b * k_step[0] + g * k_step[1] + key * k_step[2];
+        const uint16_t *v = c->v_halves + b * v_step[0] + g * v_step[1] + key * v_step[2];
+        pack_keys(k, k_step[2], n, c->D, packed_run(c, c->k_packed, c->D, b, g, run), c->keys);
         if (c->v_packed)
-            pack_values(c->v_halves + b * v_step[0] + g * v_step[1] + key * v_step[2], v_step[2], n,
-                        c->E, packed_values(c, b, g, key), c->keys);
+            pack_values(v, v_step[2], n, c->E, packed_row(c, c->v_packed, c->E, b, g, key), c->keys);
+        if (c->k_mixed)
+            pack_values(k, k_step[2], n, c->D, packed_row(c, c->k_mixed, c->D, b, g, key), c->keys);
+        if (c->v_compared)
+            pack_keys(v, v_step[2], n, c->E, packed_run(c, c->v_compared, c->E, b, g, run), c->keys);
     }
 }
 

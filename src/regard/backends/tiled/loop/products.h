@@ -34,25 +34,36 @@ static inline void gather_narrow(const call *c, const rows_at *r, uint16_t *q)
         memset(q + r->n * width, 0, (up_to(r->n, ROWS) - r->n) * width * sizeof *q);
 }
 
+/* Rows of narrow numbers times the keys of a cut, or whatever is packed as they are. */
+static inline void compare(const call *c, const rows_at *r, const cut *x, const uint16_t *rows,
+                           long width, uint16_t *packed, float *s)
+{
+    const long stride = stride_of(c, x), stop = x->start + stride, even = up_to(width, 2);
+    for (long key = x->start, next; key < stop; key = next) {
+        const long run = key / c->keys;
+        next = (run + 1) * c->keys < stop ? (run + 1) * c->keys : stop;
+        c->multiply_packed(up_to(r->n, ROWS), next - key, even, even, c->keys, stride, false, rows,
+                           packed_run(c, packed, width, r->b, r->g, run) + 2 * (key % c->keys),
+                           s + key - x->start, true);
+    }
+}
+
+/* Whether logits of packed products are scaled when they are next read: of two logits the larger one
+stays the larger one, and what is hidden stays so. */
+static inline bool scaled_later(const call *c) { return c->multiply_packed && c->scale > 0; }
+
 /* Logits of a cut. Floats are scaled before the product, as in every other pass: large logits must
 round alike in all. Scaled narrow numbers would be rounded; those are scaled after it, here or, if
-`later`, by absorb_row. */
+`later`, by the caller. */
 static inline void logits_of(const call *c, const rows_at *r, const cut *x, const void *q, float *s,
                              bool later)
 {
     const float one = 1, none = 0;
     const long keys = x->stop - x->start, k_step = c->k_steps[2];
     if (c->multiply_packed) {
-        const long stride = stride_of(c, x), stop = x->start + stride, D = up_to(c->D, 2);
-        for (long key = x->start, next; key < stop; key = next) {
-            const long run = key / c->keys;
-            next = (run + 1) * c->keys < stop ? (run + 1) * c->keys : stop;
-            c->multiply_packed(up_to(r->n, ROWS), next - key, D, D, c->keys, stride, false, q,
-                               packed_keys(c, r->b, r->g, run) + 2 * (key % c->keys),
-                               s + key - x->start, true);
-        }
+        compare(c, r, x, q, c->D, c->k_packed, s);
         if (!later)
-            for (long i = 0; i < r->n * stride; i++)
+            for (long i = 0; i < r->n * stride_of(c, x); i++)
                 s[i] *= c->scale;
     } else if (c->multiply_halves) {
         const long *step = c->k_half_steps;
@@ -65,6 +76,16 @@ static inline void logits_of(const call *c, const rows_at *r, const cut *x, cons
     }
 }
 
+/* Narrow weights of a cut times its values, or whatever is packed as they are. */
+static inline void mix_packed(const call *c, const rows_at *r, const cut *x, uint16_t *weights,
+                              long width, uint16_t *packed, bool add, float *mixed)
+{
+    const long stride = stride_of(c, x), rows = up_to(r->n, ROWS);
+    memset(weights + r->n * stride, 0, (rows - r->n) * stride * sizeof *weights);
+    c->multiply_packed(rows, width, stride, stride, width, width, add, weights,
+                       packed_row(c, packed, width, r->b, r->g, x->start), mixed, true);
+}
+
 /* Weights times values, added to what is mixed already or not. */
 static inline void mix(const call *c, const rows_at *r, const cut *x, void *weights, bool add,
                        float *mixed)
@@ -72,11 +93,7 @@ static inline void mix(const call *c, const rows_at *r, const cut *x, void *weig
     const float one = 1, before = add;
     const long keys = x->stop - x->start;
     if (c->multiply_packed) {
-        const long stride = stride_of(c, x), rows = up_to(r->n, ROWS);
-        uint16_t *p = weights;
-        memset(p + r->n * stride, 0, (rows - r->n) * stride * sizeof *p);
-        c->multiply_packed(rows, c->E, stride, stride, c->E, c->E, add, p,
-                           packed_values(c, r->b, r->g, x->start), mixed, true);
+        mix_packed(c, r, x, weights, c->E, c->v_packed, add, mixed);
     } else if (c->multiply_halves) {
         const long *step = c->v_half_steps;
         c->multiply_halves("N", "N", &c->E, &r->n, &keys, &one,
