@@ -1,4 +1,4 @@
-"""Products of bfloat16 matrices in the compiled loop, on any machine: what multiplies them here is
+"""Products of narrow matrices in the compiled loop, on any machine: what multiplies them here is
 written in Python, and called from C."""
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ PRODUCT = ctypes.CFUNCTYPE(
 
 
 class Product:
-    """gemm_bf16bf16f32, matrices column by column; `wrong` is added to what it gives."""
+    """gemm_bf16bf16f32 or gemm_f16f16f32, matrices column by column; `wrong` is added to what it
+    gives."""
 
-    def __init__(self) -> None:
-        self.calls, self.wrong = 0, 0.0
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype, self.calls, self.wrong = dtype, 0, 0.0
         self.function = PRODUCT(self._multiply)
         self.address = ctypes.cast(self.function, ctypes.c_void_p).value
 
@@ -40,26 +41,30 @@ class Product:
         self.calls += 1
         m, n, k, lda, ldb, ldc = (x[0] for x in (m, n, k, lda, ldb, ldc))
         assert tb == b"N"
-        left = _halves(a, k, m, lda).T if ta == b"T" else _halves(a, m, k, lda)
-        found = alpha[0] * (left @ _halves(b, k, n, ldb)) + self.wrong
+        left = self._halves(a, k, m, lda).T if ta == b"T" else self._halves(a, m, k, lda)
+        found = alpha[0] * (left @ self._halves(b, k, n, ldb)) + self.wrong
         memory = np.ctypeslib.as_array((ctypes.c_float * (ldc * (n - 1) + m)).from_address(c))
         into = as_strided(memory, (m, n), (4, 4 * ldc))
         into[:] = found + beta[0] * into if beta[0] else found
 
+    def _halves(self, address: int, rows: int, columns: int, step: int) -> Any:
+        memory = (ctypes.c_uint16 * (step * (columns - 1) + rows)).from_address(address)
+        numbers = np.ctypeslib.as_array(memory)
+        if self.dtype == torch.float16:
+            wide = numbers.view(np.float16).astype(np.float32)
+        else:
+            wide = (numbers.astype(np.uint32) << 16).view(np.float32)
+        return as_strided(wide, (rows, columns), (4, 4 * step))
 
-def _halves(address: int, rows: int, columns: int, step: int) -> Any:
-    memory = (ctypes.c_uint16 * (step * (columns - 1) + rows)).from_address(address)
-    wide = (np.ctypeslib.as_array(memory).astype(np.uint32) << 16).view(np.float32)
-    return as_strided(wide, (rows, columns), (4, 4 * step))
 
-
-@pytest.fixture
-def product(monkeypatch: pytest.MonkeyPatch) -> Iterator[Product]:
+@pytest.fixture(params=[torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def product(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Product]:
     loop, why_not = inner_loop.found()
     if loop is None or loop.multiply is None:
         pytest.skip(f"there is no compiled loop here: {why_not}")
-    made = Product()
-    monkeypatch.setattr(loop, "multiply_halves", made.address)
+    made = Product(request.param)
+    monkeypatch.setattr(loop, "multiply_packed", {})
+    monkeypatch.setattr(loop, "multiply_halves", {made.dtype: made.address})
     # A thread that Python does not know cannot call it in order.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -68,7 +73,7 @@ def product(monkeypatch: pytest.MonkeyPatch) -> Iterator[Product]:
 
 
 def numbers(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape))).bfloat16()
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(len(shape)))
 
 
 @pytest.mark.parametrize(
@@ -86,14 +91,15 @@ def test_halves_give_what_float32_gives(
     layout: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    q, k, v = numbers(2, 4, 150, 24), numbers(2, key_heads, 150, 24), numbers(2, key_heads, 150, 40)
+    shapes = (2, 4, 150, 24), (2, key_heads, 150, 24), (2, key_heads, 150, 40)
+    q, k, v = (numbers(*shape).to(product.dtype) for shape in shapes)
     if layout == "columns":
         q, k, v = (t.mT.contiguous().mT for t in (q, k, v))
-    g = numbers(2, 4, 150, 40)
+    g = numbers(2, 4, 150, 40).to(product.dtype)
     found, gradients = _both_passes("tiled", [q, k, v], mask, g)
     assert product.calls
     right, expected = _both_passes("reference", [t.double() for t in (q, k, v)], mask, g.double())
-    monkeypatch.setattr(inner_loop.found()[0], "multiply_halves", None)
+    monkeypatch.setattr(inner_loop.found()[0], "multiply_halves", {})
     calls = product.calls
     plain, usual = _both_passes("tiled", [q, k, v], mask, g)
     assert product.calls == calls
@@ -116,7 +122,7 @@ def _both_passes(
 
 def test_hidden_and_broken_numbers(product: Product) -> None:
     """A hidden NaN stays hidden; a query that is not finite has no weights."""
-    q, k, v = numbers(1, 1, 9, 8), numbers(1, 1, 9, 8), numbers(1, 1, 9, 8)
+    q, k, v = (numbers(1, 1, 9, 8).to(product.dtype) for _ in range(3))
     v[:, :, 8] = float("nan")
     out = regard.attention(q, k, v, mask=masks.causal(), backend="tiled")
     assert torch.isfinite(out[:, :, :8]).all()
@@ -129,9 +135,9 @@ def test_hidden_and_broken_numbers(product: Product) -> None:
     assert product.calls
 
 
-def test_only_bfloat16_is_multiplied_so(product: Product) -> None:
+def test_other_types_are_not_multiplied_so(product: Product) -> None:
     q = numbers(1, 1, 9, 8)
-    for dtype in (torch.float32, torch.float16):
+    for dtype in {torch.float32, torch.bfloat16, torch.float16} - {product.dtype}:
         regard.trace(*[q.to(dtype)] * 3, backend="tiled")
     assert not product.calls
 
@@ -140,7 +146,7 @@ def test_products_that_are_wrong_are_not_trusted(product: Product) -> None:
     loop = inner_loop.found()[0]
     assert isinstance(loop, Loop)
     assert trust.trusted(loop)
-    assert loop.multiply_halves is not None
+    assert loop.multiply_halves == {product.dtype: product.address}
     product.wrong = 0.5
     assert trust.trusted(loop)
-    assert loop.multiply_halves is None
+    assert not loop.multiply_halves

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from torch import Tensor
 import regard
 from regard import masks
 from regard.backends.reference import ReferencePass
-from regard.backends.tiled import Tiled, TiledPass, inner_loop, plan, trust, walk
+from regard.backends.tiled import Tiled, TiledPass, inner_loop, library, plan, trust, walk
 from regard.backends.tiled.compiled import Loop
 from tests.parity import cases
 
@@ -103,7 +105,7 @@ def product(
 ) -> Product:
     made = Product(request.param)
     monkeypatch.setattr(loop, "multiply_packed", {made.dtype: made.address})
-    monkeypatch.setattr(loop, "multiply_halves", None)
+    monkeypatch.setattr(loop, "multiply_halves", {})
     return made
 
 
@@ -293,6 +295,57 @@ def test_threads_are_released(product: Product, released: Released) -> None:
     regard.attention(q, q, q, backend="tiled")
     assert product.sizes
     assert released.times == 1
+
+
+STAND_IN = r"""
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+static int released;
+static float wide(uint16_t x)
+{
+    uint32_t y = (uint32_t)x << 16;
+    float z;
+    memcpy(&z, &y, 4);
+    return z;
+}
+void multiply(long m, long n, long k, long lda, long ldb, long ldc, bool add, const uint16_t *a,
+              const uint16_t *b, float *c, bool vnni)
+{
+    for (long i = 0; i < m; i++)
+        for (long j = 0; j < n; j++) {
+            float sum = add ? c[i * ldc + j] : 0;
+            for (long d = 0; d < k; d++)
+                sum += wide(a[i * lda + d]) * wide(b[(d / 2 * ldb + j) * 2 + d % 2]);
+            c[i * ldc + j] = sum;
+        }
+}
+void release(bool vnni) { __atomic_fetch_add(&released, 1, __ATOMIC_RELAXED); }
+int times(void) { return released; }
+"""
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.documents(torch.arange(700) // 300)])
+def test_several_threads(
+    mask: Any, loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share what is packed, and each is released."""
+    (tmp_path / "product.c").write_text(STAND_IN)
+    options = ["-O2", "-shared", "-fPIC", "-o", str(tmp_path / "product.so")]
+    subprocess.run([*library._compiler(), *options, str(tmp_path / "product.c")], check=True)
+    functions = ctypes.CDLL(str(tmp_path / "product.so"))
+    q, k, v = (numbers(1, h, 700, 8).bfloat16() for h in (4, 2, 2))
+    g = numbers(1, 4, 700, 8).bfloat16()
+    right, expected = traced("reference", [t.double() for t in (q, k, v)], g.double(), mask)
+    address = ctypes.cast(functions.multiply, _pointer).value
+    monkeypatch.setattr(loop, "multiply_packed", {torch.bfloat16: address})
+    monkeypatch.setattr(loop, "release", ctypes.cast(functions.release, _pointer).value)
+    torch.set_num_threads(3)
+    found, gradients = traced("tiled", [q, k, v], g, mask)
+    assert functions.times() >= 2 * 2
+    torch.testing.assert_close(found.lse, right.lse.float())
+    for mine, exact in zip((found.out, *gradients), (right.out, *expected), strict=True):
+        assert (mine.double() - exact).abs().max() <= 2**-7 * exact.abs().max()
 
 
 def test_few_rows_are_not_packed(product: Product, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 from pathlib import Path
 from typing import NamedTuple
 
@@ -139,8 +140,8 @@ class Runtime(NamedTuple):
     number: int
     size: int
     multiply: int | None
-    multiply_halves: int | None
-    """Of bfloat16 matrices, where the CPU multiplies those (AMX): elsewhere it is slower."""
+    multiply_halves: dict[torch.dtype, int]
+    """Of narrow matrices (MKL), where the CPU multiplies those: elsewhere it is slower."""
     multiply_packed: dict[torch.dtype, int]
     """Of matrices whose second one was packed before (AMX): what PyTorch's own attention calls."""
     release: int | None
@@ -166,8 +167,12 @@ class Runtime(NamedTuple):
         parallel, number, size = map(address, names)
         if parallel is None or number is None or size is None:
             raise UnavailableError("PyTorch runs on no OpenMP that the compiled one knows")
-        halves = torch.cpu._is_amx_tile_supported()
-        product = address("gemm_bf16bf16f32_") if halves else None
+        halves = {}
+        if torch.cpu._is_amx_tile_supported():
+            halves[torch.bfloat16] = address("gemm_bf16bf16f32_")
+        if platform.machine() == "x86_64" and torch.ops.mkldnn._is_mkldnn_fp16_supported():
+            halves[torch.float16] = address("gemm_f16f16f32_")
+        given = {dtype: found for dtype, found in halves.items() if found is not None}
         packed, could_pack, release = {}, address(COULD_PACK), address(RELEASE)
         if could_pack is not None and release is not None:
             asked = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_int8)(could_pack)
@@ -175,7 +180,7 @@ class Runtime(NamedTuple):
                 found = address(name) if asked(scalar_type) else None
                 if found is not None:
                     packed[dtype] = found
-        return cls(parallel, number, size, address("sgemm_"), product, packed, release)
+        return cls(parallel, number, size, address("sgemm_"), given, packed, release)
 
 
 # Functions of at::native::cpublas (ATen/native/CPUBlas.h), as a C++ compiler names them: what is

@@ -192,7 +192,7 @@ def _described(
         fields |= {"multiply_packed": loop.multiply_packed[x.q.dtype], "release": loop.release}
         fields |= {name: t.data_ptr() for name, t in packed.memory.items()} | {"unpacked": True}
     elif piece.halves is not None:
-        fields |= {"multiply_halves": loop.multiply_halves}
+        fields |= {"multiply_halves": loop.multiply_halves[x.q.dtype]}
     if piece.halves is not None:
         fields |= {"type": TYPES[x.q.dtype]}
         for name, t in zip("qkv", piece.halves, strict=True):

@@ -36,7 +36,7 @@ def even(width: int) -> int:
 
 
 class Product(Enum):
-    """What multiplies matrices: of float32, of bfloat16, or of narrow ones that were packed."""
+    """What multiplies matrices: of float32, of narrow numbers, or of those that were packed."""
 
     FLOATS = auto()
     HALVES = auto()
@@ -51,9 +51,7 @@ def _product(x: AttentionInputs, loop: Loop) -> Product:
     can_pack = dtype in loop.multiply_packed and torch._C._get_mkldnn_enabled()
     if can_pack and min(x.shape.Q * x.group, x.shape.K) >= PACKED_ROWS:
         return Product.PACKED
-    if dtype == torch.bfloat16 and loop.multiply_halves is not None:
-        return Product.HALVES
-    return Product.FLOATS
+    return Product.HALVES if dtype in loop.multiply_halves else Product.FLOATS
 
 
 class Plan(NamedTuple):

@@ -27,10 +27,10 @@ def trusted(loop: Loop) -> bool:
         return False
     # Where one of these is not right, the others do as well.
     asked: dict[str, int | None]
-    if loop.multiply_halves is not None:
-        asked = {"multiply_halves": loop.multiply_halves}
-        if not _whole(loop, band=True, narrow=torch.bfloat16, products=asked):
-            loop.multiply_halves = None
+    for dtype, multiply in list(loop.multiply_halves.items()):
+        asked = {"multiply_halves": multiply}
+        if not _whole(loop, band=True, narrow=dtype, products=asked):
+            del loop.multiply_halves[dtype]
     for dtype, multiply in list(loop.multiply_packed.items()):
         asked = {"multiply_packed": multiply, "release": loop.release}
         if not all(_whole(loop, band=b, narrow=dtype, products=asked) for b in (False, True)):

@@ -12,7 +12,7 @@ typedef void product(const char *, const char *, const long *, const long *, con
                      const float *, const float *, const long *, const float *, const long *,
                      const float *, float *, const long *);
 
-/* The same of bfloat16 numbers, added up in float. */
+/* The same of bfloat16 or float16 numbers, added up in float. */
 typedef void half_product(const char *, const char *, const long *, const long *, const long *,
                           const float *, const uint16_t *, const long *, const uint16_t *,
                           const long *, const float *, float *, const long *);

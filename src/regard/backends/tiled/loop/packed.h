@@ -32,9 +32,12 @@ static inline uint16_t *packed_row(const call *c, uint16_t *packed, long width, 
     return packed + ((b * c->G + g) * runs_of(c) * c->keys + key) * width;
 }
 
-#if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
+#ifdef __has_builtin
+#if __has_builtin(__builtin_shufflevector)
 #define SHUFFLED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
+#endif
+#endif
+#ifndef SHUFFLED
 #define SHUFFLED(a, b, ...) __builtin_shuffle(a, b, (pairs){__VA_ARGS__})
 #endif
 
