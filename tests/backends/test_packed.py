@@ -381,8 +381,12 @@ def test_products_that_are_wrong_are_not_trusted(product: Product, loop: Loop) -
     assert not loop.multiply_packed
 
 
-def test_the_plan_counts_packed_memory(product: Product, loop: Loop) -> None:
+def test_the_plan_tells_what_is_packed_and_counts_its_memory(product: Product, loop: Loop) -> None:
     q = numbers(1, 2, 600, 8).to(product.dtype)
-    packed = regard.plan(q, q, q, backend="tiled").peak_memory
+    packed = regard.plan(q, q, q, backend="tiled")
+    dtype = str(product.dtype).removeprefix("torch.")
+    assert packed.inner_loop.endswith(f"products and all, of packed {dtype} matrices")
     loop.multiply_packed = {}
-    assert packed > regard.plan(q, q, q, backend="tiled").peak_memory + 2 * 2 * 600 * 2 * 8
+    plain = regard.plan(q, q, q, backend="tiled")
+    assert plain.inner_loop.endswith("products and all")
+    assert packed.peak_memory > plain.peak_memory + 2 * 2 * 600 * 2 * 8

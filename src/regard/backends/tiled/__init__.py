@@ -41,7 +41,7 @@ class Tiled:
             pairs = plan.pairs
             if pairs is None:
                 pairs = visited_pairs(inputs, plan.rows, KEY_TILE)
-            numbers, which = plan.held, described(inputs, fused=True)
+            numbers, which = plan.held, described(inputs, fused=True) + plan.multiplied
         else:
             size = tile_size(inputs)
             pairs = visited_pairs(inputs, size.rows, KEY_TILE)

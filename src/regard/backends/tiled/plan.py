@@ -99,6 +99,13 @@ class Plan(NamedTuple):
         return self.product is not Product.FLOATS
 
     @property
+    def multiplied(self) -> str:
+        """What is multiplied, if it is not float32, in words."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        packed = "packed " if self.product is Product.PACKED else ""
+        return f", of {packed}{dtype} matrices" if self.narrow else ""
+
+    @property
     def narrow_backward(self) -> bool:
         """The same in the backward pass; gradients of float16 logits can be too small for it."""
         return self.product is Product.PACKED and self.dtype == torch.bfloat16
