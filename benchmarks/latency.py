@@ -121,7 +121,8 @@ def waited(setup: Setup, sequences: list[Sequence], state: str) -> list[list[Tim
         nothing: list[Timed | None] = [None for _ in sequence]
         if not setup.patient(case):
             return nothing
-        folder = setup.folder / f"{kind.name}-{kind.D}-{who}-{len(sequence)}".replace(" ", "_")
+        named = re.sub(r"\W+", "_", f"{kind.name} {kind.D} {who} {len(sequence)}")
+        folder = setup.folder / named
         cold = not folder.exists()
         folder.mkdir(exist_ok=True)
         if state == "warm" and cold:

@@ -127,6 +127,8 @@ def timed(kind: Kind, who: str, device: str) -> Timed | None:
         if kind.does == "received":
             return None
         mask, grouped = kind.flex(device), kind.G != kind.H
+        # Past the limit it would run in its n×n form.
+        torch._dynamo.config.recompile_limit = 64
         compiled = torch.compile(flex_attention)
 
         def run() -> Any:

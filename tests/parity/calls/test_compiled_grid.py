@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 import regard
 from regard import masks
 from tests.parity import cases
-from tests.parity.calls import KINDS, Answer, Call, draw
+from tests.parity.calls.call import KINDS, Answer, Call, draw
 
 pytestmark = [
     pytest.mark.compiled,

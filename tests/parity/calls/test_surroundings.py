@@ -17,13 +17,14 @@ from torch.autograd import forward_ad
 from torch.func import grad, jvp, vmap
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard import RegardError, biases, masks
 from tests.parity import cases
-from tests.parity.calls import BASES, KINDS, Answer, Call, assert_each_right, draw, odd
+from tests.parity.calls.call import BASES, KINDS, Answer, Call, assert_each_right, draw, odd
 
 both = pytest.mark.parametrize(
     ("base", "kind"),
@@ -272,6 +273,25 @@ def test_a_subclass(kind_of_tensor: type[Tensor], base: str, kind: str) -> None:
         answer = call.ask(kind)
         kept = {name: t.as_subclass(Tensor) for name, t in answer.found.items()}
         one.assert_right(Answer(kind, kept, []))
+
+
+@both
+def test_a_subclass_that_holds_other_tensors(base: str, kind: str) -> None:
+    """It has no memory of its own: whoever reads at its address reads something else."""
+    one = causal(base)
+    half = one.map_qkv(lambda t: t / 2)
+    three = zip((one.q, one.k, one.v), (half.q, half.k, half.v), strict=True)
+    pair = Call(*(TwoTensor(a, b) for a, b in three), one.options)
+    run = output(kind, one)
+    wanted = [call.ask(kind) for call in (one, half)]
+    for _ in range(2):
+        for call, answer in zip((one, half), wanted, strict=True):
+            call.assert_right(answer)
+        got = run(pair.q, pair.k, pair.v)
+        assert isinstance(got, TwoTensor)
+        for part, answer in zip((got.a, got.b), wanted, strict=True):
+            assert_close(part, answer.found["out"], rtol=2e-2, atol=1e-2)
+        assert_each_right(kind, [one])
 
 
 @both

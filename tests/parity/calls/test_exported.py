@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import regard
 from regard import masks
 from tests.parity import cases
-from tests.parity.calls import Answer, Call, draw
+from tests.parity.calls.call import Answer, Call, draw
 
 pytestmark = [
     pytest.mark.compiled,

@@ -14,7 +14,7 @@ from torch import Tensor
 import regard
 from regard import masks
 from tests.parity import cases
-from tests.parity.calls import KINDS, Answer, Call, draw
+from tests.parity.calls.call import KINDS, Answer, Call, draw
 
 pytestmark = pytest.mark.skipif(
     cases.DEVICE == "cpu", reason="CUDA graphs need a card: --device cuda"

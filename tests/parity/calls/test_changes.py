@@ -18,7 +18,7 @@ from torch import Tensor
 import regard
 from regard import RegardError, biases, masks, scores
 from tests.parity import cases
-from tests.parity.calls import BASES, KINDS, Call, assert_each_right, common, draw, odd
+from tests.parity.calls.call import BASES, KINDS, Call, assert_each_right, common, draw, odd
 
 both_kinds = pytest.mark.parametrize("kind", KINDS)
 # On a card each kind of call has kernels for each base; on a CPU they share their way.
@@ -244,6 +244,26 @@ CHANGES: dict[str, Change] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_argument(change: str, base: str, kind: str) -> None:
     in_turns(base, kind, *CHANGES[change](BASES[base]()))
+
+
+@both
+def test_seed_of_dropout(base: str, kind: str) -> None:
+    """Drawn for each call anew from PyTorch's generator, and the same again for the same seed."""
+    one = BASES[base]()
+
+    def out(seed: int, **how: Any) -> Tensor:
+        torch.manual_seed(seed)
+        if kind == "attention":
+            return regard.attention(one.q, one.k, one.v, **how)
+        return regard.trace(one.q, one.k, one.v, **how).out
+
+    dropped = {"dropout": 0.4, "training": True}
+    first, again, other = (out(seed, **dropped) for seed in (1, 1, 2))
+    following = regard.attention(one.q, one.k, one.v, **dropped)
+    torch.testing.assert_close(first, again)
+    assert not torch.allclose(first, other, atol=1e-2)
+    assert not torch.allclose(other, following, atol=1e-2)
+    torch.testing.assert_close(out(1, dropout=0.4), out(2))
 
 
 # Interpreted kernels take their time: few of them, with few heads.
