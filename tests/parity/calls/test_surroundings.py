@@ -5,6 +5,7 @@ What is remembered of a call made in one must not answer it in another.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -26,6 +27,8 @@ from regard import RegardError, biases, masks
 from tests.parity import cases
 from tests.parity.calls.call import BASES, KINDS, Answer, Call, assert_each_right, draw, odd
 
+# cuBLAS has no fixed order without it, and PyTorch looks once.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 both = pytest.mark.parametrize(
     ("base", "kind"),
     [(base, kind) for base in BASES for kind in KINDS]
@@ -99,7 +102,8 @@ def test_a_mode(around: str, base: str, kind: str) -> None:
     modes = [nullcontext, AROUND[around]]
     for mode in (modes if base == "odd" else modes[::-1]) * 2:
         with mode():
-            assert_each_right(kind, [one])
+            answer = one.ask(kind)
+        one.assert_right(answer)
 
 
 @both
@@ -149,10 +153,9 @@ def test_deterministic_gradients_of_a_bias(kind: str) -> None:
     chosen = []
     for mode in (nullcontext, deterministic, nullcontext, deterministic):
         with mode():
-            answers = [one.ask(kind) for _ in range(2)]
-            for answer in answers:
-                one.assert_right(answer)
+            answer = one.ask(kind)
             plan = regard.plan(one.q, one.k, one.v, **one.options, statistics=kind == "trace")
+        one.assert_right(answer)
         chosen.append((plan.backend, plan.refusals.get("triton")))
     assert chosen[0] == chosen[2]
     assert chosen[1] == chosen[3]
