@@ -17,7 +17,7 @@ from torch import Tensor
 
 import regard
 from regard import biases, masks, scores
-from regard.backends.tiled import fused, inner_loop, library
+from regard.backends.tiled import fused, inner_loop, library, pieces
 from regard.backends.tiled.compiled import Loop
 from regard.backends.tiled.fused import fusing
 from regard.inputs import check
@@ -382,8 +382,8 @@ def test_many_small_lots_and_many_threads(
     """How the work is shared out changes nothing, not even rounding."""
     tensors, options = CALLS[call]
     expected = rows(tensors, **options)
-    monkeypatch.setattr(fused, "HELD", 0)
-    monkeypatch.setattr(fused, "LOT", 1)
+    monkeypatch.setattr(pieces, "HELD", 0)
+    monkeypatch.setattr(pieces, "LOT", 1)
     for n in (1, 2, 5):
         threads(n)
         got = rows(tensors, **options)
@@ -422,7 +422,7 @@ def test_gradients_by_many_threads(
     call: str, threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensors, options = CALLS[call]
-    monkeypatch.setattr(fused, "LOT", 1)
+    monkeypatch.setattr(pieces, "LOT", 1)
     threads(1)
     expected = gradients(tensors, **options)
     for n in (2, 5):
@@ -443,7 +443,7 @@ def test_a_long_call_is_cut_into_lots(monkeypatch: pytest.MonkeyPatch) -> None:
         attend(call, threads)
 
     monkeypatch.setattr(loop, "attend_tiles", counted)
-    monkeypatch.setattr(fused, "LOT", 1)
+    monkeypatch.setattr(pieces, "LOT", 1)
     x = numbers(1, 1, 400, 8)
     regard.trace(x, x, x, backend="tiled")
     assert lots == [(0, 1), (1, 2), (2, 3), (3, 4)]
