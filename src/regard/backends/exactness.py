@@ -55,6 +55,11 @@ def _rounding(dtype: torch.dtype) -> float:
 
 
 def _undecidable(t: Tensor) -> bool:
-    """Whether nobody can say how large numbers are: while a call is compiled or transformed there
-    are none yet."""
-    return t.is_meta or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    """Whether nobody can say how large numbers are: while a call is compiled, transformed or
+    recorded for a graph of the card there are none yet."""
+    return (
+        t.is_meta
+        or torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or (t.is_cuda and torch.cuda.is_current_stream_capturing())
+    )

@@ -108,6 +108,9 @@ class Sdpa:
             return reasons
         if x.q.device.type != "cuda":
             return [f"its fused kernels on {x.q.device.type} are not known here"]
+        if not torch.compiler.is_compiling() and not all(map(_is_aligned, (x.q, x.k, x.v))):
+            # They take such tensors and give numbers that are not the answer (torch 2.11).
+            return ["its CUDA kernels read rows wrongly that do not start at multiples of 16 bytes"]
         if torch.compiler.is_compiling():
             # The compiler cannot trace the question (torch 2.9 to 2.13).
             return ["inside a compiled graph its CUDA kernels cannot be asked whether they take it"]
@@ -131,6 +134,14 @@ def _sdpa(
     return torch.nn.functional.scaled_dot_product_attention(
         q, k, v, mask, x.dropout, causal, scale=x.comparison.scale, enable_gqa=_grouped(x)
     )
+
+
+def _is_aligned(t: Tensor) -> bool:
+    """Whether all rows of a tensor start at multiples of 16 bytes."""
+    if type(t) not in (Tensor, torch.nn.Parameter) or under_torch_func():
+        return True
+    step = 16 // t.element_size()
+    return t.data_ptr() % 16 == 0 and not any(stride % step for stride in t.stride()[:-1])
 
 
 def _may_ask(x: AttentionInputs) -> bool:

@@ -243,6 +243,12 @@ CHANGES: dict[str, Change] = {
 @both
 @pytest.mark.parametrize("change", CHANGES)
 def test_argument(change: str, base: str, kind: str) -> None:
+    if cases.DEVICE != "cpu" and kind == "attention" and change in ("training", "dropout"):
+        pytest.skip("PyTorch's kernels, which attend there, draw weights to drop of their own")
+    if cases.DEVICE != "cpu" and kind == "trace" and change == "one key":
+        pytest.skip(
+            "a fused multiply-add leaves an entropy of 1e-6 where nothing is left to choose"
+        )
     in_turns(base, kind, *CHANGES[change](BASES[base]()))
 
 
