@@ -1,7 +1,7 @@
 """What looking costs on a CPU: attention() and trace() beside PyTorch's own, in one run.
 
 python benchmarks/cpu.py [--quick]
-python benchmarks/cpu.py --half      only half precision, in more shapes; written nowhere
+python benchmarks/cpu.py --half      only half precision, in more shapes
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def only_half() -> None:
             tables[f"Forward, {name}"] = half_shapes(dtype, backward=False)
         tables[f"Forward and backward, {name}"] = half_shapes(dtype, backward=True)
     tables["Worst and mean"] = worst(tables)
-    write("cpu_half", tables, folder=None)
+    write("cpu_half", tables)
 
 
 def worst(tables: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
