@@ -48,6 +48,14 @@ class Operators(NamedTuple):
     """A call run in a way of its own, from all its inputs beside q, k and v, and these."""
 
 
+_SCHEMA = (
+    "(Tensor q, Tensor k, Tensor v, Tensor? sink, Tensor? seed, Tensor[]? tensors, str text, "
+    "SymInt[] integers, float[] floats, float? softcap, float dropout, bool statistics, bool bias)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+"""Of the forward pass. That a list of tensors may be missing cannot be read from types."""
+
+
 def register(
     passes: Passes,
     empty_kept: Callable[[Tensor], Tensor],
@@ -60,14 +68,14 @@ def register(
     """
     name = passes.name
 
-    @torch.library.custom_op(f"regard::{name}", mutates_args=())
+    @torch.library.custom_op(f"regard::{name}", mutates_args=(), schema=_SCHEMA)
     def there(
         q: Tensor,
         k: Tensor,
         v: Tensor,
         sink: Tensor | None,
         seed: Tensor | None,
-        tensors: Sequence[Tensor],
+        tensors: Sequence[Tensor] | None,
         text: str,
         integers: Sequence[int],
         floats: Sequence[float],
@@ -78,7 +86,7 @@ def register(
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         _refuse_forward_mode(name)
         call = Call((text, integers, floats, softcap, dropout))
-        x = call.inputs(q, k, v, sink, seed, *tensors)
+        x = call.inputs(q, k, v, sink, seed, *(tensors or ()))
         rows, keeps = passes.forward(x, statistics=statistics)
         return *rows, keeps
 
@@ -180,7 +188,7 @@ def register(
         lists: tuple[Any, Any] = (None if integers else [], None if floats else [])
         constants = (None, *lists, None, None, None, None)
         if g_out is None and g_lse is None and g_entropy is None:
-            return None, None, None, None, None, [None] * len(tensors), *constants
+            return None, None, None, None, None, [None] * len(tensors) or None, *constants
         given = back(
             g_out, g_lse, g_entropy, out, lse, keeps, entropy, q, k, v, sink, seed, tensors, text,
             integers, floats, softcap, dropout, bias,
@@ -194,7 +202,7 @@ def register(
             g if g is not None and g.shape == t.shape else None
             for g, t in zip(own, tensors, strict=True)
         ]
-        return dq, dk, dv, d_sink, None, own, *constants
+        return dq, dk, dv, d_sink, None, own or None, *constants
 
     @torch.library.custom_op(f"regard::{name}_tangent", mutates_args=())
     def onward(
@@ -245,7 +253,8 @@ def register(
             return passes.forward(x, statistics=statistics)
         call, (q, k, v, sink, seed, *tensors) = taken_apart(x)
         bias = x.bias is not None and may_learn(x.bias.tensors())
-        *rows, keeps = there(q, k, v, sink, seed, tensors, *call.told, statistics, bias)
+        # Programs that AOTInductor wrote hand over no list where it is empty.
+        *rows, keeps = there(q, k, v, sink, seed, tensors or None, *call.told, statistics, bias)
         return Rows(*rows), keeps
 
     def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: bool) -> Given:
@@ -377,7 +386,8 @@ def _like(gradient: Tensor, t: Tensor) -> Tensor:
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, sink, seed, tensors, text, integers, floats, *more = inputs
+    q, k, v, sink, seed, given, text, integers, floats, *more = inputs
+    tensors = given or ()
     softcap, dropout, _, bias = more
     out, lse, _, entropy, keeps = output
     ctx.set_materialize_grads(False)

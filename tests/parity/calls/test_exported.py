@@ -105,11 +105,6 @@ def test_a_library(tmp_path: Path) -> None:
         assert_rows_right(tuple(rows), tensors, documents=True)
 
 
-@pytest.mark.xfail(
-    run=cases.DEVICE != "cpu",
-    strict=False,
-    reason="AOTInductor hands an empty list of tensors to an operator as None",
-)
 def test_a_library_of_a_trace_whose_mask_holds_no_tensor(tmp_path: Path) -> None:
     path = torch._inductor.aoti_compile_and_package(
         exported(Looks(), dynamic=False), package_path=str(tmp_path / "looks.pt2")
