@@ -32,6 +32,19 @@ def interleaved(runs: Mapping[str, Callable[[], object]], repeats: int) -> dict[
     return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
+def ratios(runs: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, Any]:
+    """Milliseconds of the first run, and how many times as long the others take: in each of three
+    rounds the median over turns; of the rounds their mean and the worst."""
+    rounds = [interleaved(runs, repeats) for _ in range(3)]
+    first, *others = runs
+    found: dict[str, Any] = {f"{first} ms": statistics.mean(r[first] for r in rounds) * 1e3}
+    for name in others:
+        times = [r[name] / r[first] for r in rounds]
+        found[f"{name}: mean"] = statistics.mean(times)
+        found[f"{name}: worst"] = max(times)
+    return found
+
+
 def machine() -> dict[str, Any]:
     """What was measured on."""
     cpu = platform.processor() or platform.machine()

@@ -1,90 +1,144 @@
-"""What monitoring costs a step of training on a CPU: forward, backward and optimiser.
+"""What monitoring costs a step of training: forward, backward and optimiser.
 
-python benchmarks/monitoring.py
+PYTHONPATH=src python benchmarks/monitoring.py [--device cuda] [--quick]
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from measuring import interleaved, write
+import transformers
+from measuring import ratios, write
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import regard
 
-WIDTH, HEADS, LAYERS = 256, 4, 4
+EVERY = 50
+"""How many steps make a report, as by default."""
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    """A layer as people write it themselves."""
+
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
+        self.heads = heads
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
-            nn.Linear(WIDTH, WIDTH) for _ in range(4)
+            nn.Linear(width, width) for _ in range(4)
         )
-        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
         self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.before(x)
         parts = (project(y) for project in (self.q_proj, self.k_proj, self.v_proj))
-        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out_proj(y.transpose(1, 2).flatten(2))
         out: Tensor = x + self.mlp(self.between(x))
         return out
 
 
-def step(x: Tensor, look: int | None = None, clip: float | None = None) -> Callable[[], None]:
-    """A step of training a model of its own, monitored or not."""
-    torch.manual_seed(0)
-    model = nn.Sequential(*(Block() for _ in range(LAYERS)))
-    optimiser = torch.optim.AdamW(model.parameters(), 1e-4)
-    monitor = None
-    if look is not None:
-        monitor = regard.Monitor(model, every=10, look=look, qk_clip=clip, rules=())
+class Written(nn.Module):
+    """GPT-2 small's shape by hand; on a CPU a smaller one."""
 
-    def run() -> None:
-        optimiser.zero_grad()
-        model(x).square().mean().backward()
-        optimiser.step()
-        if monitor is not None:
-            monitor.step()
+    def __init__(self, layers: int, width: int, heads: int, n: int) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(1024, width), nn.Embedding(n, width)
+        self.layers = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, 1024, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids) + self.places.weight[: ids.shape[1]]
+        found: Tensor = self.out(self.norm(self.layers(x)))
+        return found
+
+
+def build(kind: str, sizes: tuple[int, int, int, int], device: str) -> nn.Module:
+    layers, width, heads, n = sizes
+    torch.manual_seed(0)
+    if kind == "by hand":
+        return Written(*sizes).to(device)
+    config = transformers.GPT2Config(
+        vocab_size=1024, n_layer=layers, n_embd=width, n_head=heads, n_positions=n,
+        attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
+    )  # fmt: skip
+    model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation="sdpa")
+    return model.train().to(device)
+
+
+def training(model: nn.Module, ids: Tensor, **how: Any) -> Callable[[int], None]:
+    """Steps of training a model, monitored if it is said how."""
+    cuda = ids.device.type == "cuda"
+    optimiser = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
+    monitor = regard.Monitor(model, every=EVERY, rules=(), **how) if how else None
+
+    def run(many: int) -> None:
+        for _ in range(many):
+            with torch.autocast(ids.device.type, torch.bfloat16, enabled=cuda):
+                out = model(ids)
+                logits = out if isinstance(out, Tensor) else out.logits
+                loss = F.cross_entropy(logits.flatten(0, 1), ids.flatten())
+            loss.backward()
+            optimiser.step()
+            optimiser.zero_grad()
+            if monitor is not None:
+                monitor.step()
+        if cuda:
+            torch.cuda.synchronize()
 
     return run
 
 
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "again": {},
+    "by default (every tenth step)": {"look": 10},
+    "every step": {"look": 1},
+    "every step, QK-clip": {"look": 1, "qk_clip": 100.0},
+}
+
+
+def steps(device: str, quick: bool) -> list[dict[str, Any]]:
+    """The whole step, of a model of transformers and of one written by hand. As many steps are
+    timed at once as make whole turns of what the monitor does."""
+    sizes, batch = ((12, 768, 12, 1024), 8) if device == "cuda" else ((4, 64, 4, 64), 2)
+    many = 10 if quick else EVERY
+    ids = torch.randint(
+        1024, (batch, sizes[-1]), generator=torch.Generator().manual_seed(0)
+    ).to(device)  # fmt: skip
+    rows = []
+    for kind in ("transformers", "by hand"):
+        runs = {
+            name: training(build(kind, sizes, device), ids, **how) for name, how in CASES.items()
+        }
+        once = {name: lambda run=run: run(many) for name, run in runs.items()}
+        found = ratios(once, 3)
+        rows.append({"model": kind} | found | {"plain ms": found["plain ms"] / many})
+    return rows
+
+
 def main() -> None:
-    rows: list[dict[str, Any]] = []
-    for n in (512, 2048):
-        x = torch.randn(1, n, WIDTH, generator=torch.Generator().manual_seed(0))
-        seconds = interleaved(
-            {
-                "plain": step(x),
-                "plain again": step(x),
-                "looked at": step(x, look=1),
-                "looked at, clipped": step(x, look=1, clip=100.0),
-            },
-            15 if n < 2048 else 9,
-        )
-        share = seconds["looked at"] / seconds["plain"]
-        rows.append(
-            {
-                "tokens": n,
-                "plain step ms": seconds["plain"] * 1e3,
-                # How far two measurements of one and the same thing are apart.
-                "plain again / plain": seconds["plain again"] / seconds["plain"],
-                "step looked at / plain": share,
-                "the same with QK-clip / plain": seconds["looked at, clipped"] / seconds["plain"],
-                "by default (every tenth) / plain": 1 + (share - 1) / 10,
-            }
-        )
-    about = {"model": f"{LAYERS} layers, {HEADS} heads, width {WIDTH}, causal, float32"}
-    write("monitoring", {"A step of training": rows}, about)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--quick", action="store_true", help="short and not kept")
+    options = parser.parse_args()
+    cpu = options.device == "cpu"
+    about = {"model": "GPT-2 small's shape" + (", smaller" if cpu else ", 8 × 1,024 tokens, bf16")}
+    if not cpu:
+        about["gpu"] = torch.cuda.get_device_name()
+    tables = {"A step of training (times as long)": steps(options.device, options.quick)}
+    name = "monitoring" if cpu else "monitoring_gpu"
+    if options.quick:
+        write(name, tables, about, None)
+    else:
+        write(name, tables, about)
 
 
 if __name__ == "__main__":

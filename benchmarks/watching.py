@@ -1,4 +1,5 @@
-"""What watching a model costs: a forward pass unwatched, watched, and with eager's n×n weights.
+"""What watching costs: a forward pass, generating and a step of training, each beside the same
+without; and eager's n×n weights.
 
 PYTHONPATH=src python benchmarks/watching.py [--device cuda] [--out FOLDER] [--quick]
 """
@@ -15,7 +16,8 @@ from typing import Any
 
 import torch
 import transformers
-from measuring import RESULTS, interleaved, write
+from measuring import RESULTS, interleaved, ratios, write
+from monitoring import steps
 
 import regard
 
@@ -32,6 +34,66 @@ def build(case: str, n: int, device: str) -> Any:
     )
     model = transformers.GPT2Model._from_config(config, attn_implementation=CASES[case])
     return model.eval().to(device, torch.float32 if device == "cpu" else torch.bfloat16)
+
+
+def llama(device: str) -> Any:
+    """A model of Llama's shape: 16 layers of 32 heads over 8, each 64 wide; on a CPU a narrow one,
+    whose time is that of Python. Few words, so that nothing but the layers takes time."""
+    cuda = device == "cuda"
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=1024,
+        hidden_size=2048 if cuda else 64,
+        intermediate_size=8192 if cuda else 64,
+        num_hidden_layers=16,
+        num_attention_heads=32 if cuda else 4,
+        num_key_value_heads=8 if cuda else 2,
+    )
+    model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
+    return model.eval().to(device, torch.bfloat16 if cuda else torch.float32)
+
+
+def beside(
+    device: str, act: Callable[[Any], object], kinds: tuple[regard.watching.watcher.Keep, ...]
+) -> dict[str, Callable[[], None]]:
+    """What is done with a model that nobody watches, the same again, and with watched ones."""
+
+    def run(model: Any, seen: Any = None) -> Callable[[], None]:
+        @torch.no_grad()
+        def once() -> None:
+            act(model)
+            if seen is not None:
+                seen.clear()
+            if device == "cuda":
+                torch.cuda.synchronize()
+
+        return once
+
+    model = llama(device)
+    runs = {"unwatched": run(model), "again": run(model)}
+    for keep in kinds:
+        watched = llama(device)
+        runs[keep] = run(watched, regard.watch(watched, keep=keep).attach())
+    return runs
+
+
+def llama_rows(device: str, repeats: int) -> list[dict[str, Any]]:
+    """Forward passes, and generating 64 tokens."""
+    rows = []
+    for n in (512, 4096) if device == "cuda" else (8, 64):
+        ids = torch.randint(1, 1024, (1, n), generator=torch.Generator().manual_seed(1)).to(device)
+        runs = beside(
+            device, lambda model, ids=ids: model(ids, use_cache=False), ("statistics", "traces")
+        )
+        rows.append({"what": f"forward, {n} tokens"} | ratios(runs, repeats))
+    ids = ids[:, :128]
+
+    def generate(model: Any) -> None:
+        model.generate(ids, max_new_tokens=64, min_new_tokens=64, do_sample=False, pad_token_id=0)
+
+    runs = beside(device, generate, ("statistics", "traces"))
+    rows.append({"what": "generating 64 tokens"} | ratios(runs, max(repeats // 5, 1)))
+    return rows
 
 
 def prepared(case: str, n: int, device: str) -> Callable[[], Any]:
@@ -179,15 +241,21 @@ def main() -> None:
         print(peak(options.peak, options.tokens, options.device))
         return
     cpu = options.device == "cpu"
-    lengths = [256] if options.quick else [2048] if cpu else [16384]
+    lengths = [2048] if cpu else [16384]
     more = about(options.device, options.commit)
-    repeats = 3 if options.quick else 7 if cpu else 25
+    repeats = 7 if cpu else 25
+    quick = 5 if cpu and options.quick else 15
     tables = {
-        "Time of a forward pass (lower is better)": [
-            speed(n, options.device, repeats) for n in lengths
-        ],
-        "Peak memory beside the weights": [memory(n, options.device) for n in lengths],
+        "Llama's shape, watched (times as long as unwatched)": llama_rows(options.device, quick),
+        "A step of training GPT-2 small's shape, monitored (times as long)": steps(
+            options.device, options.quick
+        ),
     }
+    if not options.quick:
+        tables["Time of a forward pass (lower is better)"] = [
+            speed(n, options.device, repeats) for n in lengths
+        ]
+        tables["Peak memory beside the weights"] = [memory(n, options.device) for n in lengths]
     folder = None if options.quick else options.out or RESULTS
     write("watching" if cpu else "watching_gpu", tables, more, folder)
 

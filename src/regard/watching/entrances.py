@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
+from torch._C._dynamo import eval_frame
 
 from regard.watching.compiling import stepped_over, uncompiled
 
@@ -31,8 +32,15 @@ class Follower(Protocol):
         """How many modules are running around the one that is about to."""
 
     def enter(
-        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None: ...
+        self,
+        path: str,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        compiled: bool = False,
+    ) -> None:
+        """A module begins to run. `compiled`: what it calls is compiled."""
 
     def leave(self, path: str, depth: int, output: Any) -> None: ...
 
@@ -57,8 +65,10 @@ class Entrance:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         following = self._following()
         output: Any = UNFINISHED
+        # Asked here: where the compiler leaves everything alone it is not there.
+        compiled = eval_frame.get_eval_frame_callback() not in (None, False)
         try:
-            _enter(following, self.module, args, kwargs)
+            _enter(following, self.module, args, kwargs, compiled)
             call: Any = self.module._call_impl if self.compiled is None else self.compiled
             output = call(*args, **kwargs)
             return output
@@ -181,9 +191,10 @@ def _enter(
     module: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    compiled: bool,
 ) -> None:
     for who, path, _ in following:
-        who.enter(path, module, args, kwargs)
+        who.enter(path, module, args, kwargs, compiled=compiled)
 
 
 @uncompiled

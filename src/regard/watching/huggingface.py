@@ -36,6 +36,7 @@ from regard.watching.huggingface_modules import (
     attenders,
     attenders_by_name,
     family,
+    needs_asking,
     never_attends,
     refuse_by_hand,
     what_helps,
@@ -53,6 +54,7 @@ __all__ = [
     "family",
     "hint",
     "make_mask",
+    "needs_asking",
     "never_attends",
     "refuse_by_hand",
 ]

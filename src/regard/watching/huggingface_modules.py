@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from regard.errors import RegardError
+from regard.watching import reach
 from regard.watching.choices import matches
 
 
@@ -54,6 +55,30 @@ def never_attends(module: nn.Module) -> bool:
     return theirs and "Attention" not in kind.__name__ and not _can_be_seen(module)
 
 
+def needs_asking(model: nn.Module, switched: Collection[int]) -> bool:
+    """Whether a part of a model may attend otherwise than by transformers' interface with one of
+    the configs (by identity) that are switched, and so where only a function mode sees it."""
+    return reach.needs_asking(model, PreTrainedModel.__mro__) or any(
+        not _settable(part)
+        if isinstance(part, PreTrainedModel)
+        else _mentions(part, "ALL_ATTENTION_FUNCTIONS")
+        and id(getattr(part, "config", None)) not in switched
+        for part in model.modules()
+    )
+
+
+def _settable(model: PreTrainedModel) -> bool:
+    """Whether the attention of a model can be set by name."""
+    kind: Any = type(model)
+    return _kind_settable(kind)
+
+
+@cache
+def _kind_settable(kind: Any) -> bool:
+    # It reads the file that the class is in.
+    return bool(kind._can_set_attn_implementation())
+
+
 def refuse_by_hand(model: nn.Module, layers: Sequence[str] | None) -> None:
     """Say so if a model computes attention by hand, where nothing can be seen."""
     for part in _by_hand(model):
@@ -79,7 +104,7 @@ class _ByHand(NamedTuple):
 
 def _by_hand(model: nn.Module) -> Iterator[_ByHand]:
     for path, part in model.named_modules():
-        if not isinstance(part, PreTrainedModel) or part._can_set_attn_implementation():
+        if not isinstance(part, PreTrainedModel) or _settable(part):
             continue
         if type(part).__module__.startswith("transformers."):
             inside = part.named_modules(prefix=path)

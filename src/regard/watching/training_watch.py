@@ -67,10 +67,10 @@ class TrainingWatch(Watch):
                 raise
             self._troubles.note(LOOKING, error)
 
-    def _start(self) -> None:
-        super()._start()
-        assert self._active is not None
-        self._active.spared = lambda: self._troubles.during(LOOKING)
+    def _start(self, *, asks: bool) -> None:
+        super()._start(asks=asks)
+        if self._active is not None:
+            self._active.spared = lambda: self._troubles.during(LOOKING)
 
     def _due(self) -> bool:
         return torch.is_grad_enabled()

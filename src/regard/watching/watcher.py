@@ -22,6 +22,7 @@ from regard.watching.entrances import UNFINISHED, follow, leave_alone
 from regard.watching.fast_path import FastPath
 from regard.watching.gaps import Gaps
 from regard.watching.memory import Weight
+from regard.watching.reach import needs_asking
 from regard.watching.reading import Reading, reads_two_texts
 from regard.watching.seen import Seen
 from regard.watching.spilling import Spill, Spilled
@@ -60,7 +61,10 @@ class Watch:
         self._aside: dict[int, int] = {}
         """How many modules run in threads whose runs are not followed: no part of those is."""
         self._runs = self._runs_elsewhere = 0
-        self._looking = False
+        self._looking = self._started = False
+        """Whether the run that is followed is one to look at, and whether that began."""
+        self._asks = True
+        """Whether PyTorch has to ask about each function, lest something goes unseen."""
         self._gaps = Gaps(model, self.layers, lambda: self._running[-1])
         self._ran = self._gaps.ran
         self._fast_path = FastPath(model)
@@ -89,6 +93,11 @@ class Watch:
             huggingface.refuse_by_hand(self.model, self.layers)
             self._switch = huggingface.Switch(self.model)
             self._refuse_others()
+        self._asks = (
+            needs_asking(self.model)
+            if huggingface is None
+            else huggingface.needs_asking(self.model, self._switch.configs)
+        )
         try:
             if self._spill is not None:
                 self._spill.start()
@@ -169,7 +178,13 @@ class Watch:
         return len(self._running) if self._thread == here else self._aside.get(here, 0)
 
     def enter(
-        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        path: str,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        compiled: bool = False,
     ) -> None:
         """A module begins to run."""
         again, here = _runs_again(), threading.get_ident()
@@ -179,7 +194,7 @@ class Watch:
         first = not self._running
         self._running.append(path)
         if first:
-            self._begin(args, kwargs, again)
+            self._begin(args, kwargs, again, compiled)
         if self._looking and not again:
             self._ran.add(path)
         if self._active is not None:
@@ -197,7 +212,9 @@ class Watch:
         self._runs_elsewhere += 1
         return False
 
-    def _begin(self, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> None:
+    def _begin(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool, compiled: bool
+    ) -> None:
         if not again:
             if not self.seen:
                 self._reading.forget()
@@ -206,7 +223,8 @@ class Watch:
             self._runs += 1
         if self._looking:
             self._refuse_others()
-            self._start()
+            # A mode is also what the compiler knows somebody who watches by.
+            self._start(asks=self._asks or compiled)
 
     def leave(self, path: str, depth: int, output: Any) -> None:
         """A module has run, or failed, or was interrupted."""
@@ -275,15 +293,17 @@ class Watch:
                 stacklevel=2,
             )
 
-    def _start(self) -> None:
-        by_hand = self._gaps.by_hand
-        by_hand.begin()
+    def _start(self, *, asks: bool) -> None:
+        self._started = True
         if self._switch is not None:
             self._switch.on()
-        self._active = AttentionMode(
-            lambda: self._running[-1], self._wanted, by_hand, self._leave_call
-        )
-        self._active.__enter__()
+        if asks:
+            by_hand = self._gaps.by_hand
+            by_hand.begin()
+            self._active = AttentionMode(
+                lambda: self._running[-1], self._wanted, by_hand, self._leave_call
+            )
+            self._active.__enter__()
         begin(self.see)
 
     def _leave_call(self, why: str) -> None:
@@ -302,7 +322,8 @@ class Watch:
         self._running.clear()
         try:
             # While no other thread's run is followed, which would add to it.
-            if active is not None:
+            if self._started:
+                self._started = False
                 self._waiting.settle()
                 if self._spill is not None:
                     self._spill.forget_shared()
