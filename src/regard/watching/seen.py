@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple, Protocol, overload, runtime_checkable
 
@@ -16,7 +15,8 @@ from regard.errors import RegardError
 from regard.traces import Trace
 from regard.visible import visible
 from regard.watching.joint_trace import joined as _joined
-from regard.watching.statistics import Looks, Statistics, Waiting
+from regard.watching.looks import Looks
+from regard.watching.statistics import Shared, Statistics, Waiting
 
 Tokens = Sequence[str] | Sequence[Sequence[str]]
 
@@ -50,41 +50,59 @@ class Address(NamedTuple):
     step: int
 
 
-@dataclass
 class Layer:
     """One attention layer: how often it was called, and what its heads did, over all calls."""
 
-    path: str
-    calls: int = 0
-    statistics: Statistics | None = None
-    """Of every call, once the run that it belongs to has ended."""
-    traces: Traces = field(default_factory=list)
-    """One per call, when traces are kept."""
-    runs: list[int] = field(default_factory=list)
-    """The run of the model, from 0, that each trace is from."""
-    steps: list[int] = field(default_factory=list)
-    """The step of generating that each trace is from: 0 for a run that begins a text."""
-    _waiting: Waiting | None = field(default=None, repr=False, compare=False)
+    def __init__(
+        self,
+        path: str,
+        calls: int = 0,
+        statistics: Statistics | None = None,
+        traces: Traces | None = None,
+        runs: list[int] | None = None,
+        steps: list[int] | None = None,
+    ) -> None:
+        self.path, self.calls = path, calls
+        self.traces: Traces = [] if traces is None else traces
+        """One per call, when traces are kept."""
+        self.runs: list[int] = [] if runs is None else runs
+        """The run of the model, from 0, that each trace is from."""
+        self.steps: list[int] = [] if steps is None else steps
+        """The step of generating that each trace is from: 0 for a run that begins a text."""
+        self.shared: list[tuple[Shared, int]] = []
+        """What was added up of its calls together with those of others."""
+        self._own = statistics
+        self._waiting: Waiting | None = None
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """Of every call, once the run that it belongs to has ended."""
+        found = self._own
+        for shared, place in self.shared:
+            more = shared.sums.at(place)
+            found = more if found is None else found + more
+        return found
+
+    @statistics.setter
+    def statistics(self, statistics: Statistics | None) -> None:
+        self._own, self.shared = statistics, []
 
     def take(
         self, trace: Trace, run: int, step: int = 0, *, keep: bool, waiting: Waiting | None = None
     ) -> None:
         """Note a call. What its rows saw is added up now, or when those that are `waiting` are."""
         self.calls += 1
-        looks = Looks.of(trace)
         if waiting is None:
-            self.add(Statistics.of_each([looks])[0])
+            found = Statistics.of(trace)
+            self._own = found if self._own is None else self._own + found
         else:
             self._waiting = waiting
-            waiting.put(self, looks)
+            waiting.put(self, Looks.of(trace))
         if keep:
             assert isinstance(self.traces, Growing), "the layer of a file takes no more calls"
             self.traces.append(trace)
             self.runs.append(run)
             self.steps.append(step)
-
-    def add(self, found: Statistics) -> None:
-        self.statistics = found if self.statistics is None else self.statistics + found
 
     @property
     def addresses(self) -> list[Address]:
@@ -93,7 +111,7 @@ class Layer:
 
     @property
     def heads(self) -> int:
-        if self.statistics is None and self._waiting is None:
+        if self._own is None and self._waiting is None:
             # A file need not have them.
             return self.traces[0].inputs.shape.H if len(self.traces) else 0
         return len(self._sums.rows)
@@ -101,7 +119,8 @@ class Layer:
     @property
     def entropy(self) -> Float[Tensor, "h"]:
         """Mean entropy of each head's rows, in nats."""
-        return self._sums.entropy / self._sums.sound
+        sums = self._sums
+        return sums.entropy / sums.sound
 
     @property
     def max_logit(self) -> Float[Tensor, "h"]:
@@ -111,7 +130,8 @@ class Layer:
     @property
     def first(self) -> Float[Tensor, "h"]:
         """The mean share of each head's rows that falls on the first key."""
-        return self._sums.first / self._sums.sound
+        sums = self._sums
+        return sums.first / sums.sound
 
     @property
     def trace(self) -> Trace:
@@ -158,13 +178,14 @@ class Layer:
     def _sums(self) -> Statistics:
         if self._waiting is not None:
             self._waiting.settle()
-        if self.statistics is None:
+        found = self.statistics
+        if found is None:
             raise RegardError(
                 f"{self.path!r} has no statistics",
                 got=f"{self.calls} calls, {len(self.traces)} traces",
                 do="ask its traces, if there are any",
             )
-        return self.statistics
+        return found
 
     def __repr__(self) -> str:
         kept = f", {len(self.traces)} traces" if self.traces else ""

@@ -13,29 +13,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.traces import Trace
+from regard.watching.looks import Looks, first_logits
 
-MANY = 2**20
-"""So many rows are added up at once: 16 MB of them wait for it at most."""
-
+MANY = 2**26
+"""So many bytes of calls wait at most to be added up together."""
 ROUNDINGS = 4
 """By so many units in its last place a logit may differ from one pass to another."""
-
-
-class Looks(NamedTuple):
-    """What each row of a call saw."""
-
-    max_logit: Float[Tensor, "b h q"]
-    entropy: Float[Tensor, "b h q"]
-    lse: Float[Tensor, "b h q"]
-    first: Float[Tensor, "b h q"]
-    """The logit of the first key."""
-
-    @staticmethod
-    @torch.no_grad()
-    def of(trace: Trace) -> Looks:
-        rows = trace.rows
-        first = trace.second_pass.first_logit(trace.inputs)
-        return Looks(rows.max_logit, rows.entropy, rows.lse, first)
 
 
 @dataclass(frozen=True)
@@ -57,29 +40,7 @@ class Statistics:
     @staticmethod
     def of(trace: Trace) -> Statistics:
         """From one call, without waiting for the device."""
-        return Statistics.of_each([Looks.of(trace)])[0]
-
-    @staticmethod
-    @torch.no_grad()
-    def of_each(calls: Sequence[Looks]) -> list[Statistics]:
-        """From each of several calls of one size. Together, because on a card each operation takes
-        longer to start than to run."""
-        max_logit, entropy, lse, first = (torch.stack(rows) for rows in zip(*calls, strict=True))
-        first = _share(first, max_logit, lse)
-        sound, empty = max_logit.abs() < math.inf, max_logit == -math.inf
-        ill = ~sound
-        N, B, H, Q = max_logit.shape
-        rows = max_logit.new_full((N, H), B * Q)
-        counts = [t.sum((1, 3), dtype=rows.dtype) for t in (sound, empty)]
-        sums = (
-            rows,
-            counts[1],
-            rows - counts[0] - counts[1],
-            max_logit.masked_fill_(ill, -math.inf).amax((1, 3)),
-            entropy.masked_fill_(ill, 0.0).sum((1, 3)),
-            first.masked_fill_(ill, 0.0).sum((1, 3)),
-        )
-        return [Statistics(*of_call) for of_call in zip(*(t.unbind() for t in sums), strict=True)]
+        return Sums.of([Looks.of(trace)], 1).at(0)
 
     def __add__(self, other: Statistics) -> Statistics:
         sums = ("rows", "empty", "broken", "entropy", "first")
@@ -97,7 +58,56 @@ class Statistics:
         return (self.rows - self.empty - self.broken).clamp_min(1)
 
 
-def _share(
+class Sums(NamedTuple):
+    """Statistics of several layers in few tensors: on a card an operation takes longer to start
+    than to run."""
+
+    rows: int
+    """Of each head of each layer."""
+    counts: Float[Tensor, "4 layers h"]
+    """Rows that see something and nothing broken, rows that see nothing; entropies, and shares of
+    the first key, of the former."""
+    largest: Float[Tensor, "layers h"]
+
+    @staticmethod
+    @torch.no_grad()
+    def of(calls: Sequence[Looks], layers: int) -> Sums:
+        """From calls of one kind, equally many of each layer, those of a layer together."""
+        each = (layers, len(calls) // layers)
+        max_logit, entropy, lse = (
+            torch.stack(rows).unflatten(0, each)
+            for rows in zip(*(call.rows for call in calls), strict=True)
+        )
+        first = share(first_logits(calls).unflatten(0, each), max_logit, lse)
+        sound = max_logit.abs() < math.inf
+        ill = ~sound
+        dtype, over = max_logit.dtype, (1, 2, 4)
+        counts = (
+            sound.sum(over, dtype=dtype),
+            (max_logit == -math.inf).sum(over, dtype=dtype),
+            entropy.masked_fill_(ill, 0.0).sum(over),
+            first.masked_fill_(ill, 0.0).sum(over),
+        )
+        B, _, Q = max_logit.shape[2:]
+        largest = max_logit.masked_fill_(ill, -math.inf).amax(over)
+        return Sums(each[1] * B * Q, torch.stack(counts), largest)
+
+    def plus(self, other: Sums) -> Sums:
+        """With more calls of the same layers."""
+        return Sums(
+            self.rows + other.rows,
+            self.counts + other.counts,
+            torch.maximum(self.largest, other.largest),
+        )
+
+    def at(self, place: int) -> Statistics:
+        """Of one of the layers."""
+        sound, empty, entropy, first = self.counts[:, place]
+        rows = torch.full_like(sound, self.rows)
+        return Statistics(rows, empty, rows - sound - empty, self.largest[place], entropy, first)
+
+
+def share(
     logit: Float[Tensor, "n b h q"],
     max_logit: Float[Tensor, "n b h q"],
     lse: Float[Tensor, "n b h q"],
@@ -114,11 +124,19 @@ def _share(
     return below.add_(max_logit - lse).exp_()
 
 
+class Shared:
+    """What was added up of several layers together, and goes on being."""
+
+    def __init__(self, whose: tuple[Adds, ...], sums: Sums) -> None:
+        self.whose, self.sums = whose, sums
+
+
 @runtime_checkable
 class Adds(Protocol):
-    """What statistics are added to."""
+    """A layer whose statistics are added up with those of others."""
 
-    def add(self, found: Statistics, /) -> None: ...
+    shared: list[tuple[Shared, int]]
+    """With whom, and which of them it is."""
 
 
 class Waiting:
@@ -126,20 +144,37 @@ class Waiting:
 
     def __init__(self) -> None:
         self._calls: defaultdict[object, list[tuple[Adds, Looks]]] = defaultdict(list)
-        self._rows = 0
+        self._held = 0
 
     def put(self, whose: Adds, looks: Looks) -> None:
-        rows = looks.max_logit
-        self._calls[rows.shape, rows.dtype, rows.device].append((whose, looks))
-        self._rows += rows.numel()
-        if self._rows >= MANY:
+        self._calls[looks.kind].append((whose, looks))
+        self._held += looks.held
+        if self._held >= MANY:
             self.settle()
 
     def settle(self) -> None:
-        """Add up what waits, calls of one size together."""
-        for calls in self._calls.values():
-            found = Statistics.of_each([looks for _, looks in calls])
-            for (whose, _), statistics in zip(calls, found, strict=True):
-                whose.add(statistics)
-        self._calls.clear()
-        self._rows = 0
+        """Add up what waits, calls of one kind together."""
+        if not self._calls:
+            return
+        waited, self._calls, self._held = self._calls, defaultdict(list), 0
+        for calls in waited.values():
+            layers: dict[int, tuple[Adds, list[Looks]]] = {}
+            for whose, looks in calls:
+                layers.setdefault(id(whose), (whose, []))[1].append(looks)
+            # Most often each layer was called once.
+            equally = defaultdict[int, list[tuple[Adds, list[Looks]]]](list)
+            for of_layer in layers.values():
+                equally[len(of_layer[1])].append(of_layer)
+            for some in equally.values():
+                looked = [looks for _, several in some for looks in several]
+                _add(tuple(whose for whose, _ in some), Sums.of(looked, len(some)))
+
+
+def _add(whose: tuple[Adds, ...], found: Sums) -> None:
+    for shared, _ in whose[0].shared:
+        if shared.whose == whose:
+            shared.sums = shared.sums.plus(found)
+            return
+    shared = Shared(whose, found)
+    for place, layer in enumerate(whose):
+        layer.shared.append((shared, place))

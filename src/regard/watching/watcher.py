@@ -52,6 +52,8 @@ class Watch:
         self.seen.tokens = self._reading.tokens
         self._spill = None if spill is None else Spill(spill)
         self._weight: Weight | None = Weight() if keep == "traces" and spill is None else None
+        self._alike: dict[str, int] = {}
+        """How many layers are wanted that are like the one of a path."""
         self._waiting = Waiting()
         self._running: list[str] = []
         """The paths of the modules that are running, the innermost last."""
@@ -281,9 +283,12 @@ class Watch:
         """Once, and as soon as it can be known: after the first layer of the first run, if the
         others are like it."""
         assert self._weight is not None
-        modules = dict(self.model.named_modules())
-        alike = [p for p, m in modules.items() if type(m) is type(modules[path])]
-        found = self._weight.add(trace, sum(self._wanted(p) for p in alike))
+        if path not in self._alike:
+            modules = dict(self.model.named_modules())
+            kind = type(modules[path])
+            alike = [p for p, m in modules.items() if type(m) is kind]
+            self._alike |= dict.fromkeys(alike, sum(map(self._wanted, alike)))
+        found = self._weight.add(trace, self._alike[path])
         if found is not None:
             self._weight = None
             warnings.warn(
