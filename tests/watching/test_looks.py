@@ -1,0 +1,131 @@
+"""Calls that wait and are added up together give what each would have given by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import regard
+from regard import biases, masks
+from regard.traces import Trace
+from regard.watching import looks, statistics
+from regard.watching.seen import Layer
+from regard.watching.statistics import Waiting
+
+PADDED = masks.causal() & masks.padding([7, 0])
+LEFT = masks.causal() & masks.keep(
+    torch.tensor([[True] * 9, [False] * 3 + [True] * 6])[:, None, None]
+)
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"mask": masks.causal()},
+    "causal from the start": {"mask": masks.causal(offset=0)},
+    "some rows see nothing": {"mask": masks.causal(offset=-2)},
+    "a window that leaves the first key": {"mask": masks.causal() & masks.window(2)},
+    "after the first key": {"mask": ~masks.window(None, 3)},
+    "padded": {"mask": PADDED},
+    "padded on the left": {"mask": LEFT},
+    "another scale": {"mask": PADDED, "scale": 2.0},
+    "a bias": {"bias": biases.alibi(torch.tensor([0.5, 0.25, 0.1, 0.05]))},
+    "a soft cap": {"softcap": 1.5},
+    "a sink": {"sink": torch.tensor([0.0, 1.0, -1.0, 2.0])},
+}  # fmt: skip
+
+
+def traced(seed: int, queries: int = 5, keys: int = 9, **how: Any) -> Trace:
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(2, 4, queries, 8, generator=generator)
+    k, v = torch.randn(2, 2, 2, keys, 8, generator=generator)
+    return regard.trace(q, k, v, **how)
+
+
+def added(traces: list[list[Trace]], *, together: bool) -> list[Layer]:
+    waiting, layers = Waiting(), [Layer(str(i)) for i in range(len(traces))]
+    for call in zip(*traces, strict=True):
+        for layer, trace in zip(layers, call, strict=True):
+            layer.take(trace, 0, keep=False, waiting=waiting if together else None)
+    waiting.settle()
+    return layers
+
+
+def agree(some: list[Layer], others: list[Layer]) -> None:
+    for layer, other in zip(some, others, strict=True):
+        mine, theirs = layer.statistics, other.statistics
+        assert mine is not None
+        assert theirs is not None
+        torch.testing.assert_close(vars(mine), vars(theirs))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_together_they_are_what_each_is_alone(name: str) -> None:
+    how = CALLS[name]
+    traces = [[traced(10 * layer + call, **how) for call in range(2)] for layer in range(3)]
+    layers = added(traces, together=True)
+    agree(layers, added(traces, together=False))
+    for layer, several in zip(layers, traces, strict=True):
+        sums = layer.statistics
+        assert sums is not None
+        mass = sum(t.mass(0).masked_fill(t.max_logit == -torch.inf, 0).sum((0, 2)) for t in several)
+        torch.testing.assert_close(sums.first, mass, rtol=1e-5, atol=1e-6)
+
+
+def test_calls_of_other_lengths_masks_and_numbers() -> None:
+    steps = [traced(1, 9, 9, mask=PADDED), *(traced(n, 1, 9 + n) for n in range(2, 5))]
+    others = [traced(7, 9, 9, mask=masks.causal()), *(traced(n, 1, 20) for n in range(2, 5))]
+    agree(added([steps, others], together=True), added([steps, others], together=False))
+    waiting, layers = Waiting(), [Layer("a"), Layer("b")]
+    for layer, trace in zip([*layers, layers[0]], steps[1:], strict=True):
+        layer.take(trace, 0, keep=False, waiting=waiting)
+    waiting.settle()
+    assert [layer.statistics.rows[0] for layer in layers if layer.statistics] == [4, 2]
+
+
+def test_long_calls_and_long_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = [[traced(n, mask=masks.causal())] for n in range(3)]
+    want = added(traces, together=False)
+    for name in ("SHORT", "SMALL"):
+        monkeypatch.setattr(looks, name, 0)
+        agree(added(traces, together=True), want)
+    monkeypatch.setattr(statistics, "MANY", 1)
+    agree(added(traces, together=True), want)
+
+
+def test_rows_that_are_broken_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = torch.randn(1, 2, 6, 4)
+    q[0, 0, 2, 1], q[0, 1, 3, 0] = torch.nan, torch.inf
+    k = torch.randn(1, 2, 6, 4)
+    k[0, 1, 0] = torch.inf
+    trace = regard.trace(q, k, k, mask=~masks.causal(offset=-1) & masks.causal(offset=2))
+    layers = added([[trace], [trace]], together=True)
+    agree(layers, added([[trace], [trace]], together=False))
+    assert layers[0].first.isfinite().all()
+
+
+class Counted(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.many = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.many += 1
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal(), PADDED], ids=["none", "causal", "padded"])
+def test_many_layers_take_as_many_operations_as_few(mask: masks.Mask | None) -> None:
+    found = []
+    for many in (2, 12):
+        traces = [traced(n, mask=mask) for n in range(many)]
+        waiting, layers = Waiting(), [Layer(str(n)) for n in range(many)]
+        with Counted() as counted:
+            for layer, trace in zip(layers, traces, strict=True):
+                layer.take(trace, 0, keep=False, waiting=waiting)
+            views = counted.many
+            waiting.settle()
+        # One view of the first key for each.
+        assert views == many
+        found.append(counted.many - views)
+    assert found[0] == found[1] < 60
