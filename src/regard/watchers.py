@@ -50,7 +50,11 @@ def unwatched() -> Iterator[None]:
 
 
 def show(trace: Trace) -> None:
+    # What `unwatched` does, written out: this happens at every layer.
     watchers = _watchers.get()
-    with unwatched():
+    before = _watchers.set(())
+    try:
         for see in watchers:
             see(trace)
+    finally:
+        _watchers.reset(before)

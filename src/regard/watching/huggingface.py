@@ -168,7 +168,7 @@ def _mask_and_bias(
         causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
         mask = masks.causal(None if Q == K else 0) if causal and Q > 1 else None
     elif isinstance(attention_mask, SymbolicMask):
-        if tuple(attention_mask.shape[2:]) != (Q, K):
+        if attention_mask.lengths != (Q, K):
             raise RegardError(
                 f"{type(module).__name__} uses a mask made for other lengths",
                 got=f"a mask of {list(attention_mask.shape[2:])} for {Q} queries and {K} keys",

@@ -43,7 +43,7 @@ class Looks(NamedTuple):
     """How many bytes wait with it."""
     first: Float[Tensor, "b h q"] | None = None
     q: Float[Tensor, "b h q d"] | None = None
-    key: Float[Tensor, "b g one d"] | None = None
+    key: Float[Tensor, "b g d"] | None = None
     scale: float = 1.0
     mask: Mask | None = None
     """As it was bound to the call."""
@@ -63,7 +63,7 @@ class Looks(NamedTuple):
             with torch.no_grad():
                 first = trace.second_pass.first_logit(x)
             return Looks(looked, (lse.shape, lse.dtype, lse.device), held, first)
-        key = k[:, :, :1]
+        key = k.select(2, 0)
         if k.numel() * k.element_size() > SMALL:
             key = key.clone()
         which = None if mask is None else mask.band() or id(trace.mask)
@@ -92,7 +92,8 @@ def first_logits(calls: Sequence[Looks]) -> Float[Tensor, "n b h q"]:
     with torch.autocast(q.device.type, enabled=False):
         # The products are those of matrices, heads that share a key one below the other.
         several = q.to(dtype).reshape(*q.shape[:2], key.shape[2], -1, q.shape[-1])
-        found = torch.matmul(several, key.to(dtype).mul_(call.scale).mT).view(q.shape[:-1])
+        column = key.to(dtype).mul(call.scale).unsqueeze(-1)
+        found = torch.matmul(several, column).view(q.shape[:-1])
     return _where_seen(found, call.mask)
 
 

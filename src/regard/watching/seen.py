@@ -214,7 +214,8 @@ class Seen(Displayed, Mapping[str, Layer]):
 
     def layer(self, path: str) -> Layer:
         """The layer of a path, new if it was never seen."""
-        return self._layers.setdefault(path, Layer(path))
+        found = self._layers.get(path)
+        return self._layers.setdefault(path, Layer(path)) if found is None else found
 
     def __getitem__(self, path: str) -> Layer:
         if path not in self._layers:

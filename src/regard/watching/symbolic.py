@@ -34,13 +34,15 @@ class SymbolicMask(Tensor):
 
     mask: Mask | None
     """None lets every pair be seen."""
+    lengths: tuple[int, int]
+    """How many queries and keys, as its shape has them: asked for at every layer."""
 
     @classmethod
     def of(cls, mask: Mask | None, shape: Shape, device: torch.device) -> SymbolicMask:
         made: SymbolicMask = Tensor._make_wrapper_subclass(
             cls, shape, dtype=torch.bool, device=device
         )
-        made.mask = mask
+        made.mask, made.lengths = mask, (shape.Q, shape.K)
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

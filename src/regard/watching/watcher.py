@@ -254,9 +254,11 @@ class Watch:
             return
         path = self._running[-1]
         self._gaps.attended.add(path)
-        if not self._wanted(path):
+        if self.layers is not None and not self._wanted(path):
             return
-        trace = trace.detach()
+        # What only adds up takes no part in autograd, and leaves the trace to its call.
+        if self.keep == "traces" or self.heads is not None:
+            trace = trace.detach()
         if self.heads is not None:
             trace = trace[:, list(self.heads)]
         self._take(path, trace)
