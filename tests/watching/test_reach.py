@@ -108,7 +108,7 @@ def test_attention_by_hand_in_their_code_is_named() -> None:
 
     for kind in (Odd, Router, Rotary):
         kind.__module__ = "transformers.models.odd"
-    assert [reach.needs_asking(kind()) for kind in (Odd, Router, Rotary)] == [True, False, False]
+    assert [reach.needs_asking([kind()]) for kind in (Odd, Router, Rotary)] == [True, False, False]
     model = nn.Sequential(build("llama", "sdpa").model.embed_tokens, Odd())
     with (
         pytest.raises(RegardError, match=r"attention by hand in \(model\)"),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from types import CodeType
@@ -39,6 +39,7 @@ from regard.watching.huggingface_modules import (
     needs_asking,
     never_attends,
     refuse_by_hand,
+    settable,
     what_helps,
 )
 from regard.watching.recovery import EVERYTHING, Places, recovered
@@ -317,8 +318,8 @@ _switching = threading.Lock()
 class Switch:
     """Turns a model's attention implementation to regard's, and back."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.configs = {id(config): config for config in _configs(model)}
+    def __init__(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
+        self.configs = {id(config): config for config in _configs(modules)}
 
     def refuse_others(self, sdpa: str | None) -> None:
         """Say so if attention is computed by functions of others, which regard's would put aside:
@@ -383,20 +384,18 @@ def _other(implementation: str | None) -> str | None:
     return None
 
 
-def _configs(model: nn.Module) -> Iterator[Any]:
+def _configs(modules: Sequence[tuple[str, nn.Module]]) -> Iterator[Any]:
     """The configs that decide which attention the modules of a model call."""
-    by_hand = {
-        id(part.config)
-        for part in model.modules()
-        if isinstance(part, PreTrainedModel) and not part._can_set_attn_implementation()
+    models = [(path, part) for path, part in modules if isinstance(part, PreTrainedModel)]
+    by_hand = {id(part.config) for _, part in models if not settable(part)}
+    inside = tuple(f"{path}." if path else "" for path, _ in models)
+    held = {
+        id(config): config
+        for path, part in modules
+        if isinstance(config := vars(part).get("config"), PreTrainedConfig)
+        and f"{path}.".startswith(inside)
     }
-    waiting = [
-        part.config
-        for model_ in model.modules()
-        if isinstance(model_, PreTrainedModel)
-        for part in model_.modules()
-        if isinstance(getattr(part, "config", None), PreTrainedConfig)
-    ]
+    waiting = list(held.values())
     while waiting:
         config = waiting.pop()
         if id(config) not in by_hand:

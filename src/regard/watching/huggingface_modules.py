@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -13,6 +13,9 @@ from transformers import PreTrainedModel
 from regard.errors import RegardError
 from regard.watching import reach
 from regard.watching.choices import matches
+
+Modules = Iterable[tuple[str, nn.Module]]
+"""What `named_modules` gives: to walk through a model takes longer than to run a short layer."""
 
 
 def attenders_by_name(model: nn.Module) -> list[str]:
@@ -40,7 +43,7 @@ def what_helps(model: PreTrainedModel, own: str | None) -> str:
 
 def attenders(model: nn.Module) -> list[str]:
     """Paths of the modules that attend when they run: by transformers' interface, or by hand."""
-    by_hand = {path for part in _by_hand(model) for path in part.attention}
+    by_hand = {path for part in _by_hand(model.named_modules()) for path in part.attention}
     return [
         path
         for path, module in model.named_modules()
@@ -55,19 +58,19 @@ def never_attends(module: nn.Module) -> bool:
     return theirs and "Attention" not in kind.__name__ and not _can_be_seen(module)
 
 
-def needs_asking(model: nn.Module, switched: Collection[int]) -> bool:
-    """Whether a part of a model may attend otherwise than by transformers' interface with one of
+def needs_asking(modules: Collection[nn.Module], switched: Collection[int]) -> bool:
+    """Whether one of the modules of a model may attend otherwise than by transformers' interface with one of
     the configs (by identity) that are switched, and so where only a function mode sees it."""
-    return reach.needs_asking(model, PreTrainedModel.__mro__) or any(
-        not _settable(part)
+    return reach.needs_asking(modules, PreTrainedModel.__mro__) or any(
+        not settable(part)
         if isinstance(part, PreTrainedModel)
         else _mentions(part, "ALL_ATTENTION_FUNCTIONS")
         and id(getattr(part, "config", None)) not in switched
-        for part in model.modules()
+        for part in modules
     )
 
 
-def _settable(model: PreTrainedModel) -> bool:
+def settable(model: PreTrainedModel) -> bool:
     """Whether the attention of a model can be set by name."""
     kind: Any = type(model)
     return _kind_settable(kind)
@@ -79,9 +82,9 @@ def _kind_settable(kind: Any) -> bool:
     return bool(kind._can_set_attn_implementation())
 
 
-def refuse_by_hand(model: nn.Module, layers: Sequence[str] | None) -> None:
+def refuse_by_hand(modules: Modules, layers: Sequence[str] | None) -> None:
     """Say so if a model computes attention by hand, where nothing can be seen."""
-    for part in _by_hand(model):
+    for part in _by_hand(modules):
         wanted = [path for path in part.attention if matches(path, layers)]
         if wanted and not any(_can_be_seen(module) for module in part.model.modules()):
             raise RegardError(
@@ -102,9 +105,9 @@ class _ByHand(NamedTuple):
     attention: list[str]
 
 
-def _by_hand(model: nn.Module) -> Iterator[_ByHand]:
-    for path, part in model.named_modules():
-        if not isinstance(part, PreTrainedModel) or _settable(part):
+def _by_hand(modules: Modules) -> Iterator[_ByHand]:
+    for path, part in modules:
+        if not isinstance(part, PreTrainedModel) or settable(part):
             continue
         if type(part).__module__.startswith("transformers."):
             inside = part.named_modules(prefix=path)

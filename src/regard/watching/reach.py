@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from types import CodeType, FunctionType
 from typing import Any
@@ -34,10 +34,9 @@ _NAMES = ("dot_product", "flex_attention", "multi_head_attention", "multiheadatt
 _FUNCTIONS = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 
 
-def needs_asking(model: nn.Module, apart: tuple[type, ...] = ()) -> bool:
-    """Whether a module of a model may attend where only a function mode sees it. `apart` are
-    classes whose own methods are known not to."""
-    modules = list(model.modules())
+def needs_asking(modules: Collection[nn.Module], apart: tuple[type, ...] = ()) -> bool:
+    """Whether one of the modules of a model may attend where only a function mode sees it. `apart`
+    are classes whose own methods are known not to."""
     return any(map(_changed, modules)) or any(
         _kind_needs_asking(kind, apart) for kind in set(map(type, modules))
     )

@@ -90,21 +90,20 @@ class Watch:
             raise RegardError("this watch is attached already", do="detach() it first")
         self._gaps.clear()
         self._runs_elsewhere = 0
-        huggingface = _huggingface()
-        if huggingface is not None:
-            huggingface.refuse_by_hand(self.model, self.layers)
-            self._switch = huggingface.Switch(self.model)
+        huggingface, modules = _huggingface(), list(self.model.named_modules())
+        every = [module for _, module in modules]
+        if huggingface is None:
+            self._asks = needs_asking(every)
+        else:
+            huggingface.refuse_by_hand(modules, self.layers)
+            self._switch = huggingface.Switch(modules)
             self._refuse_others()
-        self._asks = (
-            needs_asking(self.model)
-            if huggingface is None
-            else huggingface.needs_asking(self.model, self._switch.configs)
-        )
+            self._asks = huggingface.needs_asking(every, self._switch.configs)
         try:
             if self._spill is not None:
                 self._spill.start()
             self._unlisten = self._reading.listen(self.model)
-            for path, module in self.model.named_modules():
+            for path, module in modules:
                 theirs = huggingface is not None and huggingface.never_attends(module)
                 if path and (theirs or _never_attends(module)):
                     continue
