@@ -144,7 +144,7 @@ def test_statistics_count_no_more_than_shares(backend: str, call: Call) -> None:
     found = Statistics.of(t)
     rows = found.sound
     assert (found.first <= rows * (1 + SURE)).all()
-    sink = Telemetry.of(t, found).sink
+    sink = Telemetry.of(t).sink
     assert (sink <= rows * (1 + SURE)).all()
     assert (found.first >= 0).all()
     if call.extra in ("plain", "sink", "relative", "cosine"):

@@ -19,10 +19,11 @@ import regard
 from regard import RegardError, masks
 from regard.backends.tiled.chosen import chosen_logits
 from regard.errors import RegardWarning
-from regard.watching import QKClip, Report, Statistics, Watch, torch_functions
+from regard.watching import QKClip, Report, Watch, telemetry, torch_functions
 from regard.watching.qk_clip import Kind
 from regard.watching.rules import LogitExplosion, NonFinite
-from regard.watching.telemetry import Telemetry
+from regard.watching.telemetry import Readings, Telemetry
+from tests.watching.test_looks import Counted
 from tests.watching.test_watch import Model, Plain, X, hooks, model, x
 
 CASES: dict[str, dict[str, Any]] = {
@@ -51,7 +52,7 @@ def test_telemetry_is_that_of_the_dense_weights(name: str, keys: int) -> None:
         pytest.skip("a mask of a given length")
     q, k, v = x(2, 4, 150, 8), x(2, 2, keys, 8, seed=1) + 0.3, x(2, 2, keys, 8, seed=2)
     t = regard.trace(q.double(), k.double(), v.double(), **how)
-    got = Telemetry.of(t, Statistics.of(t))
+    got = Telemetry.of(t)
     s = _logits(t)
     sees = (s > -math.inf).any(-1)
     many = (s > -math.inf).sum(-1)
@@ -75,7 +76,7 @@ def _logits(t: regard.Trace) -> Tensor:
 def test_mean_logits_by_prefix_sums_are_as_exact_as_float32(dtype: torch.dtype) -> None:
     q, k = x(1, 2, 3000, 16).to(dtype), (x(1, 2, 3000, 16, seed=1) + 2).to(dtype)
     t = regard.trace(q, k, k, mask=masks.causal() & masks.window(100))
-    got = Telemetry.of(t, Statistics.of(t)).mean_logit
+    got = Telemetry.of(t).mean_logit
     exact = regard.trace(q.double(), k.double(), k.double(), mask=t.mask).mean_logit
     torch.testing.assert_close(got.double(), exact.sum((0, 2)), rtol=1e-4, atol=1e-3)
 
@@ -199,12 +200,54 @@ def test_accumulated_runs_and_checkpointing_count_once(reentrant: bool) -> None:
     first = m.forward
     m.forward = lambda t: first(t * m.more)  # type: ignore[method-assign]
     counted = []
-    own = Telemetry.of
+    own = Readings.of
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Telemetry, "of", staticmethod(lambda *a: counted.append(1) or own(*a)))
+        patch.setattr(Readings, "of", staticmethod(lambda c: counted.extend(c) or own(c)))
         with regard.Monitor(m, every=2, look=1) as monitor:
             list(train(m, monitor, 2, runs=3))
     assert len(counted) == 2 * 3 * 2
+
+
+TOGETHER = CASES | {"narrow": {"mask": masks.causal() & masks.window(3)}}
+
+
+@pytest.mark.parametrize("name", ["full", "causal", "nothing at first", "narrow", "sink", "scale"])
+def test_layers_that_are_read_together_are_what_each_is_alone(name: str) -> None:
+    traces = [
+        regard.trace(x(2, 4, 9, 8, seed=i), *x(2, 2, 2, 12, 8, seed=i + 9), **TOGETHER[name])
+        for i in range(3)
+    ]
+    traces[1].inputs.q[0, 1, 4] = torch.nan
+    assert len({telemetry.kind(t) for t in traces}) == 1
+    together, counts = Readings.of(traces), []
+    for i, t in enumerate(traces):
+        torch.testing.assert_close(
+            together.at(i).stacked(), Telemetry.of(t).stacked(), equal_nan=True
+        )
+    for some in (traces[:2], traces):
+        with Counted() as counted:
+            Readings.of(some)
+        # A view of the first key for each.
+        counts.append(counted.many - len(some))
+    assert counts[0] == counts[1]
+    more = together.plus(together).at(2)
+    alone = Telemetry.of(traces[2])
+    want = {name: 2 * value for name, value in vars(alone.statistics).items()}
+    want["max_logit"] = alone.statistics.max_logit
+    torch.testing.assert_close(vars(more.statistics), want)
+    torch.testing.assert_close(more.room, 2 * alone.room)
+
+
+def test_a_layer_that_runs_twice_is_read_twice() -> None:
+    m = model(is_causal=True)
+    twice = nn.Sequential(m, m)
+    monitor = regard.Monitor(twice, every=1, rules=())
+    twice(X).sum().backward()
+    found, _ = monitor._watch.taken()
+    assert [(paths, int(read.at(0).statistics.rows[0])) for paths, read in found.items()] == [
+        (("0.layers.0", "0.layers.1"), 2 * len(X) * X.shape[1])
+    ]
+    monitor.close()
 
 
 def test_evaluation_is_not_looked_at() -> None:
@@ -273,7 +316,7 @@ def test_what_is_taken_from_a_call_does_not_wait_for_the_device() -> None:
     for how in ({}, {"mask": masks.causal()}, {"mask": masks.causal() & masks.window(3)}):
         t = regard.trace(q, k, v, **how)
         with Waits() as waits:
-            Telemetry.of(t, Statistics.of(t))
+            Telemetry.of(t)
         assert not waits.found
 
 
@@ -456,7 +499,7 @@ def broken(*_: Any, **__: Any) -> Any:
 
 
 PLACES: dict[str, tuple[Any, str]] = {
-    "statistics": (Telemetry, "of"),
+    "statistics": (Readings, "of"),
     "kinds": (Kind, "of"),
     "tracing": (torch_functions, "_traced"),
     "entering": (Watch, "enter"),
@@ -697,6 +740,37 @@ def test_compiled_models_run_their_graph_between_looks() -> None:
     assert list(monitor.history[0].layers) == ["_orig_mod.layers.0", "_orig_mod.layers.1"]
 
 
+class Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, t: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(self.inner, t, use_reentrant=False)
+
+
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("around", [True, False], ids=["compiled", "compiled inside"])
+def test_what_a_compiled_model_runs_again_is_counted_once(around: bool) -> None:
+    m = model(is_causal=True)
+    if around:
+        run = torch.compile(Checkpointed(m), backend="aot_eager")
+    else:
+        m.compile(backend="aot_eager")
+        run = Checkpointed(m)
+    with regard.Monitor(run, every=2, look=1, rules=(), on_error="raise") as monitor:
+        for _ in range(2):
+            run(X).square().mean().backward()
+            rows = [
+                int(read.at(i).statistics.rows[0])
+                for paths, read in monitor._watch._found.items()
+                for i in range(len(paths))
+            ]
+            assert rows == [len(X) * X.shape[1]] * 2
+            monitor.step()
+
+
 @pytest.mark.compiled
 @pytest.mark.filterwarnings("ignore::regard.errors.RegardWarning")
 def test_a_compiled_encoder_is_trained_on_whether_or_not_it_is_seen() -> None:
@@ -725,7 +799,7 @@ def test_large_negative_numbers_hide_as_minus_infinity_does(hidden: float) -> No
         )
         mask = torch.full((14, 14), value).triu(1)
         of = regard.trace(q, k, k, bias=regard.biases.dense(mask))
-        found = Telemetry.of(of, Statistics.of(of))
+        found = Telemetry.of(of)
         return {name: getattr(found, name) for name in ("mean_logit", "room", "sink")}
 
     want, got = told(-math.inf), told(hidden)

@@ -18,7 +18,7 @@ import regard
 from regard import RegardError
 from regard.errors import RegardWarning
 from regard.watching import Projections, QKClip, Watch
-from regard.watching.telemetry import Telemetry
+from regard.watching.telemetry import Readings
 from tests.watching.test_watch import x
 
 WIDE = 32
@@ -365,19 +365,19 @@ def _rank_that_fails(rank: int, folder: str) -> None:
     )
     torch.manual_seed(0)
     m = Written(qkv=linear(96))
-    own = Telemetry.of
+    own = Readings.of
     told = []
     monitor = regard.Monitor(m, every=3, look=1, qk_clip=2.0, rules=())
     for step in range(3):
         if rank == 1 and step > 0:
-            where: Any = Telemetry if step == 1 else Watch
+            where: Any = Readings if step == 1 else Watch
             setattr(where, "of" if step == 1 else "enter", staticmethod(_broken))
         m((1 + 9 * rank) * x(2, 9, WIDE, seed=step))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             report = monitor.step()
         told += [str(warning.message) for warning in caught]
-        Telemetry.of = own  # type: ignore[method-assign]
+        Readings.of = own  # type: ignore[method-assign]
     assert report is not None
     torch.save((m.qkv.weight.detach(), report.layers[""].max_logit, len(told)), f"{folder}/{rank}")
     torch.distributed.destroy_process_group()

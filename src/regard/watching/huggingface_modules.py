@@ -59,8 +59,8 @@ def never_attends(module: nn.Module) -> bool:
 
 
 def needs_asking(modules: Collection[nn.Module], switched: Collection[int]) -> bool:
-    """Whether one of the modules of a model may attend otherwise than by transformers' interface with one of
-    the configs (by identity) that are switched, and so where only a function mode sees it."""
+    """Whether one of the modules of a model may attend otherwise than by transformers' interface
+    with one of the configs (by identity) that are switched: where only a function mode sees it."""
     return reach.needs_asking(modules, PreTrainedModel.__mro__) or any(
         not settable(part)
         if isinstance(part, PreTrainedModel)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, distributed, nn
 
 from regard.errors import RegardError, RegardWarning
@@ -18,10 +19,10 @@ from regard.watching.outlets import Outlets
 from regard.watching.qk_clip import Kind, QKClip, patterns
 from regard.watching.reports import Finding, Report
 from regard.watching.rules import RULES, Judge, Rule
-from regard.watching.telemetry import Telemetry
+from regard.watching.telemetry import Readings
 from regard.watching.training_watch import LOOKING, TrainingWatch
 from regard.watching.troubles import Troubles
-from regard.watching.window import Ranks, Window
+from regard.watching.window import Paths, Ranks, Window
 from regard.watching.writers import writers
 
 
@@ -222,16 +223,21 @@ class Monitor:
             self._watch.refuse_gaps()
 
     def _clip(
-        self, clip: QKClip, found: Mapping[str, Telemetry], kinds: Mapping[str, Kind]
+        self, clip: QKClip, found: Mapping[Paths, Readings], kinds: Mapping[str, Kind]
     ) -> dict[str, Tensor]:
-        wanted = {path: t.statistics.max_logit for path, t in found.items() if clip.wants(path)}
+        wanted: dict[str, Tensor] = {}
+        for paths, readings in found.items():
+            for path, logit in zip(paths, readings.max_logit, strict=True):
+                if clip.wants(path):
+                    more = path in wanted
+                    wanted[path] = torch.maximum(wanted[path], logit) if more else logit
         largest = self._ranks.largest(wanted)
-        modules = dict(self.model.named_modules())
         clipped: dict[str, Tensor] = {}
         frozen: list[str] = []
         for path, logit in largest.items():
             with self._troubles.during("clipping"):
-                times = clip.clip(path, modules[path], kinds[path], logit)
+                module = self.model.get_submodule(path)
+                times = clip.clip(path, module, kinds[path], logit)
                 if times is None:
                     frozen.append(path or "(model)")
                 else:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -14,7 +17,8 @@ from regard.inputs import AttentionInputs
 from regard.masks.tiles import band_edges, seen_keys
 from regard.scores.comparison import Dot
 from regard.traces import Trace
-from regard.watching.statistics import Statistics
+from regard.watching.looks import Looks
+from regard.watching.statistics import Statistics, Sums
 
 NOTHING = -1e4
 """What a bias takes away, at least, to hide a pair."""
@@ -40,37 +44,9 @@ class Telemetry:
     """Rows whose largest logit is infinite."""
 
     @staticmethod
-    @torch.no_grad()
-    def of(trace: Trace, statistics: Statistics) -> Telemetry:
-        """From one call and its statistics."""
-        x, rows = _as_masked(trace.inputs), trace.rows
-        with torch.autocast(x.q.device.type, enabled=False):
-            seeing = rows.max_logit.isfinite()
-            mean = _mean_logit_of_band(x)
-            if mean is None:
-                mean = trace.second_pass.mean_logit(x)
-            places = open_places(x).to(rows.lse.dtype)
-            size = torch.linalg.vector_norm(rows.out, dim=-1, dtype=rows.lse.dtype)
-            whole = size.isfinite()
-            broken = ~(seeing | (rows.max_logit == -torch.inf)) | ~whole
-
-            def summed(t: Tensor, where: Tensor = seeing) -> Tensor:
-                return t.expand_as(where).masked_fill(~where, 0.0).sum((0, 2))
-
-            sink = statistics.first
-            if x.sink is not None:
-                sink = sink + summed((x.sink.to(rows.lse.dtype)[:, None] - rows.lse).exp())
-                # Two roundings of large logits may add up to more than the rows have.
-                sink = torch.minimum(sink, summed(torch.ones_like(rows.lse)))
-            return Telemetry(
-                statistics,
-                summed(mean),
-                summed(places.clamp_min(1).log()),
-                sink,
-                summed(size.square() / max(rows.out.shape[-1], 1), seeing & whole),
-                broken.to(rows.lse.dtype).sum((0, 2)),
-                (rows.max_logit == torch.inf).to(rows.lse.dtype).sum((0, 2)),
-            )
+    def of(trace: Trace) -> Telemetry:
+        """From one call."""
+        return Readings.of([trace]).at(0)
 
     def __add__(self, other: Telemetry) -> Telemetry:
         return Telemetry(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -90,6 +66,100 @@ class Telemetry:
     def read(stacked: Float[Tensor, "n h"]) -> Telemetry:
         many = len(fields(Statistics))
         return Telemetry(Statistics(*stacked[:many]), *stacked[many:])
+
+
+class Readings(NamedTuple):
+    """Telemetry of several layers in one tensor: on a card an operation takes longer to start than
+    to run."""
+
+    numbers: Float[Tensor, "n layers h"]
+    """As `Telemetry.stacked` has them."""
+
+    @staticmethod
+    @torch.no_grad()
+    def of(traces: Sequence[Trace]) -> Readings:
+        """From one call of each layer: a single one, or several of one `kind`."""
+        layers, calls = len(traces), [trace.rows for trace in traces]
+        x = _together([trace.inputs for trace in traces])
+        with torch.autocast(x.q.device.type, enabled=False):
+            sums = Sums.of([Looks.of(trace) for trace in traces], layers)
+            max_logit, lse = (_cat([getattr(c, n) for c in calls]) for n in ("max_logit", "lse"))
+            seeing = max_logit.isfinite()
+            mean = _mean_logit_of_band(x)
+            if mean is None:
+                mean = traces[0].second_pass.mean_logit(x)
+            room = open_places(x).to(lse.dtype).clamp_min(1).log().expand_as(lse)
+            out = _cat([call.out for call in calls])
+            size: Tensor = torch.linalg.vector_norm(out, dim=-1, dtype=lse.dtype)
+            whole = size.isfinite()
+            energy = size.square().div_(max(out.shape[-1], 1)).masked_fill_(~whole, 0.0)
+            broken = ~(seeing | (max_logit == -torch.inf)) | ~whole
+
+            def summed(t: Tensor) -> Tensor:
+                found: Tensor = t.unflatten(-3, (layers, -1)).sum((-3, -1), dtype=lse.dtype)
+                return found
+
+            rows = torch.stack([mean, room, energy])
+            added = summed(rows.masked_fill_(~seeing, 0.0))
+            sound, empty, entropy, sink = sums.counts
+            first = sink
+            if x.sink is not None:
+                sinks = torch.stack([t.inputs.sink for t in traces if t.inputs.sink is not None])
+                apart = sinks.to(lse.dtype)[:, None, :, None] - lse.unflatten(0, (layers, -1))
+                more = summed(apart.exp().flatten(0, 1).masked_fill_(~seeing, 0.0))
+                # Two roundings of large logits may add up to more than the rows have.
+                sink = torch.minimum(sink + more, sound)
+            every = torch.full_like(sound, sums.rows)
+            told = (
+                every, empty, every - sound - empty, sums.largest, entropy, first, added[0],
+                added[1], sink, added[2], summed(broken), summed(max_logit == torch.inf),
+            )  # fmt: skip
+            return Readings(torch.stack(told))
+
+    def plus(self, other: Readings) -> Readings:
+        """With more calls of the same layers."""
+        added = self.numbers + other.numbers
+        torch.maximum(self.numbers[LARGEST], other.numbers[LARGEST], out=added[LARGEST])
+        return Readings(added)
+
+    @property
+    def max_logit(self) -> Float[Tensor, "layers h"]:
+        return self.numbers[LARGEST]
+
+    def at(self, place: int) -> Telemetry:
+        """Of one of the layers."""
+        return Telemetry.read(self.numbers[:, place])
+
+
+LARGEST = [field.name for field in fields(Statistics)].index("max_logit")
+"""Which of the numbers is no sum."""
+
+
+def kind(trace: Trace) -> Hashable | None:
+    """Calls of one kind can be read together; None for one that has to be read by itself."""
+    x = trace.inputs
+    band = (-math.inf, math.inf) if x.mask is None else x.mask.band()
+    plain = type(x.comparison) is Dot and x.bias is None and x.softcap is None
+    if not plain or band is None or not x.q.numel() or not x.k.numel():
+        return None
+    assert isinstance(x.comparison, Dot)
+    rows, sink = trace.rows, None if x.sink is None else x.sink.dtype
+    return (
+        x.q.shape, x.k.shape, rows.out.shape, x.q.dtype, rows.out.dtype, x.q.device, band, sink,
+        x.comparison.scale,
+    )  # fmt: skip
+
+
+def _together(calls: Sequence[AttentionInputs]) -> AttentionInputs:
+    """Calls of one kind as one with a larger batch."""
+    if len(calls) == 1:
+        return _as_masked(calls[0])
+    q, k = (torch.cat([getattr(x, name) for x in calls]) for name in ("q", "k"))
+    return replace(calls[0], q=q, k=k)
+
+
+def _cat(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _as_masked(x: AttentionInputs) -> AttentionInputs:
@@ -130,10 +200,13 @@ def _mean_logit_of_band(x: AttentionInputs) -> Float[Tensor, "b h q"] | None:
         total = k.sum(2, keepdim=True)
     else:
         before = _before(k)
-        total = before[:, :, stop]
+        to = max(min(band[1], x.shape.K), -x.shape.Q) + 1
+        # Most often queries stand where keys do, and a slice of them needs no copy.
+        inside = 0 <= to <= x.shape.K + 1 - x.shape.Q
+        total = before[:, :, int(to) :][:, :, : x.shape.Q] if inside else before[:, :, stop]
         if band[0] > -x.shape.Q:
-            total -= before[:, :, start]
-    q = x.q.to(x.compute_dtype).unflatten(1, (-1, x.group))
+            total = total - before[:, :, start]
+    q = x.q.unflatten(1, (-1, x.group))
     products: Tensor = (q * total[:, :, None]).sum(-1).flatten(1, 2)
     return products * x.comparison.scale / (stop - start).clamp_min(1)
 

@@ -3,7 +3,8 @@ that goes wrong in it reaches the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +12,14 @@ from torch import nn
 
 from regard.traces import Trace
 from regard.watching.qk_clip import Kind
-from regard.watching.statistics import Statistics
-from regard.watching.telemetry import Telemetry
+from regard.watching.telemetry import Readings, kind
 from regard.watching.troubles import Troubles
 from regard.watching.watcher import Watch
+from regard.watching.window import Paths
 
 LOOKING = "looking at the model"
+MANY = 2**27
+"""So many bytes of calls, which training holds anyway, wait at most to be read together."""
 
 
 class TrainingWatch(Watch):
@@ -25,11 +28,15 @@ class TrainingWatch(Watch):
     def __init__(self, model: nn.Module, layers: Sequence[str] | None, troubles: Troubles) -> None:
         super().__init__(model, layers, None, "statistics", 1)
         self._troubles = troubles
-        self._found: dict[str, Telemetry] = {}
+        self._found: dict[Paths, Readings] = {}
         self._kinds: dict[str, Kind] = {}
+        self._calls: defaultdict[Hashable, list[tuple[str, Trace]]] = defaultdict(list)
+        """Calls that were not read yet, those of a kind together."""
+        self._held = 0
 
-    def taken(self) -> tuple[dict[str, Telemetry], dict[str, Kind]]:
-        """What was found since it was asked last, and the kinds of calls."""
+    def taken(self) -> tuple[dict[Paths, Readings], dict[str, Kind]]:
+        """What was found since it was asked last, of several layers together, and the kinds of
+        calls."""
         found, self._found = self._found, {}
         return found, self._kinds
 
@@ -77,7 +84,31 @@ class TrainingWatch(Watch):
 
     def _take(self, path: str, trace: Trace) -> None:
         self.seen.layer(path)
-        found = Telemetry.of(trace, Statistics.of(trace))
-        self._found[path] = self._found[path] + found if path in self._found else found
         if path not in self._kinds:
             self._kinds[path] = Kind.of(trace)
+        alike = kind(trace)
+        if alike is None:
+            self._read([(path, trace)])
+            return
+        self._calls[alike].append((path, trace))
+        tensors = (trace.inputs.q, trace.inputs.k, trace.rows.out)
+        self._held += sum(t.numel() * t.element_size() for t in tensors)
+        if self._held >= MANY:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Read the calls that wait."""
+        waited, self._calls, self._held = self._calls, defaultdict(list), 0
+        with self._troubles.during(LOOKING):
+            for calls in waited.values():
+                while calls:
+                    # One call of each layer, should some have run more often.
+                    once = dict(reversed(calls))
+                    some = [(path, trace) for path, trace in calls if once.get(path) is trace]
+                    calls = [call for call in calls if once.get(call[0]) is not call[1]]
+                    self._read(some)
+
+    def _read(self, calls: Sequence[tuple[str, Trace]]) -> None:
+        paths = tuple(path for path, _ in calls)
+        found = Readings.of([trace for _, trace in calls])
+        self._found[paths] = self._found[paths].plus(found) if paths in self._found else found

@@ -330,11 +330,15 @@ class Watch:
             # While no other thread's run is followed, which would add to it.
             if self._started:
                 self._started = False
-                self._waiting.settle()
+                self._settle()
                 if self._spill is not None:
                     self._spill.forget_shared()
         finally:
             self._thread = None
+
+    def _settle(self) -> None:
+        """Add up what waits."""
+        self._waiting.settle()
 
 
 _HERE: ContextVar[tuple[Watch, ...]] = ContextVar("here", default=())

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor, distributed
 
 from regard.watching.reports import Heads
-from regard.watching.telemetry import Telemetry
+from regard.watching.telemetry import Readings, Telemetry
+
+Paths = tuple[str, ...]
+"""Layers that were read together."""
 
 
 class Ranks:
@@ -29,15 +32,19 @@ class Ranks:
     def first(self) -> bool:
         return not self.many or distributed.get_rank(self.group) == 0
 
-    def completed(self, found: Mapping[str, Telemetry]) -> dict[str, Telemetry]:
+    def completed(self, found: Mapping[Paths, Readings]) -> dict[Paths, Readings]:
         """With layers that this rank has seen before and not now, be it that looking failed: all
         ranks speak of the same ones, or they would wait for each other for ever."""
         if not self.many:
             return dict(found)
+        known = {path: (read, i) for paths, read in found.items() for i, path in enumerate(paths)}
         self._nothing |= {
-            path: t.nothing() for path, t in found.items() if path not in self._nothing
+            path: read.at(i).nothing()
+            for path, (read, i) in known.items()
+            if path not in self._nothing
         }
-        return self._nothing | dict(found)
+        missing = {path: t for path, t in self._nothing.items() if path not in known}
+        return dict(found) | {(p,): Readings(t.stacked()[:, None]) for p, t in missing.items()}
 
     def largest(self, logits: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The largest of all ranks, so that all clip alike and stay equal."""
@@ -68,7 +75,7 @@ class Ranks:
 @dataclass(frozen=True)
 class _Sums:
     looks: int
-    found: Mapping[str, Telemetry]
+    found: Mapping[Paths, Readings]
     clipped: Mapping[str, Tensor]
 
 
@@ -82,24 +89,37 @@ class Window:
     def looks(self) -> int:
         return self._sums.looks
 
-    def add(self, found: Mapping[str, Telemetry], clipped: Mapping[str, Tensor]) -> None:
+    def add(self, found: Mapping[Paths, Readings], clipped: Mapping[str, Tensor]) -> None:
         """All of a step at once, or nothing if it is interrupted."""
         before = self._sums
-        telemetry, times = dict(before.found), dict(before.clipped)
-        for path, new in found.items():
-            telemetry[path] = telemetry[path] + new if path in telemetry else new
-            now = clipped.get(path, torch.zeros_like(new.room))
+        readings, times = dict(before.found), dict(before.clipped)
+        for paths, new in found.items():
+            readings[paths] = readings[paths].plus(new) if paths in readings else new
+        for path, now in clipped.items():
             times[path] = times[path] + now if path in times else now
-        self._sums = _Sums(before.looks + 1, telemetry, times)
+        self._sums = _Sums(before.looks + 1, readings, times)
 
     def heads(self, ranks: Ranks) -> dict[str, Heads]:
         """Of each layer; the only time that the device is waited for."""
-        found, clipped = ranks.summed(self._sums.found), self._sums.clipped
-        rows = {path: torch.cat([t.stacked(), clipped[path][None]]) for path, t in found.items()}
+        found, clipped = ranks.summed(by_path(self._sums.found)), self._sums.clipped
+        rows = {
+            path: torch.cat([t.stacked(), clipped.get(path, torch.zeros_like(t.room))[None]])
+            for path, t in found.items()
+        }
         return {
             path: Heads.of(Telemetry.read(here[:-1]), here[-1])
             for path, here in _on_host(rows).items()
         }
+
+
+def by_path(found: Mapping[Paths, Readings]) -> dict[str, Telemetry]:
+    """The telemetry of each layer, from what was read of several together."""
+    each: dict[str, Telemetry] = {}
+    for paths, readings in found.items():
+        for i, path in enumerate(paths):
+            new = readings.at(i)
+            each[path] = each[path] + new if path in each else new
+    return each
 
 
 def _on_host(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
