@@ -26,6 +26,8 @@ def nothing_in_the_thread() -> None:
     assert watchers._watchers.get() == ()
     assert watcher._HERE.get() == ()
     assert torch_functions._looking.get() is False
+    huggingface: Any = sys.modules.get("regard.watching.huggingface")
+    assert huggingface is None or huggingface._made.get() is None
 
 
 def nothing_in_the_process() -> None:

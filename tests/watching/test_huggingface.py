@@ -615,6 +615,27 @@ def state(model: nn.Module) -> Any:
     )
 
 
+@pytest.mark.parametrize("kind", ["booleans", "floats"])
+def test_a_dense_mask_is_read_once_for_all_layers(kind: str) -> None:
+    model, dense = (
+        build("llama", "sdpa"),
+        torch.rand(2, 1, N, N, generator=torch.manual_seed(0)) < 0.5,
+    )
+    dense |= torch.eye(N, dtype=torch.bool)
+    given = (
+        dense.clone() if kind == "booleans" else torch.zeros(dense.shape).masked_fill(~dense, -1e9)
+    )
+    with torch.no_grad(), regard.watch(model, keep="traces") as seen:
+        model(tokens(), attention_mask=given)
+        given.copy_(given.flip(0))
+        model(tokens(), attention_mask=given)
+    first, second = (layer.traces for layer in seen.values())
+    for a, b in zip(first, second, strict=True):
+        assert a.mask is b.mask
+        assert (a.inputs.bias is None) == (kind == "booleans")
+    assert ((first[1].weights() > 1e-30) == dense.flip(0)).all()
+
+
 @pytest.mark.parametrize("family", ["llama", "t5", "clip", "siglip"])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_nothing_is_left_behind(family: str, implementation: str) -> None:

@@ -311,6 +311,15 @@ def test_no_step_but_the_last_of_a_window_waits_for_the_device(
             assert waited == (i == 3), (i, waits.found, copies)
 
 
+def test_a_longer_batch_of_ids_is_not_compared_with_the_last() -> None:
+    embedded = nn.Sequential(nn.Embedding(9, 16), model(is_causal=True))
+    with regard.Monitor(embedded, every=4, look=1, rules=()) as monitor, Waits() as waits:
+        for n in (3, 5, 7):
+            embedded(torch.zeros(2, n, dtype=torch.int64)).sum().backward()
+            monitor.step()
+    assert not waits.found
+
+
 def test_what_is_taken_from_a_call_does_not_wait_for_the_device() -> None:
     q, k, v = x(3, 1, 4, 20, 8)
     for how in ({}, {"mask": masks.causal()}, {"mask": masks.causal() & masks.window(3)}):

@@ -12,10 +12,11 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
 from types import CodeType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -182,10 +183,27 @@ def _mask_and_bias(
             accepted="[B or 1, H or 1, Q, K]",
         )
     elif attention_mask.dtype == torch.bool:
-        mask = masks.keep(attention_mask)
+        mask = _once(attention_mask, masks.keep)
     else:
         bias = attention_mask if bias is None else bias + attention_mask
-    return mask, None if bias is None else biases.dense(bias)
+    return mask, None if bias is None else _once(bias, biases.dense)
+
+
+V = TypeVar("V", Mask, Bias)
+_made: ContextVar[dict[int, tuple[Tensor, int, Any]] | None] = ContextVar("made", default=None)
+"""The masks and biases that a run has made of tensors: all its layers share them."""
+
+
+def _once(tensor: Tensor, make: Callable[[Tensor], V]) -> V:
+    """What is made of a tensor, once in a run as long as nobody writes into it."""
+    made = _made.get()
+    if made is None or tensor.is_inference() or tensor.requires_grad:
+        return make(tensor)
+    held = made.get(id(tensor))
+    if held is None or held[1] != tensor._version:
+        held = made[id(tensor)] = tensor, tensor._version, make(tensor)
+    found: V = held[2]
+    return found
 
 
 def _own(module: nn.Module) -> str | None:
@@ -340,6 +358,7 @@ class Switch:
                 )
 
     def on(self) -> None:
+        _made.set({})
         with _switching:
             for key, config in self.configs.items():
                 held = _switched.setdefault(key, _Switched(config, _implementation(config), []))
@@ -349,6 +368,7 @@ class Switch:
 
     def off(self) -> None:
         """Back, if it was on: an interrupt may have come while it was turned on."""
+        _made.set(None)
         with _switching:
             for key in self.configs:
                 held = _switched.get(key)

@@ -31,7 +31,6 @@ from regard.traces import Trace
 from regard.watching.projections import (
     Find,
     Frozen,
-    Projections,
     attends_by_name,
     check,
     named,
@@ -123,10 +122,13 @@ class QKClip:
         if not attends_by_name(module):
             return
         found = whole(module)
-        if found is None or _leaves_alone(path, Frozen.of(module, found)):
+        if found is None:
+            return
+        frozen = Frozen.of(module, found)
+        if _leaves_alone(path, frozen):
             return
         refuse_norms(path, module)
-        _sides(path, module, found, shared=False)
+        _sides(path, module, frozen, shared=False)
 
     def clip(
         self, path: str, module: nn.Module, kind: Kind, max_logit: Float[Tensor, "h"]
@@ -147,10 +149,11 @@ class QKClip:
             found = projections(path, module, kind.heads, kind.width)
         else:
             check(path, module, found, kind.heads)
-        if _leaves_alone(path, Frozen.of(module, found)):
+        frozen = Frozen.of(module, found)
+        if _leaves_alone(path, frozen):
             return None
         key_heads = len(found.k[0])
-        sides = _sides(path, module, found, shared=key_heads < kind.heads)
+        sides = _sides(path, module, frozen, shared=key_heads < kind.heads)
         share = torch.where(max_logit > self.threshold, self.threshold / max_logit, 1.0)
         if sides == "both":
             keys = share.unflatten(0, (key_heads, -1)).amax(1).sqrt()
@@ -177,11 +180,8 @@ def _is_base(path: str) -> bool:
     return path.rpartition(".")[2] == "base_layer"
 
 
-def _sides(
-    path: str, module: nn.Module, found: Projections, shared: bool
-) -> Literal["both", "q", "k"]:
+def _sides(path: str, module: nn.Module, frozen: Frozen, shared: bool) -> Literal["both", "q", "k"]:
     """What is trained whole, so that it can be scaled."""
-    frozen = Frozen.of(module, found)
     if not frozen.q:
         return "q" if frozen.k else "both"
     if not frozen.k and not shared:

@@ -217,15 +217,18 @@ class Watch:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool, compiled: bool
     ) -> None:
         if not again:
-            if not self.seen:
-                self._reading.forget()
-            self._reading.begin(args, kwargs)
+            self._read_inputs(args, kwargs)
             self._looking = self._due()
             self._runs += 1
         if self._looking:
             self._refuse_others()
             # A mode is also what the compiler knows somebody who watches by.
             self._start(asks=self._asks or compiled)
+
+    def _read_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self.seen:
+            self._reading.forget()
+        self._reading.begin(args, kwargs)
 
     def leave(self, path: str, depth: int, output: Any) -> None:
         """A module has run, or failed, or was interrupted."""
