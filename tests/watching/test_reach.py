@@ -15,6 +15,10 @@ from regard.watching import reach, watcher
 
 transformers = pytest.importorskip("transformers")
 
+from torch.overrides import _get_current_function_mode_stack  # noqa: E402
+
+from regard.watching import huggingface  # noqa: E402
+from tests.watching.left_behind import nothing_in  # noqa: E402
 from tests.watching.test_huggingface import FAMILIES, build, inputs, tokens  # noqa: E402
 
 ASKED = {"siglip"}
@@ -82,6 +86,42 @@ def test_attention_of_others_around_and_in_such_models_is_seen() -> None:
             model(ids)
         attention.forward = own
         assert seen[path].heads == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_inside_of_somebodys_model_theirs_are_not_slowed(
+    fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stacks: list[int] = []
+    real = huggingface.make_mask
+
+    def spy(*args: Any, **how: Any) -> Any:
+        stacks.append(len(_get_current_function_mode_stack()))
+        if fails:
+            raise KeyError("mine")
+        return real(*args, **how)
+
+    class Forgiving(Mine):
+        def forward(self, x: Tensor) -> Any:
+            try:
+                return super().forward(x)
+            except KeyError:
+                stacks.append(len(_get_current_function_mode_stack()))
+                y = x.float()[:, None, :, None]
+                return F.scaled_dot_product_attention(y, y, y)
+
+    monkeypatch.setattr(huggingface, "make_mask", spy)
+    model = Forgiving(build("llama", "sdpa"))
+    watches = [regard.watch(model), regard.watch(model)]
+    seen = [watch.attach() for watch in watches]
+    with torch.no_grad():
+        model(tokens())
+    for watch in watches:
+        watch.detach()
+    assert stacks == ([0, 2] if fails else [0])
+    assert [list(s)[-1] for s in seen] == ["", ""]
+    assert [len(s) for s in seen] == ([1, 1] if fails else [3, 3])
+    nothing_in(model)
 
 
 def test_a_module_of_theirs_alone_is_seen() -> None:

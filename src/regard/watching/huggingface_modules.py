@@ -70,6 +70,17 @@ def needs_asking(modules: Collection[nn.Module], switched: Collection[int]) -> b
     )
 
 
+def islands(modules: Modules, switched: Collection[int]) -> Iterator[str]:
+    """Paths of models of theirs, inside of somebody else's, that need no asking."""
+    every, inside = list(modules), "\0"
+    for path, part in every:
+        if path and isinstance(part, PreTrainedModel) and not path.startswith(inside):
+            below = [m for at, m in every if at == path or at.startswith(f"{path}.")]
+            if not needs_asking(below, switched):
+                inside = f"{path}."
+                yield path
+
+
 def settable(model: PreTrainedModel) -> bool:
     """Whether the attention of a model can be set by name."""
     kind: Any = type(model)

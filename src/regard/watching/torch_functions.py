@@ -60,15 +60,25 @@ class AttentionMode(WatchingMode):
 
     def __exit__(self, *_: Any) -> None:
         """Off, if it was on: an interrupt may have come while it was turned on."""
+        self.pause()
+        self._flex.__exit__()
+        _looking.set(False)
+
+    def pause(self) -> None:
+        """PyTorch asks about nothing, until `go_on`: what runs is known not to attend by it."""
         above: list[TorchFunctionMode] = []
-        modes = _get_current_function_mode_stack()
-        if any(mode is self for mode in modes):
+        if self._on():
             while (mode := _pop_mode()) is not self:
                 above.append(mode)
             for mode in reversed(above):
                 _push_mode(mode)
-        self._flex.__exit__()
-        _looking.set(False)
+
+    def go_on(self) -> None:
+        if not self._on():
+            _push_mode(self)
+
+    def _on(self) -> bool:
+        return any(mode is self for mode in _get_current_function_mode_stack())
 
     def __torch_function__(
         self,

@@ -67,6 +67,8 @@ class Watch:
         """Whether the run that is followed is one to look at, and whether that began."""
         self._asks = True
         """Whether PyTorch has to ask about each function, lest something goes unseen."""
+        self._islands: frozenset[str] = frozenset()
+        """Paths of modules in which it need not, if it has to elsewhere."""
         self._gaps = Gaps(model, self.layers, lambda: self._running[-1])
         self._ran = self._gaps.ran
         self._fast_path = FastPath(model)
@@ -98,14 +100,17 @@ class Watch:
             huggingface.refuse_by_hand(modules, self.layers)
             self._switch = huggingface.Switch(modules)
             self._refuse_others()
-            self._asks = huggingface.needs_asking(every, self._switch.configs)
+            switched = self._switch.configs
+            self._asks = huggingface.needs_asking(every, switched)
+            self._islands = frozenset(huggingface.islands(modules, switched) if self._asks else ())
         try:
             if self._spill is not None:
                 self._spill.start()
             self._unlisten = self._reading.listen(self.model)
             for path, module in modules:
                 theirs = huggingface is not None and huggingface.never_attends(module)
-                if path and (theirs or _never_attends(module)):
+                silent = theirs or _never_attends(module)
+                if path and silent and path not in self._islands:
                     continue
                 self._followed.append(module)
                 follow(module, self, path)
@@ -200,6 +205,9 @@ class Watch:
             self._ran.add(path)
         if self._active is not None:
             self._fast_path.enter(path, module, args, kwargs)
+            # A compiled model would not know of who watches.
+            if path in self._islands and not compiled:
+                self._active.pause()
 
     def _claim(self, again: bool) -> bool:
         """Whether the run that begins in this thread is one to follow."""
@@ -244,6 +252,8 @@ class Watch:
                 self._active.nested_multi_head(*nested)
         finally:
             del self._running[depth:]
+            if self._running and self._active is not None and path in self._islands:
+                self._active.go_on()
             if not self._running:
                 if output is UNFINISHED:
                     # Nothing is missing from what did not come to its end.
