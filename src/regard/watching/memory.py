@@ -29,25 +29,27 @@ class Weight:
 
     def __init__(self) -> None:
         self._held: dict[int, int] = {}
-        self._total = self._taken = 0
+        self._total = self._taken = self._one = 0
         self._unasked = 0
         """How much more may be held before it is asked again what is left."""
 
     def add(self, trace: Trace, layers: int) -> str | None:
         """Count a trace. A sentence says so if what so many layers keep in a run is too much.
 
-        To ask what is left takes longer than a short layer does: it is asked at the first layer of
-        each run, and when much was taken since."""
-        before = self._total
-        for address, size in held_by(trace).items():
-            self._total += size - self._held.get(address, 0)
-            self._held[address] = size
-        held, to_come = self._total, -(self._taken + 1) % max(layers, 1)
+        To weigh a trace, and to ask what is left, takes longer than a short layer does: the first
+        layer of a run is weighed, and the others are taken to be like it; and what is left is asked
+        for then, and when much was taken since."""
+        to_come = -(self._taken + 1) % max(layers, 1)
         begins = self._taken % max(layers, 1) == 0
         self._taken += 1
+        if begins:
+            new = {at: size for at, size in held_by(trace).items() if self._held.get(at) != size}
+            self._held |= new
+            self._one = sum(new.values())
+        self._total += self._one
+        held, one, device = self._total, self._one, trace.inputs.q.device
         if not begins and held <= self._unasked:
             return None
-        one, device = held - before, trace.inputs.q.device
         left = free(device)
         if left is None or held + one * to_come <= SHARE * (held + left):
             self._unasked = held + (left or 0) // 16

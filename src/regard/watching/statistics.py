@@ -65,32 +65,30 @@ class Sums(NamedTuple):
     rows: int
     """Of each head of each layer."""
     counts: Float[Tensor, "4 layers h"]
-    """Rows that see something and nothing broken, rows that see nothing; entropies, and shares of
-    the first key, of the former."""
+    """Rows that see nothing or something broken, and those of them that see nothing; entropies, and
+    shares of the first key, of the others."""
     largest: Float[Tensor, "layers h"]
 
     @staticmethod
     @torch.no_grad()
     def of(calls: Sequence[Looks], layers: int) -> Sums:
         """From calls of one kind, equally many of each layer, those of a layer together."""
-        each = (layers, len(calls) // layers)
-        max_logit, entropy, lse = (
-            torch.stack(rows).unflatten(0, each)
-            for rows in zip(*(call.rows for call in calls), strict=True)
-        )
-        first = share(first_logits(calls).unflatten(0, each), max_logit, lse)
-        sound = max_logit.abs() < math.inf
-        ill = ~sound
-        dtype, over = max_logit.dtype, (1, 2, 4)
-        counts = (
-            sound.sum(over, dtype=dtype),
-            (max_logit == -math.inf).sum(over, dtype=dtype),
-            entropy.masked_fill_(ill, 0.0).sum(over),
-            first.masked_fill_(ill, 0.0).sum(over),
-        )
-        B, _, Q = max_logit.shape[2:]
+        rows = [
+            row for of_calls in zip(*(call.rows for call in calls), strict=True) for row in of_calls
+        ]
+        looked = torch.stack(rows).unflatten(0, (3, layers, -1))
+        max_logit, _, lse = looked.unbind()
+        size = max_logit.abs()
+        below = first_logits(calls).view_as(max_logit).sub_(max_logit)
+        share(below, max_logit, size, lse)
+        ill = ~(size < math.inf)
+        over = (-4, -3, -1)
+        # Entropies and shares of the first key, which stand side by side.
+        sums = looked[1:].masked_fill_(ill, 0.0).sum(over)
+        kinds = torch.stack([ill, max_logit == -math.inf]).sum(over, dtype=looked.dtype)
         largest = max_logit.masked_fill_(ill, -math.inf).amax(over)
-        return Sums(each[1] * B * Q, torch.stack(counts), largest)
+        many, B, _, Q = max_logit.shape[1:]
+        return Sums(many * B * Q, torch.cat([kinds, sums]), largest)
 
     def plus(self, other: Sums) -> Sums:
         """With more calls of the same layers."""
@@ -102,26 +100,22 @@ class Sums(NamedTuple):
 
     def at(self, place: int) -> Statistics:
         """Of one of the layers."""
-        sound, empty, entropy, first = self.counts[:, place]
-        rows = torch.full_like(sound, self.rows)
-        return Statistics(rows, empty, rows - sound - empty, self.largest[place], entropy, first)
+        ill, empty, entropy, first = self.counts[:, place]
+        rows = torch.full_like(ill, self.rows)
+        return Statistics(rows, empty, ill - empty, self.largest[place], entropy, first)
 
 
-def share(
-    logit: Float[Tensor, "n b h q"],
-    max_logit: Float[Tensor, "n b h q"],
-    lse: Float[Tensor, "n b h q"],
-) -> Float[Tensor, "n b h q"]:
-    """The weight of a key, of which the logit was computed once more.
+def share(below: Tensor, max_logit: Tensor, size: Tensor, lse: Tensor) -> None:
+    """The weight of a key, of which the logit was computed once more, in the place of `lse`. It is
+    given by how far it is below the largest, of which `size` is the magnitude.
 
     Whoever trains must not wait until the device says how large logits are, to have large ones
     computed in float64 as other questions do. They round otherwise than in the forward pass; so a
     logit that is the largest as far as its precision tells is taken to be the largest of that pass,
     which none exceeds."""
-    below = logit - max_logit
-    rounding = ROUNDINGS * torch.finfo(logit.dtype).eps * max_logit.abs()
-    below = below.masked_fill_(below >= -rounding, 0.0)
-    return below.add_(max_logit - lse).exp_()
+    rounding = ROUNDINGS * torch.finfo(lse.dtype).eps
+    below = below.masked_fill_(torch.add(below, size, alpha=rounding) >= 0, 0.0)
+    torch.sub(max_logit, lse, out=lse).add_(below).exp_()
 
 
 class Shared:

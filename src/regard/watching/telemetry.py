@@ -101,17 +101,17 @@ class Readings(NamedTuple):
 
             rows = torch.stack([mean, room, energy])
             added = summed(rows.masked_fill_(~seeing, 0.0))
-            sound, empty, entropy, sink = sums.counts
-            first = sink
+            ill, empty, entropy, first = sums.counts
+            sink = first
             if x.sink is not None:
                 sinks = torch.stack([t.inputs.sink for t in traces if t.inputs.sink is not None])
                 apart = sinks.to(lse.dtype)[:, None, :, None] - lse.unflatten(0, (layers, -1))
                 more = summed(apart.exp().flatten(0, 1).masked_fill_(~seeing, 0.0))
                 # Two roundings of large logits may add up to more than the rows have.
-                sink = torch.minimum(sink + more, sound)
-            every = torch.full_like(sound, sums.rows)
+                sink = torch.minimum(sink + more, sums.rows - ill)
+            every = torch.full_like(ill, sums.rows)
             told = (
-                every, empty, every - sound - empty, sums.largest, entropy, first, added[0],
+                every, empty, ill - empty, sums.largest, entropy, first, added[0],
                 added[1], sink, added[2], summed(broken), summed(max_logit == torch.inf),
             )  # fmt: skip
             return Readings(torch.stack(told))
