@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -14,6 +15,9 @@ from regard.traces import Trace
 See = Callable[[Trace], None]
 
 _watchers: ContextVar[tuple[See, ...]] = ContextVar("watchers", default=())
+
+caller: ContextVar[Any] = ContextVar("caller", default=None)
+"""The module whose attention is computed here, where that is known."""
 
 
 class WatchingMode(TorchFunctionMode):

@@ -24,6 +24,7 @@ def nothing_in_the_thread() -> None:
     assert _get_current_function_mode_stack() == []
     assert torch._C._is_torch_function_enabled()
     assert watchers._watchers.get() == ()
+    assert watchers.caller.get() is None
     assert watcher._HERE.get() == ()
     assert torch_functions._looking.get() is False
     huggingface: Any = sys.modules.get("regard.watching.huggingface")

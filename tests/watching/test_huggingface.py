@@ -615,6 +615,32 @@ def state(model: nn.Module) -> Any:
     )
 
 
+def test_layers_that_were_seen_are_seen_wherever_a_run_begins() -> None:
+    """Once it is known whose attention it is, modules are not followed inside of a run."""
+    model, hooked = build("bert"), []
+    path = "encoder.layer.1.attention.self"
+    part = model.get_submodule(path)
+    with torch.no_grad(), regard.watch(model, keep="traces") as seen:
+        for _ in range(3):
+            model(tokens())
+        alone = random(2, N, 32)
+        part(alone)
+        with part.register_forward_hook(lambda *_: hooked.append(True)):
+            model(tokens())
+        handle = nn.modules.module.register_module_forward_hook(lambda *_: hooked.append(False))
+        with handle:
+            part(alone)
+            model(tokens())
+    assert [layer.calls for layer in seen.values()] == [5, 7]
+    assert seen[path].runs == [0, 1, 2, 3, 4, 5, 6]
+    assert hooked[0] is True
+    assert hooked.count(False) > 20
+    with torch.no_grad(), regard.watch(model) as again, regard.watch(model) as other:
+        model(tokens())
+        model(tokens())
+    assert [s[path].calls for s in (again, other)] == [2, 2]
+
+
 @pytest.mark.parametrize("kind", ["booleans", "floats"])
 def test_a_dense_mask_is_read_once_for_all_layers(kind: str) -> None:
     model, dense = (

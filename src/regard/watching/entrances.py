@@ -11,8 +11,10 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import nn
 from torch._C._dynamo import eval_frame
+from torch.nn.modules.module import _has_any_global_hook
 
 from regard.watching.compiling import stepped_over, uncompiled
 
@@ -26,7 +28,11 @@ UNFINISHED = object()
 @runtime_checkable
 class Follower(Protocol):
     """Who is told which modules run. Each is told of the end of what it was told the beginning of,
-    however that ended, and perhaps twice."""
+    however that ended, and perhaps twice. The compiler must leave its methods alone."""
+
+    def knows(self, path: str) -> bool:
+        """Whether there is nothing to tell of a module: a run is followed that it is a part of, and
+        what it does is told otherwise."""
 
     def depth(self) -> int:
         """How many modules are running around the one that is about to."""
@@ -63,22 +69,53 @@ class Entrance:
 
     @stepped_over
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        following = self._following()
-        output: Any = UNFINISHED
+        module, output = self.module, UNFINISHED
         # Asked here: where the compiler leaves everything alone it is not there.
         compiled = eval_frame.get_eval_frame_callback() not in (None, False)
+        call: Any = module._call_impl if self.compiled is None else self.compiled
+        if len(self.followers) == 1:
+            # As below, in fewer steps: this is what every layer goes through.
+            ((who, path),) = self.followers
+            if who.knows(path):
+                call = module.forward if not compiled and self._is_plain() else call
+                return call(*args, **kwargs)
+            depth = who.depth()
+            try:
+                who.enter(path, module, args, kwargs, compiled=compiled)
+                output = call(*args, **kwargs)
+                return output
+            finally:
+                # An interrupt may come in here too; there is seldom a second one.
+                try:
+                    who.leave(path, depth, output)
+                except BaseException:
+                    who.leave(path, depth, UNFINISHED)
+                    raise
+        following = self._following()
         try:
-            _enter(following, self.module, args, kwargs, compiled)
-            call: Any = self.module._call_impl if self.compiled is None else self.compiled
+            _enter(following, module, args, kwargs, compiled)
             output = call(*args, **kwargs)
             return output
         finally:
-            # An interrupt may come in here too; there is seldom a second one.
             try:
                 _leave(following, output)
             except BaseException:
                 _leave(following, UNFINISHED)
                 raise
+
+    @uncompiled
+    def _is_plain(self) -> bool:
+        """Whether a call of the module is one of its forward, and nothing but our hook."""
+        here = vars(self.module)
+        return (
+            self.compiled is None
+            and len(here["_forward_hooks"]) == 1
+            and not here["_forward_pre_hooks"]
+            and not here["_backward_hooks"]
+            and not here["_backward_pre_hooks"]
+            and not _has_any_global_hook()
+            and torch._C._get_tracing_state() is None
+        )
 
     @uncompiled
     def _following(self) -> list[tuple[Follower, str, int]]:

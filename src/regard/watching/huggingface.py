@@ -31,7 +31,7 @@ from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.values import Shape
-from regard.watchers import watched
+from regard.watchers import caller, watched
 from regard.watching.compiling import uncompiled
 from regard.watching.huggingface_modules import (
     attenders,
@@ -98,8 +98,7 @@ def attend(
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention of a transformers module: the output [B, Q, H, E], and weights if asked for."""
-    unknown = [name for name, given in others.items() if _means_something(name, given)]
-    if unknown:
+    if unknown := _unknown(others):
         raise RegardError(
             f"{type(module).__name__} asks its attention for something that is not known here",
             got=", ".join(f"{name}=" for name in unknown),
@@ -109,15 +108,16 @@ def attend(
         )
     # The watcher has PyTorch ask about each function and each shape; here it need not.
     with torch._C.DisableTorchFunction():
-        Q, K = query.shape[2], key.shape[2]
+        Q, K = query.size(2), key.size(2)
         mask, bias = _mask_and_bias(module, attention_mask, position_bias, is_causal, Q, K)
         if indices is not None:
             chosen = indices.new_zeros(len(indices), 1, Q, K, dtype=torch.bool)
             some = masks.keep(chosen.scatter(-1, indices[:, None].long(), True))
             mask = some if mask is None else mask & some
-        packed = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+        packed = cu_seq_lens_q is not None and cu_seq_lens_k is not None
         # Only those who read all four know of packed sequences.
-        if all(part is not None for part in packed) and _own(module) not in _IGNORING:
+        whole = packed and max_length_q is not None and max_length_k is not None
+        if whole and _own(module) not in _IGNORING:
             alone = _packed(module, query, key, cu_seq_lens_q, cu_seq_lens_k)
             mask = alone if mask is None else mask & alone
         if attention_mask is None and sliding_window is not None and sliding_window < K:
@@ -126,24 +126,22 @@ def attend(
                 got=f"sliding_window={sliding_window}, {Q} queries, {K} keys, attention_mask=None",
                 do="give the model an attention_mask",
             )
-        how: dict[str, Any] = {
-            "mask": mask,
-            "bias": bias,
-            "scale": scaling,
-            "softcap": softcap,
-            "sink": None if s_aux is None else s_aux.flatten(),
-            "dropout": dropout,
-            "training": dropout > 0,
-        }
+        sink = None if s_aux is None else s_aux.flatten()
         weights = None
         if _weights_wanted(others):
-            trace = dispatch.trace(query, key, value, **how)
+            trace = dispatch.trace(
+                query, key, value, mask=mask, bias=bias, scale=scaling, softcap=softcap, sink=sink,
+                dropout=dropout, training=dropout > 0,
+            )  # fmt: skip
             out, weights = trace.out, trace.weights().to(query.dtype)
             if weights.requires_grad:
                 # Whoever asks for their gradients finds them between the output and the scores.
                 out = _mixed(weights, value, dropout)
         else:
-            out = dispatch.attention(query, key, value, **how)
+            out = dispatch.attention(
+                query, key, value, mask=mask, bias=bias, scale=scaling, softcap=softcap, sink=sink,
+                dropout=dropout, training=dropout > 0,
+            )  # fmt: skip
         return out.transpose(1, 2).contiguous(), weights
 
 
@@ -154,8 +152,13 @@ def _mixed(weights: Tensor, value: Tensor, dropout: float) -> Tensor:
     return dropped @ value.repeat_interleave(group, 1)
 
 
-def _means_something(name: str, given: Any) -> bool:
-    return given is not None and given is not False and name not in _HARMLESS
+def _unknown(others: dict[str, Any]) -> list[str]:
+    """Arguments that may mean something. (A loop: this is asked at every layer.)"""
+    found = []
+    for name, given in others.items():
+        if given is not None and given is not False and name not in _HARMLESS:
+            found.append(name)
+    return found
 
 
 def _mask_and_bias(
@@ -166,6 +169,12 @@ def _mask_and_bias(
     Q: int,
     K: int,
 ) -> tuple[Mask | None, Bias | None]:
+    if (
+        type(attention_mask) is SymbolicMask
+        and attention_mask.lengths == (Q, K)
+        and position_bias is None
+    ):
+        return attention_mask.mask, None
     bias, mask = position_bias, None
     if attention_mask is None:
         # Who makes masks with transformers never comes here: make_mask always gives one.
@@ -241,7 +250,7 @@ def _weights_wanted(others: dict[str, Any]) -> bool:
         return True
     capturing = sys.modules.get("transformers.utils.output_capturing")
     collected = None if capturing is None else capturing._active_collector.get()
-    return any("attentions" in key for key in collected or ())
+    return bool(collected) and any("attentions" in key for key in collected or ())
 
 
 def make_mask(
@@ -297,8 +306,14 @@ def _kinds() -> dict[CodeType, str]:
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **how: Any
 ) -> tuple[Tensor, Tensor | None]:
-    own = None if isinstance(mask, SymbolicMask) else _own_function(module)
-    answer: tuple[Tensor, Tensor | None] = (own or attend)(module, query, key, value, mask, **how)
+    own = None if type(mask) is SymbolicMask else _own_function(module)
+    if own is None:
+        before = caller.set(module)
+        try:
+            return attend(module, query, key, value, mask, **how)
+        finally:
+            caller.reset(before)
+    answer: tuple[Tensor, Tensor | None] = own(module, query, key, value, mask, **how)
     return answer
 
 

@@ -15,7 +15,6 @@ from regard.errors import RegardError
 from regard.traces import Trace
 from regard.visible import visible
 from regard.watching.joint_trace import joined as _joined
-from regard.watching.looks import Looks
 from regard.watching.statistics import Shared, Statistics, Waiting
 
 Tokens = Sequence[str] | Sequence[Sequence[str]]
@@ -97,7 +96,7 @@ class Layer:
             self._own = found if self._own is None else self._own + found
         else:
             self._waiting = waiting
-            waiting.put(self, Looks.of(trace))
+            waiting.put(self, trace)
         if keep:
             # Not by isinstance, which asks a protocol for a long time.
             assert hasattr(self.traces, "append"), "the layer of a file takes no more calls"

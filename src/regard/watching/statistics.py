@@ -15,8 +15,10 @@ from torch import Tensor
 from regard.traces import Trace
 from regard.watching.looks import Looks, first_logits
 
-MANY = 2**26
+MANY = 2**27
 """So many bytes of calls wait at most to be added up together."""
+SHORT = 2**22
+"""Queries and keys of so many bytes, or fewer, wait as they are."""
 ROUNDINGS = 4
 """By so many units in its last place a logit may differ from one pass to another."""
 
@@ -137,12 +139,21 @@ class Waiting:
     """Calls whose rows are not added up yet."""
 
     def __init__(self) -> None:
-        self._calls: defaultdict[object, list[tuple[Adds, Looks]]] = defaultdict(list)
+        self._calls: list[tuple[Adds, Trace | Looks]] = []
         self._held = 0
 
-    def put(self, whose: Adds, looks: Looks) -> None:
-        self._calls[looks.kind].append((whose, looks))
-        self._held += looks.held
+    def put(self, whose: Adds, trace: Trace) -> None:
+        """A call. A short one waits as it is, so that little is done at each layer."""
+        x = trace.inputs
+        held = x.q.nbytes + x.k.nbytes
+        if held > SHORT:
+            looks = Looks.of(trace)
+            self._calls.append((whose, looks))
+            self._held += looks.held
+        else:
+            self._calls.append((whose, trace))
+            # With values and outputs.
+            self._held += 2 * held
         if self._held >= MANY:
             self.settle()
 
@@ -150,11 +161,12 @@ class Waiting:
         """Add up what waits, calls of one kind together."""
         if not self._calls:
             return
-        waited, self._calls, self._held = self._calls, defaultdict(list), 0
-        for calls in waited.values():
-            layers: dict[int, tuple[Adds, list[Looks]]] = {}
-            for whose, looks in calls:
-                layers.setdefault(id(whose), (whose, []))[1].append(looks)
+        waited, self._calls, self._held = self._calls, [], 0
+        kinds: defaultdict[object, dict[int, tuple[Adds, list[Looks]]]] = defaultdict(dict)
+        for whose, call in waited:
+            looks = call if isinstance(call, Looks) else Looks.of(call)
+            kinds[looks.kind].setdefault(id(whose), (whose, []))[1].append(looks)
+        for layers in kinds.values():
             # Most often each layer was called once.
             equally = defaultdict[int, list[tuple[Adds, list[Looks]]]](list)
             for of_layer in layers.values():

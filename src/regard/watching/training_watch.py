@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from regard.traces import Trace
+from regard.watching.compiling import uncompiled
 from regard.watching.qk_clip import Kind
 from regard.watching.telemetry import Readings, kind
 from regard.watching.troubles import Troubles
@@ -54,10 +55,12 @@ class TrainingWatch(Watch):
     def wants(self, path: str) -> bool:
         return self._wanted(path)
 
+    @uncompiled
     def enter(self, *args: Any, **options: Any) -> None:
         """A module begins to run. If that cannot be followed, the model is left alone."""
         self._or_leave_alone(super().enter, *args, **options)
 
+    @uncompiled
     def leave(self, *args: Any, **options: Any) -> None:
         self._or_leave_alone(super().leave, *args, **options)
 

@@ -16,8 +16,9 @@ from torch import nn
 
 from regard.errors import RegardError, RegardWarning
 from regard.traces import Trace
-from regard.watchers import begin, end
+from regard.watchers import begin, caller, end
 from regard.watching.choices import Heads, Layers, matches, numbers, patterns
+from regard.watching.compiling import uncompiled
 from regard.watching.entrances import UNFINISHED, follow, leave_alone
 from regard.watching.fast_path import FastPath
 from regard.watching.gaps import Gaps
@@ -75,6 +76,10 @@ class Watch:
         self._switch: Any = None
         self._active: AttentionMode | None = None
         self._followed: list[nn.Module] = []
+        self._paths: dict[int, str] = {}
+        """Theirs, by identity."""
+        self._known: set[str] = set()
+        """Of those whose attention said by itself whose it is."""
         self._everywhere = True
         """Whether runs count that somebody else makes, in another thread or task."""
         self._unlisten: Callable[[], None] = _nothing
@@ -113,6 +118,7 @@ class Watch:
                 if path and silent and path not in self._islands:
                     continue
                 self._followed.append(module)
+                self._paths[id(module)] = path
                 follow(module, self, path)
         except BaseException:
             self._leave_alone()
@@ -133,6 +139,8 @@ class Watch:
         for module in self._followed:
             leave_alone(module, self)
         self._followed.clear()
+        self._paths.clear()
+        self._known.clear()
         self._unlisten()
         self._unlisten = _nothing
         if self._thread == threading.get_ident():
@@ -178,11 +186,19 @@ class Watch:
     def _wanted(self, path: str) -> bool:
         return matches(path, self.layers)
 
+    @uncompiled
+    def knows(self, path: str) -> bool:
+        """Whether the attention of a module says by itself whose it is, in a run that is followed
+        here: so it was before."""
+        return path in self._known and self._thread == threading.get_ident()
+
+    @uncompiled
     def depth(self) -> int:
         """How many modules are running in this thread."""
         here = threading.get_ident()
         return len(self._running) if self._thread == here else self._aside.get(here, 0)
 
+    @uncompiled
     def enter(
         self,
         path: str,
@@ -234,10 +250,14 @@ class Watch:
             self._start(asks=self._asks or compiled)
 
     def _read_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Which text is read, and which step of it this run is: what traces are told apart by."""
+        if self.keep == "statistics" and self._reading.tokenizer is None:
+            return
         if not self.seen:
             self._reading.forget()
         self._reading.begin(args, kwargs)
 
+    @uncompiled
     def leave(self, path: str, depth: int, output: Any) -> None:
         """A module has run, or failed, or was interrupted."""
         if self._thread != threading.get_ident():
@@ -245,6 +265,9 @@ class Watch:
                 self._aside[threading.get_ident()] = depth
             else:
                 self._aside.pop(threading.get_ident(), None)
+            return
+        if depth and self._active is None:
+            del self._running[depth:]
             return
         try:
             nested = self._fast_path.leave(path)
@@ -264,7 +287,12 @@ class Watch:
         """Note a call of the module that is running."""
         if _runs_again() or not self._running:
             return
-        path = self._running[-1]
+        path, module = self._running[-1], caller.get()
+        if module is not None:
+            path = self._paths.get(id(module), path)
+            # Where a mode is on, it has to know where it is.
+            if self._active is None and path:
+                self._known.add(path)
         self._gaps.attended.add(path)
         if self.layers is not None and not self._wanted(path):
             return
