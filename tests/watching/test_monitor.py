@@ -35,6 +35,11 @@ CASES: dict[str, dict[str, Any]] = {
     "nothing at first": {"mask": masks.causal() & ~masks.window(3)},
     "documents": {"mask": masks.causal() & masks.documents(torch.arange(150) // 37)},
     "padding": {"mask": masks.padding([150, 61])},
+    "causal, padded": {"mask": masks.causal() & masks.padding([61, 131])},
+    "window, padded on the left": {
+        "mask": masks.keep((torch.arange(150) > 30)[None, None, None])
+        & (masks.causal() & masks.window(40))
+    },
     "float mask": {"bias": regard.biases.dense(torch.zeros(150, 150).fill_diagonal_(-math.inf))},
     "bias": {"mask": masks.causal(), "bias": regard.biases.alibi(torch.tensor([0.1] * 4))},
     "softcap": {"mask": masks.causal(), "softcap": 2.0},
@@ -48,7 +53,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_telemetry_is_that_of_the_dense_weights(name: str, keys: int) -> None:
     how = CASES[name]
-    if keys != 150 and name in ("documents", "padding", "float mask"):
+    if keys != 150 and name in ("documents", "padding", "float mask", "window, padded on the left"):
         pytest.skip("a mask of a given length")
     q, k, v = x(2, 4, 150, 8), x(2, 2, keys, 8, seed=1) + 0.3, x(2, 2, keys, 8, seed=2)
     t = regard.trace(q.double(), k.double(), v.double(), **how)
@@ -208,10 +213,27 @@ def test_accumulated_runs_and_checkpointing_count_once(reentrant: bool) -> None:
     assert len(counted) == 2 * 3 * 2
 
 
-TOGETHER = CASES | {"narrow": {"mask": masks.causal() & masks.window(3)}}
+REAL = torch.tensor([[False] * 3 + [True] * 9, [True] * 12])[:, None, None]
+TOGETHER = CASES | {
+    "narrow": {"mask": masks.causal() & masks.window(3)},
+    "right padding": {"mask": masks.causal() & masks.padding([5, 12])},
+    "left padding": {"mask": masks.causal() & masks.keep(REAL)},
+    "padding alone": {"mask": masks.padding([0, 9])},
+}
 
 
-@pytest.mark.parametrize("name", ["full", "causal", "nothing at first", "narrow", "sink", "scale"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "full",
+        "causal",
+        "nothing at first",
+        "narrow",
+        "sink",
+        "scale",
+        *(n for n in TOGETHER if n not in CASES),
+    ],
+)
 def test_layers_that_are_read_together_are_what_each_is_alone(name: str) -> None:
     traces = [
         regard.trace(x(2, 4, 9, 8, seed=i), *x(2, 2, 2, 12, 8, seed=i + 9), **TOGETHER[name])
@@ -322,7 +344,14 @@ def test_a_longer_batch_of_ids_is_not_compared_with_the_last() -> None:
 
 def test_what_is_taken_from_a_call_does_not_wait_for_the_device() -> None:
     q, k, v = x(3, 1, 4, 20, 8)
-    for how in ({}, {"mask": masks.causal()}, {"mask": masks.causal() & masks.window(3)}):
+    padded = masks.causal() & masks.keep((torch.arange(20) > 3)[None, None, None])
+    for how in (
+        {},
+        {"mask": masks.causal()},
+        {"mask": masks.causal() & masks.window(3)},
+        {"mask": masks.causal() & masks.padding([12])},
+        {"mask": padded},
+    ):
         t = regard.trace(q, k, v, **how)
         with Waits() as waits:
             Telemetry.of(t)

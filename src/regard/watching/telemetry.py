@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard import masks
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
+from regard.masks.algebra import And, Mask, pairs
+from regard.masks.keep import Keep
+from regard.masks.padding import Padding
 from regard.masks.tiles import band_edges, seen_keys
 from regard.scores.comparison import Dot
 from regard.traces import Trace
@@ -138,15 +142,17 @@ LARGEST = [field.name for field in fields(Statistics)].index("max_logit")
 def kind(trace: Trace) -> Hashable | None:
     """Calls of one kind can be read together; None for one that has to be read by itself."""
     x = trace.inputs
-    band = (-math.inf, math.inf) if x.mask is None else x.mask.band()
+    outline = _outline(x.mask)
     plain = type(x.comparison) is Dot and x.bias is None and x.softcap is None
-    if not plain or band is None or not x.q.numel() or not x.k.numel():
+    if not plain or outline is None or not x.q.numel() or not x.k.numel():
         return None
     assert isinstance(x.comparison, Dot)
+    # Masks that hold numbers are one if they were given as one.
+    given = id(trace.mask) if outline.columns else None
     rows, sink = trace.rows, None if x.sink is None else x.sink.dtype
     return (
-        x.q.shape, x.k.shape, rows.out.shape, x.q.dtype, rows.out.dtype, x.q.device, band, sink,
-        x.comparison.scale,
+        x.q.shape, x.k.shape, rows.out.shape, x.q.dtype, rows.out.dtype, x.q.device,
+        outline.band, given, sink, x.comparison.scale,
     )  # fmt: skip
 
 
@@ -155,7 +161,8 @@ def _together(calls: Sequence[AttentionInputs]) -> AttentionInputs:
     if len(calls) == 1:
         return _as_masked(calls[0])
     q, k = (torch.cat([getattr(x, name) for x in calls]) for name in ("q", "k"))
-    return replace(calls[0], q=q, k=k)
+    # Values are in the outputs already; keys stand in for them.
+    return replace(calls[0], q=q, k=k, v=k)
 
 
 def _cat(parts: Sequence[Tensor]) -> Tensor:
@@ -181,34 +188,85 @@ def open_places(x: AttentionInputs) -> Tensor:
     extra = x.sink is not None
     if allowed is None:
         return torch.full((1, 1, 1), x.shape.K + extra, device=x.q.device)
-    return seen_keys(allowed, x.shape, x.q.device) + extra
+    outline = _outline(allowed)
+    if outline is None:
+        return seen_keys(allowed, x.shape, x.q.device) + extra
+    return _Span.of(outline, x).many + extra
+
+
+class _Outline(NamedTuple):
+    """A mask that hides keys from all queries of a sequence, and of the others what is no band."""
+
+    band: tuple[float, float]
+    columns: tuple[Mask, ...] = ()
+
+
+def _outline(mask: Mask | None) -> _Outline | None:
+    band = (-math.inf, math.inf) if mask is None else mask.band()
+    if band is not None:
+        return _Outline(band)
+    if isinstance(mask, And):
+        left, right = _outline(mask.left), _outline(mask.right)
+        if left is None or right is None:
+            return None
+        both = max(left.band[0], right.band[0]), min(left.band[1], right.band[1])
+        return _Outline(both, left.columns + right.columns)
+    # What padding is told by: lengths, or which keys are real.
+    table = mask.table.shape if isinstance(mask, Keep) else None
+    told = isinstance(mask, Padding) or (table is not None and tuple(table[1:3]) == (1, 1))
+    return _Outline((-math.inf, math.inf), (mask,)) if told and mask is not None else None
+
+
+class _Span(NamedTuple):
+    """The keys from `start` to `stop` that each query may see, but for those that are not real."""
+
+    start: Int[Tensor, "q"]
+    stop: Int[Tensor, "q"]
+    real: Bool[Tensor, "b k"] | None
+    many: Int[Tensor, "b one q"]
+    """How many these are."""
+
+    @staticmethod
+    def of(outline: _Outline, x: AttentionInputs) -> _Span:
+        start, stop = band_edges(outline.band, x.shape, x.q.device)
+        if not outline.columns:
+            return _Span(start, stop, None, (stop - start)[None, None])
+        keys = torch.arange(x.shape.K, device=x.q.device)
+        shown = [pairs(mask, keys.new_zeros(1), keys)[:, 0, 0] for mask in outline.columns]
+        real = reduce(torch.logical_and, shown)
+        # Several calls with one mask are one with a larger batch.
+        real = real.repeat(x.shape.B // max(len(real), 1), 1)
+        before = torch.nn.functional.pad(real.long().cumsum(1), (1, 0))
+        return _Span(start, stop, real, (before[:, stop] - before[:, start])[:, None])
 
 
 def _mean_logit_of_band(x: AttentionInputs) -> Float[Tensor, "b h q"] | None:
     """The mean of q·k over keys is q·(the mean of keys), which prefix sums give for every band in
-    O(n). None where logits are more than scaled products, or the mask is no band.
+    O(n), padded or not. None where logits are more than scaled products, or the mask is other.
 
     Keys that are not finite count as 0: who sees them is not asked for a mean."""
-    band = (-torch.inf, torch.inf) if x.mask is None else x.mask.band()
+    outline = _outline(x.mask)
     plain = isinstance(x.comparison, Dot) and x.bias is None and x.softcap is None
-    if band is None or not plain or not x.shape.K:
+    if outline is None or not plain or not x.shape.K:
         return None
     assert isinstance(x.comparison, Dot)
+    band, span = outline.band, _Span.of(outline, x)
     k = x.k.to(x.compute_dtype).nan_to_num(0.0, 0.0, 0.0)
-    start, stop = band_edges(band, x.shape, x.q.device)
-    if x.mask is None:
+    if span.real is not None:
+        k = k.mul_(span.real[:, None, :, None])
+    if band == (-math.inf, math.inf):
         total = k.sum(2, keepdim=True)
     else:
         before = _before(k)
         to = max(min(band[1], x.shape.K), -x.shape.Q) + 1
         # Most often queries stand where keys do, and a slice of them needs no copy.
         inside = 0 <= to <= x.shape.K + 1 - x.shape.Q
-        total = before[:, :, int(to) :][:, :, : x.shape.Q] if inside else before[:, :, stop]
+        total = before[:, :, int(to) :][:, :, : x.shape.Q] if inside else before[:, :, span.stop]
         if band[0] > -x.shape.Q:
-            total = total - before[:, :, start]
+            total = total - before[:, :, span.start]
     q = x.q.unflatten(1, (-1, x.group))
     products: Tensor = (q * total[:, :, None]).sum(-1).flatten(1, 2)
-    return products * x.comparison.scale / (stop - start).clamp_min(1)
+    return products * x.comparison.scale / span.many.clamp_min(1)
 
 
 def _before(k: Float[Tensor, "b g k d"], run: int = 32) -> Float[Tensor, "b g n d"]:
