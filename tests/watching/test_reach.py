@@ -76,6 +76,9 @@ def test_attention_of_others_around_and_in_such_models_is_seen() -> None:
         with model.model.norm.register_forward_hook(_hook), regard.watch(model) as seen:
             model(ids)
         assert len(seen) == 3
+        with regard.watch(model) as seen, model.model.norm.register_forward_hook(_hook):
+            model(ids)
+        assert len(seen) == 3
         attention = model.get_submodule(path)
         own = attention.forward
         attention.forward = lambda hidden_states, **_: (

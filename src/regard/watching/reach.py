@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from types import CodeType, FunctionType
 from typing import Any
 
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.hooks import RemovableHandle
 
 from regard.watching.entrances import compiled_in_place
 
@@ -37,13 +38,22 @@ _FUNCTIONS = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 def needs_asking(modules: Collection[nn.Module], apart: tuple[type, ...] = ()) -> bool:
     """Whether one of the modules of a model may attend where only a function mode sees it. `apart`
     are classes whose own methods are known not to."""
-    return any(map(_changed, modules)) or any(
+    return changed(modules) or any(
         _kind_needs_asking(kind, apart) for kind in set(map(type, modules))
     )
 
 
+def changed(modules: Iterable[nn.Module]) -> bool:
+    """Whether somebody made one of the modules do more than its class says."""
+    return any(map(_changed, modules))
+
+
+def hooks_so_far() -> int:
+    """How many hooks were ever put anywhere. As long as it stays, no module has new ones."""
+    return RemovableHandle.next_id
+
+
 def _changed(module: nn.Module) -> bool:
-    """Whether somebody made one module do more than its class says."""
     here = vars(module)
     return (
         "forward" in here

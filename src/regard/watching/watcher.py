@@ -23,7 +23,7 @@ from regard.watching.entrances import UNFINISHED, follow, leave_alone
 from regard.watching.fast_path import FastPath
 from regard.watching.gaps import Gaps
 from regard.watching.memory import Weight
-from regard.watching.reach import needs_asking
+from regard.watching.reach import changed, hooks_so_far, needs_asking
 from regard.watching.reading import Reading, reads_two_texts
 from regard.watching.seen import Seen
 from regard.watching.spilling import Spill, Spilled
@@ -68,6 +68,9 @@ class Watch:
         """Whether the run that is followed is one to look at, and whether that began."""
         self._asks = True
         """Whether PyTorch has to ask about each function, lest something goes unseen."""
+        self._every: list[nn.Module] = []
+        self._hooks = 0
+        """All modules of the model, and how many hooks there were when they were looked at."""
         self._islands: frozenset[str] = frozenset()
         """Paths of modules in which it need not, if it has to elsewhere."""
         self._gaps = Gaps(model, self.layers, lambda: self._running[-1])
@@ -98,7 +101,7 @@ class Watch:
         self._gaps.clear()
         self._runs_elsewhere = 0
         huggingface, modules = _huggingface(), list(self.model.named_modules())
-        every = [module for _, module in modules]
+        every = self._every = [module for _, module in modules]
         if huggingface is None:
             self._asks = needs_asking(every)
         else:
@@ -120,6 +123,7 @@ class Watch:
                 self._followed.append(module)
                 self._paths[id(module)] = path
                 follow(module, self, path)
+            self._hooks = hooks_so_far()
         except BaseException:
             self._leave_alone()
             if self._spill is not None:
@@ -141,6 +145,7 @@ class Watch:
         self._followed.clear()
         self._paths.clear()
         self._known.clear()
+        self._every = []
         self._unlisten()
         self._unlisten = _nothing
         if self._thread == threading.get_ident():
@@ -246,6 +251,8 @@ class Watch:
             self._runs += 1
         if self._looking:
             self._refuse_others()
+            if not self._asks and self._hooks != hooks_so_far():
+                self._hooks, self._asks = hooks_so_far(), changed(self._every)
             # A mode is also what the compiler knows somebody who watches by.
             self._start(asks=self._asks or compiled)
 
