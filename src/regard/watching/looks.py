@@ -64,7 +64,11 @@ class Looks(NamedTuple):
                 first = trace.second_pass.first_logit(x)
             return Looks(looked, (lse.shape, lse.dtype, lse.device), held, first)
         key = k.select(2, 0)
-        if k.numel() * k.element_size() > SMALL:
+        # What waits must stay what it was. In training autograd sees to that; elsewhere a cache may
+        # be written over in place, or the queries' memory used for something else.
+        if not q.requires_grad:
+            q = q.clone()
+        if not k.requires_grad or k.numel() * k.element_size() > SMALL:
             key = key.clone()
         which = None if mask is None else mask.band() or id(trace.mask)
         kind = (

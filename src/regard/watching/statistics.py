@@ -17,8 +17,6 @@ from regard.watching.looks import Looks, first_logits
 
 MANY = 2**27
 """So many bytes of calls wait at most to be added up together."""
-SHORT = 2**22
-"""Queries and keys of so many bytes, or fewer, wait as they are."""
 ROUNDINGS = 4
 """By so many units in its last place a logit may differ from one pass to another."""
 
@@ -139,21 +137,14 @@ class Waiting:
     """Calls whose rows are not added up yet."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[Adds, Trace | Looks]] = []
+        self._calls: list[tuple[Adds, Looks]] = []
         self._held = 0
 
     def put(self, whose: Adds, trace: Trace) -> None:
-        """A call. A short one waits as it is, so that little is done at each layer."""
-        x = trace.inputs
-        held = x.q.nbytes + x.k.nbytes
-        if held > SHORT:
-            looks = Looks.of(trace)
-            self._calls.append((whose, looks))
-            self._held += looks.held
-        else:
-            self._calls.append((whose, trace))
-            # With values and outputs.
-            self._held += 2 * held
+        """A call. Of a short one only its rows and what the first key needs wait."""
+        looks = Looks.of(trace)
+        self._calls.append((whose, looks))
+        self._held += looks.held
         if self._held >= MANY:
             self.settle()
 
@@ -163,8 +154,7 @@ class Waiting:
             return
         waited, self._calls, self._held = self._calls, [], 0
         kinds: defaultdict[object, dict[int, tuple[Adds, list[Looks]]]] = defaultdict(dict)
-        for whose, call in waited:
-            looks = call if isinstance(call, Looks) else Looks.of(call)
+        for whose, looks in waited:
             kinds[looks.kind].setdefault(id(whose), (whose, []))[1].append(looks)
         for layers in kinds.values():
             # Most often each layer was called once.

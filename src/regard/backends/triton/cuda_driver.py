@@ -16,6 +16,7 @@ from regard.errors import RegardError
 
 INVALID_CONTEXT = 201
 _DYNAMIC_SHARED = 8
+_PREFER_SHARED = 1
 _LARGEST = 32_764
 """Bytes that all parameters of a kernel take at most, on any card."""
 
@@ -33,6 +34,7 @@ def _cuda() -> Any:
     pointer, number, word = ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t
     library.cuModuleLoadData.argtypes = [pointer, ctypes.c_char_p]
     library.cuModuleGetFunction.argtypes = [pointer, pointer, ctypes.c_char_p]
+    library.cuFuncSetCacheConfig.argtypes = [pointer, ctypes.c_int]
     library.cuFuncSetAttribute.argtypes = [pointer, ctypes.c_int, ctypes.c_int]
     library.cuFuncGetParamInfo.argtypes = [pointer, word, pointer, pointer]
     library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
@@ -56,6 +58,7 @@ def load(binary: bytes, name: str, shared: int) -> int:
     found = _cuda().cuModuleGetFunction(ctypes.byref(function), module, name.encode())
     _check("find", found)
     if shared > 48 * 1024:
+        _check("size", _cuda().cuFuncSetCacheConfig(function, _PREFER_SHARED))
         _check("size", _cuda().cuFuncSetAttribute(function, _DYNAMIC_SHARED, shared))
     assert function.value is not None
     return function.value
