@@ -8,6 +8,7 @@ from regard.dispatch import attention, plan, trace
 from regard.errors import RegardError, RegardWarning
 from regard.plans import Plan
 from regard.traces import Trace
+from regard.warming import warm_up
 from regard.watching import Monitor, load, watch
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ __all__ = [
     "scores",
     "trace",
     "view",
+    "warm_up",
     "watch",
 ]
 

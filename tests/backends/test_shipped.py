@@ -18,6 +18,7 @@ import triton
 from regard import masks
 from regard.backends.triton import arguments, prebuild, shipped
 from regard.backends.triton.binaries import Binary
+from regard.backends.triton.common_calls import call, launches
 from regard.backends.triton.cuda_driver import Tiling
 from regard.backends.triton.forward import forward
 from regard.backends.triton.launching import collected
@@ -84,7 +85,7 @@ def test_the_same_kernels_give_the_same_file(folder: Path) -> None:
 @needs_launches
 def test_common_calls_launch_nothing_else() -> None:
     """Lengths, heads and windows that nobody thought of when the kernels were compiled."""
-    wanted = prebuild.launches(90)
+    wanted = launches(90, prebuild.kinds())
     token = arguments.stands_for.set(90)
     try:
         for mask, n, groups in (
@@ -94,7 +95,7 @@ def test_common_calls_launch_nothing_else() -> None:
             (masks.causal() & masks.window(33), 40_000, 1),
             (None, 130, 4),
         ):
-            x = prebuild.call(torch.bfloat16, 128, n, mask=mask, groups=groups)
+            x = call(torch.bfloat16, 128, n, mask=mask, groups=groups)
             with collected() as made:
                 forward(x, statistics=True)
                 forward(x, statistics=False)
@@ -111,7 +112,9 @@ def test_a_compiled_kernel_takes_what_its_binary_says() -> None:
     if not tool.exists():
         pytest.skip("this Triton has no tool that reads binaries")
     what, one = next(
-        (what, one) for what, one in prebuild.launches(90).items() if what.startswith("row_shift")
+        (what, one)
+        for what, one in launches(90, prebuild.kinds()).items()
+        if what.startswith("row_shift")
     )
     (binary,) = prebuild.build({what: one}, 90, jobs=1).values()
     assert binary.name == "row_shift"

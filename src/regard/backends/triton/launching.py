@@ -88,6 +88,27 @@ class Launched:
         self._known[key] = found = Directly(loaded)
         return found
 
+    def ready(
+        self, device: int, arguments: tuple[Any, ...], constants: dict[str, Any]
+    ) -> One | None:
+        """Have the kernel of a launch compiled, without launching it; None if it was there, else
+        what `keep` takes."""
+        traits: list[Any] = [device]
+        _read(arguments, traits, [])
+        key = (*traits, *constants.items())
+        if key in self._known or self._shipped(key, device, traits, constants) is not None:
+            return None
+        awaited = _compilers().submit(self._compiled, device, arguments, constants)
+        return One(self, key, (1, 1, 1), [], arguments, constants, awaited)
+
+    def keep(self, one: One) -> Directly | ByTriton:
+        """The kernel of a launch, once it is compiled."""
+        assert one.awaited is not None
+        with _said(self.kernel.fn.__name__):
+            compiled = one.awaited.result()
+        known = self._known[one.key] = _loaded(compiled, self.names, one)
+        return known
+
     def spelled(self, traits: list[Any], constants: dict[str, Any]) -> str:
         return shipped.spelled(self.kernel.fn.__name__, traits, constants)
 
@@ -99,12 +120,7 @@ class Launched:
 
     def finish(self, one: One) -> None:
         """Launch, once the kernel is compiled."""
-        known = self._known.get(one.key)
-        if known is None:
-            assert one.awaited is not None
-            with _said(self.kernel.fn.__name__):
-                compiled = one.awaited.result()
-            known = self._known[one.key] = _loaded(compiled, self.names, one)
+        known = self._known.get(one.key) or self.keep(one)
         known(one.grid, one.values, one.arguments)
         if _here.recorded is not None:
             _here.recorded.append((known, one))

@@ -10,38 +10,38 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import triton
-from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from regard import masks
-from regard.backends.passes import Pull
-from regard.backends.triton import arguments, second_pass
-from regard.backends.triton.backward import backward
 from regard.backends.triton.binaries import Binary, taken_from
-from regard.backends.triton.forward import forward
-from regard.backends.triton.launching import Collected, collected
-from regard.backends.triton.maps import pooled_map
+from regard.backends.triton.common_calls import (
+    LONG,
+    SHORT,
+    Asked,
+    attended,
+    call,
+    launches,
+    learn,
+    looked_at,
+)
+from regard.backends.triton.launching import Collected
 from regard.backends.triton.shipped import place_of, write
-from regard.backends.triton.tuning import looking_settings
 from regard.errors import RegardError
-from regard.inputs import AttentionInputs, check
 
-SHORT, LONG = 1024, 16384
 _NO_LINES = "TRITON_DISABLE_LINE_INFO"
 DOCUMENTS = [0] * 300 + [1] * 724
 
 
-def kinds() -> Iterator[Callable[[], Any]]:
+def kinds() -> Iterator[Asked]:
     """The commonest calls: training and reading of decoders and encoders, in half precision."""
     for width in (64, 128):
         for dtype in (torch.bfloat16, torch.float16):
@@ -62,47 +62,6 @@ def kinds() -> Iterator[Callable[[], Any]]:
             yield from attended(call(torch.bfloat16, width, SHORT, mask=mask))
 
 
-def attended(x: AttentionInputs) -> Iterator[Callable[[], Any]]:
-    """A call with statistics, and without."""
-    yield partial(forward, x, statistics=True)
-    yield partial(forward, x, statistics=False)
-
-
-def looked_at(x: AttentionInputs) -> Iterator[Callable[[], Any]]:
-    """The questions that are asked of every call of a model that is watched."""
-    first = torch.zeros(1, dtype=torch.int64)
-    yield partial(second_pass._received_by_keys, x, rows(x))
-    yield partial(second_pass._of_keys, x, rows(x), first)
-    yield partial(second_pass._of_keys, x, None, first)
-    how, whole = looking_settings(x), ((0, x.shape.Q), (0, x.shape.K))
-    for cells in (64, 256):
-        yield partial(pooled_map, x, how, rows(x), (cells, cells), *whole, "mean")
-
-
-def learn(x: AttentionInputs) -> None:
-    """The backward pass from a gradient of the output."""
-    found, kept = forward(x, statistics=True)
-    backward(x, found, kept, Pull(torch.empty_like(found.out), None, None), bias=False)
-
-
-def call(
-    dtype: torch.dtype, width: int, n: int, *, keys: int | None = None, groups: int = 16,
-    mask: masks.Mask | None = None,
-) -> AttentionInputs:  # fmt: skip
-    def empty(heads: int, length: int) -> Tensor:
-        return torch.empty(1, heads, length, width, dtype=dtype, device="meta")
-
-    k = empty(groups, keys or n)
-    return check(
-        empty(16, n), k, k, mask=mask, score=None, bias=None, softcap=None, sink=None, scale=None,
-        dropout=0.0, training=False,
-    )  # fmt: skip
-
-
-def rows(x: AttentionInputs) -> Tensor:
-    return torch.empty(x.shape[:3], device="meta")
-
-
 class Card:
     """What Triton asks of a card, answered without one."""
 
@@ -117,21 +76,6 @@ class Card:
 
     def get_current_stream(self, device: int) -> int:
         return 0
-
-
-def launches(capability: int) -> dict[str, Collected]:
-    """All that calls of these kinds launch, each once, by what it is compiled for."""
-    found: dict[str, Collected] = {}
-    token = arguments.stands_for.set(capability)
-    try:
-        for run in kinds():
-            with collected() as made:
-                run()
-            found |= {kernel.told(given, constants): (kernel, given, constants)
-                      for kernel, given, constants in made}  # fmt: skip
-    finally:
-        arguments.stands_for.reset(token)
-    return found
 
 
 def build(wanted: dict[str, Collected], capability: int, jobs: int) -> dict[str, Binary]:
@@ -176,7 +120,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="the file; by default where regard looks for it")
     how = parser.parse_args()
     to = how.out or place_of(how.capability)
-    wanted = launches(how.capability)
+    wanted = launches(how.capability, kinds())
     print(f"{len(wanted)} kernels with Triton {triton.__version__}", file=sys.stderr)
     write(to, build(wanted, how.capability, how.jobs), f"triton {triton.__version__}")
     print(f"{to.name}: {to.stat().st_size / 1e6:.1f} MB", file=sys.stderr)

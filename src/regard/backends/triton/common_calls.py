@@ -1,0 +1,81 @@
+"""The calls that most people make, on tensors without numbers: what they would launch is compiled
+before anybody needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import masks
+from regard.backends.passes import Pull
+from regard.backends.triton import arguments, second_pass
+from regard.backends.triton.backward import backward
+from regard.backends.triton.forward import forward
+from regard.backends.triton.launching import Collected, collected
+from regard.backends.triton.maps import pooled_map
+from regard.backends.triton.tuning import looking_settings
+from regard.inputs import AttentionInputs, check
+
+SHORT, LONG = 1024, 16384
+"""Tokens of calls that the tuning tells apart."""
+Asked = Callable[[], Any]
+
+
+def attended(x: AttentionInputs) -> Iterator[Asked]:
+    """A call with statistics, and without."""
+    yield partial(forward, x, statistics=True)
+    yield partial(forward, x, statistics=False)
+
+
+def looked_at(x: AttentionInputs) -> Iterator[Asked]:
+    """The questions that are asked of every call of a model that is watched."""
+    first = torch.zeros(1, dtype=torch.int64)
+    yield partial(second_pass._received_by_keys, x, rows(x))
+    yield partial(second_pass._of_keys, x, rows(x), first)
+    yield partial(second_pass._of_keys, x, None, first)
+    how, whole = looking_settings(x), ((0, x.shape.Q), (0, x.shape.K))
+    for cells in (64, 256):
+        yield partial(pooled_map, x, how, rows(x), (cells, cells), *whole, "mean")
+
+
+def learn(x: AttentionInputs) -> None:
+    """The backward pass from a gradient of the output."""
+    found, kept = forward(x, statistics=True)
+    backward(x, found, kept, Pull(torch.empty_like(found.out), None, None), bias=False)
+
+
+def call(
+    dtype: torch.dtype, width: int, n: int, *, keys: int | None = None, groups: int = 16,
+    mask: masks.Mask | None = None,
+) -> AttentionInputs:  # fmt: skip
+    def empty(heads: int, length: int) -> Tensor:
+        return torch.empty(1, heads, length, width, dtype=dtype, device="meta")
+
+    k = empty(groups, keys or n)
+    return check(
+        empty(16, n), k, k, mask=mask, score=None, bias=None, softcap=None, sink=None, scale=None,
+        dropout=0.0, training=False,
+    )  # fmt: skip
+
+
+def rows(x: AttentionInputs) -> Tensor:
+    return torch.empty(x.shape[:3], device="meta")
+
+
+def launches(capability: int, calls: Iterable[Asked]) -> dict[str, Collected]:
+    """All that calls launch on some kind of card, each once, by what it is compiled for."""
+    found: dict[str, Collected] = {}
+    token = arguments.stands_for.set(capability)
+    try:
+        for run in calls:
+            with collected() as made:
+                run()
+            for kernel, given, constants in made:
+                found[kernel.told(given, constants)] = kernel, given, constants
+    finally:
+        arguments.stands_for.reset(token)
+    return found
