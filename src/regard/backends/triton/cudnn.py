@@ -63,13 +63,25 @@ def forward(x: AttentionInputs) -> tuple[Tensor, Tensor]:
 def backward(x: AttentionInputs, rows: Rows, g_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values."""
     assert isinstance(x.comparison, Dot)
-    nothing = torch.zeros((), dtype=torch.int64, device=x.q.device)
+    nothing = _nothing(x.q.device)
     dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
         g_out.contiguous(), x.q, x.k, x.v, rows.out, rows.lse[..., None], nothing, nothing,
         None, None, None, x.shape.Q, x.shape.K, 0.0, x.mask is not None,
         scale=float(x.comparison.scale),
     )  # fmt: skip
     return dq, dk, dv
+
+
+def _nothing(device: torch.device) -> Tensor:
+    """In the place of dropout's seed and offset, which are not read where nothing is dropped."""
+    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        return torch.zeros((), dtype=torch.int64, device=device)
+    return _kept_nothing(device)
+
+
+@cache
+def _kept_nothing(device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=torch.int64, device=device)
 
 
 def _fits(x: AttentionInputs) -> bool:
