@@ -1,0 +1,173 @@
+"""Launches made again: with the addresses of the tensors at hand, and nothing of others."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from regard import masks
+from regard.backends.passes import Pull
+from regard.backends.triton import launching, replay
+from regard.backends.triton.launching import Directly, Launched, One
+from regard.backends.triton.operators import _passes
+from regard.backends.triton.pairs import INTERPRETED
+from regard.backends.triton.replay import RepeatedPass, RepeatedPull
+from regard.inputs import AttentionInputs, check
+
+pytestmark = pytest.mark.skipif(INTERPRETED.value, reason="interpreted kernels are not launched")
+
+
+CARDS = itertools.count(100)
+Made = list[tuple[str, list[Any]]]
+
+
+class Told(NamedTuple):
+    """A binary, as far as it is looked at."""
+
+    takes: tuple[str, ...]
+    tilings: tuple[Any, ...] = ()
+
+
+class Loaded:
+    """A kernel that remembers what it was launched with."""
+
+    def __init__(self, name: str, takes: tuple[str, ...], made: Made) -> None:
+        self.name, self.binary, self.made = name, Told(takes), made
+
+    def __call__(self, grid: Any, stream: int, values: list[Any]) -> None:
+        self.made.append((self.name, list(values)))
+
+
+def kinds(arguments: tuple[Any, ...], are_strides: Iterator[bool]) -> Iterator[str]:
+    for argument, is_stride in zip(arguments, are_strides, strict=False):
+        if isinstance(argument, tuple):
+            yield from kinds(argument, iter(launching._strides_of(type(argument))))
+        elif isinstance(argument, Tensor):
+            yield "*"
+        elif isinstance(argument, float):
+            yield "fp32"
+        elif isinstance(argument, int) and not (is_stride and argument == 1):
+            yield "i32"
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """All launches, by name, with what they took."""
+    found: Made = []
+
+    def loaded(compiled: Any, names: tuple[str, ...], one: One) -> Directly:
+        takes = tuple(kinds(one.arguments, iter(launching._strides_of(tuple))))
+        return Directly(Loaded(compiled, takes, found))  # type: ignore[arg-type]
+
+    class NoDevice:
+        def __init__(self, device: int) -> None: ...
+        def __enter__(self) -> None: ...
+        def __exit__(self, *how: object) -> None: ...
+
+    def compiled(self: Launched, arguments: Any, constants: Any) -> str:
+        return str(self.kernel.fn.__name__)
+
+    monkeypatch.setattr(launching, "_loaded", loaded)
+    monkeypatch.setattr(Launched, "compiled", compiled)
+    monkeypatch.setattr(launching, "current_stream", lambda: 0)
+    monkeypatch.setattr(replay, "current_stream", lambda: 0)
+    # A card of its own, of which nothing is remembered.
+    card = next(CARDS)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: card)
+    monkeypatch.setattr(torch.cuda, "device", NoDevice)
+    return found
+
+
+def tensors(seed: int, n: int = 200) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    # Rows of a width that the copy engine cannot read, so that kernels take addresses alone.
+    return [torch.randn(2, 4, n, 36, generator=generator).bfloat16() for _ in range(3)]
+
+
+def inputs(q: Tensor, k: Tensor, v: Tensor, mask: masks.Mask | None) -> AttentionInputs:
+    return check(
+        q, k, v, mask=mask, score=None, bias=None, softcap=None, sink=None, scale=None,
+        dropout=0.0, training=False,
+    )  # fmt: skip
+
+
+MASKS = {"none": None, "causal": masks.causal(), "tiles": masks.dilated(3)}
+
+
+@pytest.mark.parametrize("alike", [False, True], ids=["three tensors", "one for all"])
+@pytest.mark.parametrize("statistics", [True, False])
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_forward_pass(made: Made, mask: str, statistics: bool, alike: bool) -> None:
+    first, second = tensors(0), tensors(1)
+    first = first[:1] * 3 if alike else first
+    x = inputs(*first, MASKS[mask])
+    repeated = RepeatedPass(_passes, x.beside_tensors(), statistics)
+    rows, kept = repeated(*first)
+    before = list(made)
+    made.clear()
+    again, kept_again = repeated(*second)
+    assert [name for name, _ in made] == [name for name, _ in before]
+    theirs = [*first, *rows, kept]
+    ours = [*second, *again, kept_again]
+    for (_, old), (_, new) in zip(before, made, strict=True):
+        for was, now in zip(old, new, strict=True):
+            places = [i for i, t in enumerate(theirs) if t.numel() and t.data_ptr() == was]
+            if places:
+                assert now in [ours[i].data_ptr() for i in places]
+    # Each tensor is where the first one of its name was.
+    _, values = made[0]
+    assert values[:1] == [second[0].data_ptr()]
+    assert {t.data_ptr() for t in second} <= set(values)
+    assert {t.data_ptr() for t in first}.isdisjoint(values)
+
+
+def test_other_memory_for_each(made: Made) -> None:
+    x = inputs(*tensors(0), masks.causal())
+    repeated = RepeatedPass(_passes, x.beside_tensors(), True)
+    found = [repeated(*tensors(seed)) for seed in range(3)]
+    places = [t.data_ptr() for rows, kept in found for t in (*rows, kept)]
+    assert len(set(places)) == len(places)
+
+
+def test_copies_are_made_anew(made: Made) -> None:
+    """Of tensors that kernels cannot read where they are: nothing is remembered of such a copy."""
+    crosswise = [t.mT.contiguous().mT for t in tensors(0)]
+    x = inputs(*crosswise, None)
+    repeated = RepeatedPass(_passes, x.beside_tensors(), True)
+    for _ in range(3):
+        repeated(*crosswise)
+    assert repeated.replay is None
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_backward_pass(made: Made, mask: str) -> None:
+    pull = RepeatedPull(_passes)
+    found = []
+    for seed in (0, 1):
+        x = inputs(*tensors(seed), MASKS[mask])
+        rows, kept = RepeatedPass(_passes, x.beside_tensors(), True)(x.q, x.k, x.v)
+        made.clear()
+        g = tensors(seed + 10)[0]
+        given = pull(x, rows, kept, Pull(g, None, None))
+        found.append((list(made), [x.q, x.k, x.v, rows.out, kept, g, *given]))
+    (before, theirs), (after, ours) = found
+    assert [name for name, _ in after] == [name for name, _ in before]
+    assert {"keys_and_values", "queries"} <= {name for name, _ in after}
+    taken = {value for _, values in after for value in values}
+    assert {t.data_ptr() for t in ours} <= taken
+    assert {t.data_ptr() for t in theirs}.isdisjoint(taken)
+
+
+def test_gradients_of_more_go_the_long_way(made: Made) -> None:
+    pull = RepeatedPull(_passes)
+    x = inputs(*tensors(0), None)
+    rows, kept = RepeatedPass(_passes, x.beside_tensors(), True)(x.q, x.k, x.v)
+    pull(x, rows, kept, Pull(torch.ones_like(rows.out), torch.ones_like(rows.lse), None))
+    assert not pull.known
