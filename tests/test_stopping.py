@@ -9,7 +9,7 @@ import torch
 
 import regard
 from regard import masks
-from regard.backends.tiled import forward, fused
+from regard.backends.tiled import forward, pieces
 from regard.stopping import stoppable
 from regard.view.cores import on_cores
 from regard.view.spelling import vectors
@@ -50,7 +50,7 @@ def traced() -> object:
 def test_work_ends_at_its_next_step(
     work: Callable[[], object], steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused, "LOT", 1)
+    monkeypatch.setattr(pieces, "LOT", 1)
     check = Unwanted(steps)
     with stoppable(check), pytest.raises(TimeoutError):
         work()

@@ -55,7 +55,6 @@ def test_a_model_is_warmed_up_where_it_is() -> None:
     [
         ({}, "width of heads"),
         ({"width": 0}, "width is that of a head"),
-        ({"width": 2.5}, "width must be a whole number"),
         ({"model": nn.Linear(3, 3)}, "not to be seen"),
         ({"width": 8, "dtype": torch.int64, "device": "cpu"}, "floating-point type"),
     ],
@@ -86,7 +85,8 @@ def test_on_a_card_what_is_not_there_is_compiled_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "device", NoDevice)
     monkeypatch.setattr(warming, "capability", lambda device: 90)
     monkeypatch.setattr(launching.Launched, "compiled", compile_)
-    monkeypatch.setattr(launching, "_loaded", lambda compiled, names, one: compiled)
+    ready = launching.ByTriton(None, [])
+    monkeypatch.setattr(launching, "_loaded", lambda compiled, names, one: ready)
     # A width that nobody has, so that nothing else is remembered of it.
     card = torch.device("cuda", 7)
     how = {"masks": [regard.masks.causal()], "gradients": True}

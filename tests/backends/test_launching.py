@@ -18,7 +18,7 @@ import triton.language as tl
 from regard.backends.triton import launching
 from regard.backends.triton.binaries import MAP, layout
 from regard.backends.triton.cuda_driver import Parameter
-from regard.backends.triton.launching import Launched, One, recorded, together
+from regard.backends.triton.launching import Directly, Launched, One, recorded, together
 
 
 class Two(NamedTuple):
@@ -40,13 +40,19 @@ class Kernel:
         return len(self.compiled)
 
 
+class Told(NamedTuple):
+    """A binary, as far as it is looked at."""
+
+    tilings: tuple[Any, ...] = ()
+
+
 class Loaded:
     """A kernel on a card, and what it is launched with."""
 
     def __init__(self, compiled: int, launches: list[tuple[Any, ...]]) -> None:
-        self.compiled, self.launches = compiled, launches
+        self.compiled, self.launches, self.binary = compiled, launches, Told()
 
-    def __call__(self, grid: Any, values: list[Any], arguments: tuple[Any, ...]) -> None:
+    def __call__(self, grid: Any, stream: int, values: list[Any]) -> None:
         self.launches.append((self.compiled, grid, values))
 
 
@@ -55,8 +61,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """All that is launched: which kernel, on which grid, with which parameters."""
     found: list[tuple[Any, ...]] = []
 
-    def loaded(compiled: int, names: tuple[str, ...], one: One) -> Loaded:
-        return Loaded(compiled, found)
+    def loaded(compiled: int, names: tuple[str, ...], one: One) -> Directly:
+        return Directly(Loaded(compiled, found))  # type: ignore[arg-type]
 
     class NoDevice:
         def __init__(self, device: int) -> None: ...
@@ -64,6 +70,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         def __exit__(self, *how: object) -> None: ...
 
     monkeypatch.setattr(launching, "_loaded", loaded)
+    monkeypatch.setattr(launching, "current_stream", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", NoDevice)
     return found

@@ -106,6 +106,7 @@ def test_common_calls_launch_nothing_else() -> None:
 
 
 @needs_launches
+@pytest.mark.compiled
 def test_a_compiled_kernel_takes_what_its_binary_says() -> None:
     """Compiled for a card that is not there, and asked what it takes."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

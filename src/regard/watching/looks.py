@@ -51,7 +51,8 @@ class Looks(NamedTuple):
     """As it was given: held, because calls are told apart by which one it is."""
 
     @staticmethod
-    def of(trace: Trace) -> Looks:
+    def of(trace: Trace, *, waits: bool = False) -> Looks:
+        """Of a call, to be added up at once or, if it waits, later."""
         x, rows = trace.inputs, trace.rows
         q, k, mask, comparison = x.q, x.k, x.mask, x.comparison
         looked = Looked(rows.max_logit, rows.entropy, rows.lse)
@@ -66,9 +67,9 @@ class Looks(NamedTuple):
         key = k.select(2, 0)
         # What waits must stay what it was. In training autograd sees to that; elsewhere a cache may
         # be written over in place, or the queries' memory used for something else.
-        if not q.requires_grad:
+        if waits and not q.requires_grad:
             q = q.clone()
-        if not k.requires_grad or k.numel() * k.element_size() > SMALL:
+        if waits and (not k.requires_grad or k.numel() * k.element_size() > SMALL):
             key = key.clone()
         which = None if mask is None else mask.band() or id(trace.mask)
         kind = (

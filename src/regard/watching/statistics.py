@@ -142,7 +142,7 @@ class Waiting:
 
     def put(self, whose: Adds, trace: Trace) -> None:
         """A call. Of a short one only its rows and what the first key needs wait."""
-        looks = Looks.of(trace)
+        looks = Looks.of(trace, waits=True)
         self._calls.append((whose, looks))
         self._held += looks.held
         if self._held >= MANY:

@@ -130,7 +130,7 @@ def _whole(
         # Numbers of few digits: narrow ones hold them as they are, and only weights are rounded.
         shared |= {"type": TYPES[narrow], "unpacked": True, **(products or {})}
         for name in ("q", "k", "v"):
-            arrays[f"{name}_halves"] = _narrow(arrays[name], narrow)
+            arrays[f"{name}_halves"] = _narrow(list(arrays[name]), narrow)
             shared[f"{name}_half_steps"] = shared[f"{name}_steps"]
         packed = ("k_packed", "v_packed", "k_mixed", "v_compared")
         for name in packed if turned else packed[:2]:

@@ -39,6 +39,63 @@ SLOW = 1.0
 """Seconds after which it is said that a kernel is being compiled."""
 
 
+def current_stream() -> int:
+    stream: int = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
+    return stream
+
+
+def _with_maps(loaded: Loaded, values: list[Any]) -> list[Any]:
+    """What a kernel takes, with a map in the place of each tensor that the copy engine reads."""
+    found: list[Any] = []
+    maps = 0
+    for value in values:
+        if hasattr(value, "block_shape"):
+            shape, strides = tuple(value.shape), tuple(value.strides)
+            found.append(loaded.map_of(maps, value.base.data_ptr(), shape, strides))
+            found += shape
+            found += strides
+            maps += 1
+        else:
+            found.append(value)
+    return found
+
+
+class Directly(NamedTuple):
+    """A kernel launched by the driver."""
+
+    loaded: Loaded
+
+    def __call__(self, grid: Grid, values: list[Any], arguments: tuple[Any, ...]) -> None:
+        self.loaded(grid, current_stream(), self.expanded(values))
+
+    def expanded(self, values: list[Any]) -> list[Any]:
+        """All that the kernel takes, with the map of each tensor that the copy engine reads."""
+        return _with_maps(self.loaded, values) if self.loaded.binary.tilings else values
+
+
+class ByTriton(NamedTuple):
+    """A kernel whose parameters are not known here."""
+
+    compiled: Any
+    rest: list[Any]
+
+    def __call__(self, grid: Grid, values: list[Any], arguments: tuple[Any, ...]) -> None:
+        self.compiled[grid](*arguments, *self.rest)
+
+
+class One(NamedTuple):
+    """One launch."""
+
+    of: Any
+    """The kernel, as it is launched."""
+    key: Any
+    grid: Grid
+    values: list[Any]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    awaited: Future[Any] | None
+
+
 class Launched:
     """A kernel, launched as Triton's own are: `kernel[grid](*arguments, **constants)`."""
 
@@ -137,16 +194,8 @@ class Launched:
         )
 
 
-class One(NamedTuple):
-    """One launch."""
-
-    of: Launched
-    key: Any
-    grid: Grid
-    values: list[Any]
-    arguments: tuple[Any, ...]
-    constants: dict[str, Any]
-    awaited: Future[Any] | None
+Collected = tuple[Launched, tuple[Any, ...], dict[str, Any]]
+"""A kernel, and the arguments and constants that it would be launched with."""
 
 
 class _Here(threading.local):
@@ -160,9 +209,6 @@ class _Here(threading.local):
 
 
 _here = _Here()
-
-
-Collected = tuple[Launched, tuple[Any, ...], dict[str, Any]]
 
 
 @contextmanager
@@ -230,50 +276,6 @@ def _loaded(compiled: Any, names: tuple[str, ...], one: One) -> Directly | ByTri
     return ByTriton(compiled, [one.constants[name] for name in names[len(one.arguments) :]])
 
 
-class Directly(NamedTuple):
-    """A kernel launched by the driver."""
-
-    loaded: Loaded
-
-    def __call__(self, grid: Grid, values: list[Any], arguments: tuple[Any, ...]) -> None:
-        self.loaded(grid, current_stream(), self.expanded(values))
-
-    def expanded(self, values: list[Any]) -> list[Any]:
-        """All that the kernel takes, with the map of each tensor that the copy engine reads."""
-        return _with_maps(self.loaded, values) if self.loaded.binary.tilings else values
-
-
-class ByTriton(NamedTuple):
-    """A kernel whose parameters are not known here."""
-
-    compiled: Any
-    rest: list[Any]
-
-    def __call__(self, grid: Grid, values: list[Any], arguments: tuple[Any, ...]) -> None:
-        self.compiled[grid](*arguments, *self.rest)
-
-
-def current_stream() -> int:
-    stream: int = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
-    return stream
-
-
-def _with_maps(loaded: Loaded, values: list[Any]) -> list[Any]:
-    """What a kernel takes, with a map in the place of each tensor that the copy engine reads."""
-    found: list[Any] = []
-    maps = 0
-    for value in values:
-        if hasattr(value, "block_shape"):
-            shape, strides = tuple(value.shape), tuple(value.strides)
-            found.append(loaded.map_of(maps, value.base.data_ptr(), shape, strides))
-            found += shape
-            found += strides
-            maps += 1
-        else:
-            found.append(value)
-    return found
-
-
 def tensors_in(arguments: tuple[Any, ...]) -> Iterator[Tensor]:
     """The tensors of a launch, in the order in which the kernel takes their addresses and maps."""
     for argument in arguments:
@@ -328,7 +330,7 @@ def _neutral(argument: Any, is_stride: bool = False) -> Any:
 
 
 @cache
-def _strides_of(kind: type[tuple[Any, ...]]) -> Iterable[bool]:
+def _strides_of(kind: type) -> Iterable[bool]:
     """Which parts of a tuple are strides."""
     fields = getattr(kind, "_fields", None)
     return repeat(False) if fields is None else tuple(name in STRIDES for name in fields)
