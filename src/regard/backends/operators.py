@@ -181,14 +181,15 @@ def register(
         g_kept: Tensor | None,
     ) -> tuple[Any, ...]:
         out, lse, keeps, entropy, q, k, v, sink, seed, *tensors = ctx.saved_tensors
-        text, integers, floats, softcap, dropout, bias = ctx.rest
+        text, integers, floats, softcap, dropout, bias, listed = ctx.rest
         g_entropy = g_entropy if entropy.numel() == lse.numel() else None
         # text, integers, floats, softcap, dropout, statistics, bias. An empty list of numbers
         # could be one of tensors as well, so torch.library wants a list back for it.
         lists: tuple[Any, Any] = (None if integers else [], None if floats else [])
         constants = (None, *lists, None, None, None, None)
         if g_out is None and g_lse is None and g_entropy is None:
-            return None, None, None, None, None, [None] * len(tensors) or None, *constants
+            nothing = [None] * len(tensors) if listed else None
+            return None, None, None, None, None, nothing, *constants
         given = back(
             g_out, g_lse, g_entropy, out, lse, keeps, entropy, q, k, v, sink, seed, tensors, text,
             integers, floats, softcap, dropout, bias,
@@ -202,7 +203,7 @@ def register(
             g if g is not None and g.shape == t.shape else None
             for g, t in zip(own, tensors, strict=True)
         ]
-        return dq, dk, dv, d_sink, None, own or None, *constants
+        return dq, dk, dv, d_sink, None, own if listed else None, *constants
 
     @torch.library.custom_op(f"regard::{name}_tangent", mutates_args=())
     def onward(
@@ -392,6 +393,6 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> 
     out, lse, _, entropy, keeps = output
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(out, lse, keeps, entropy, q, k, v, sink, seed, *tensors)
-    ctx.rest = (text, integers, floats, softcap, dropout, bias)
+    ctx.rest = (text, integers, floats, softcap, dropout, bias, given is not None)
     # The text names functions by number; they must be there when the backward pass reads it.
     ctx.functions = decode(text, integers, floats, tensors, here=True) if "local" in text else ()
