@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import Tensor
 import regard
 from regard import RegardError, biases, dispatch, masks, scores
 from regard.dispatch import BACKENDS
+from regard.values import Shape
 from tests.test_traces import Largest
 
 N = 300
@@ -364,3 +366,28 @@ def test_tensors_without_numbers_give_shapes(mask: masks.Mask | None) -> None:
     layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
     regard.nn.replace_attention(layer)
     assert layer.to("meta")(torch.empty(2, 5, 16, device="meta")).shape == (2, 5, 16)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Listed(masks.Mask):
+    """A mask of somebody's own, made of what can be neither hashed nor known to stay."""
+
+    keys: list[int]
+
+    def bind(self, shape: Shape, device: torch.device) -> masks.Mask:
+        return self
+
+    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return torch.isin(k, torch.tensor(self.keys)) & (q >= 0)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["alone", "in another"])
+def test_masks_of_ones_own_are_looked_at_each_time(whole: bool) -> None:
+    q, k, v = torch.randn(3, 1, 2, 5, 8)
+    own = Listed([0])
+    mask = own & masks.causal() if whole else own
+    out = regard.attention(q, k, v, mask=mask, backend="reference")
+    torch.testing.assert_close(out[..., 4, :], v[..., 0, :])
+    own.keys[:] = [1]
+    out = regard.attention(q, k, v, mask=mask, backend="reference")
+    torch.testing.assert_close(out[..., 4, :], v[..., 1, :])

@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 from torch.utils import _python_dispatch
 
 from regard.masks.algebra import Mask
+from regard.values import Value
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -45,7 +46,7 @@ def kind_of(
         or not (q.ndim == k.ndim == v.ndim == 4)
         or not (scale is None or type(scale) is float)
         or not (softcap is None or type(softcap) is float)
-        or not (mask is None or _is_fixed(mask))
+        or not (mask is None or (isinstance(mask, Mask) and _is_fixed(mask)))
     ):
         return None
     place = _place(q)
@@ -63,9 +64,15 @@ def kind_of(
     )  # fmt: skip
 
 
-def _is_fixed(mask: Mask) -> bool:
-    """Whether a mask is made of numbers alone, so that equal ones hide the same."""
-    return isinstance(mask, Mask) and not mask.tensors() and not mask.is_local()
+def _is_fixed(value: Value) -> bool:
+    """Whether a mask is made of numbers alone, so that equal ones hide the same. Tensors, functions
+    and whatever a mask of somebody's own holds may be others by the next call."""
+    return all(
+        part is None
+        or isinstance(part, (int, float))
+        or (isinstance(part, Value) and _is_fixed(part))
+        for part in value._parts()
+    )
 
 
 def _place(q: Tensor) -> Hashable | None:
