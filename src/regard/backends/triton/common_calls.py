@@ -3,7 +3,7 @@ before anybody needs it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,6 +23,23 @@ from regard.inputs import AttentionInputs, check
 SHORT, LONG = 1024, 16384
 """Tokens of calls that the tuning tells apart."""
 Asked = Callable[[], Any]
+
+
+def common_calls(
+    width: int, dtype: torch.dtype, given: Sequence[masks.Mask | None], *, gradients: bool
+) -> Iterator[Asked]:
+    """Reading, training and decoding with heads of one width and type."""
+    for mask in given:
+        for n in (SHORT, LONG):
+            yield from attended(call(dtype, width, n, mask=mask))
+        yield from looked_at(call(dtype, width, SHORT, mask=mask))
+        if gradients:
+            for groups in (16, 2):
+                yield partial(learn, call(dtype, width, SHORT, mask=mask, groups=groups))
+    # One query of a decoder against what it keeps: heads alone, and groups of them.
+    for groups in (16, 4, 2):
+        for keys in (128, 4096, LONG):
+            yield from attended(call(dtype, width, 1, keys=keys, groups=groups))
 
 
 def attended(x: AttentionInputs) -> Iterator[Asked]:

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,9 +28,8 @@ from regard.backends.triton.common_calls import (
     Asked,
     attended,
     call,
+    common_calls,
     launches,
-    learn,
-    looked_at,
 )
 from regard.backends.triton.launching import Collected
 from regard.backends.triton.shipped import place_of, write
@@ -42,21 +40,15 @@ DOCUMENTS = [0] * 300 + [1] * 724
 
 
 def kinds() -> Iterator[Asked]:
-    """The commonest calls: training and reading of decoders and encoders, in half precision."""
+    """The commonest calls of decoders and encoders, in half precision."""
     for width in (64, 128):
         for dtype in (torch.bfloat16, torch.float16):
+            bfloat = dtype == torch.bfloat16
+            yield from common_calls(width, dtype, (None, masks.causal()), gradients=bfloat)
             for n in (SHORT, LONG):
                 padded = masks.padding([n])
-                for mask in (None, masks.causal(), padded, masks.causal() & padded):
+                for mask in (padded, masks.causal() & padded):
                     yield from attended(call(dtype, width, n, mask=mask))
-            # One query of a decoder against what it keeps: heads alone, and groups of them.
-            for groups in (16, 4, 2):
-                for keys in (128, 4096, LONG):
-                    yield from attended(call(dtype, width, 1, keys=keys, groups=groups))
-        for mask, groups in ((None, 16), (masks.causal(), 16), (masks.causal(), 2)):
-            x = call(torch.bfloat16, width, SHORT, mask=mask, groups=groups)
-            yield partial(learn, x)
-            yield from looked_at(x)
         documents = masks.documents(torch.tensor(DOCUMENTS))
         for mask in (documents, documents & masks.causal()):
             yield from attended(call(torch.bfloat16, width, SHORT, mask=mask))
