@@ -1,0 +1,126 @@
+"""Calls of one kind are run alike, so whatever decides how a call is run changes its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard import masks
+from regard.kinds import kind_of
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(shape or (1, 2, 6, 8), dtype=dtype)
+
+
+def kind(**changed: Any) -> Hashable | None:
+    given: dict[str, Any] = {name: tensor() for name in "qkv"}
+    given |= {"mask": None, "scale": None, "softcap": None, "backend": None, "statistics": False}
+    return kind_of(**(given | changed))
+
+
+def displaced(t: Tensor) -> Tensor:
+    return torch.zeros(t.numel() + 1)[1:].view(t.shape)
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    **{f"length of {x}": {x: tensor(1, 2, 7, 8)} for x in "qkv"},
+    **{f"strides of {x}": {x: tensor(1, 6, 2, 8).transpose(1, 2)} for x in "qkv"},
+    **{f"address of {x}": {x: displaced(tensor())} for x in "qkv"},
+    **{f"type of {x}": {x: tensor(dtype=torch.float64)} for x in "qkv"},
+    **{f"{x} learns": {x: tensor().requires_grad_()} for x in "qkv"},
+    "mask": {"mask": masks.causal()},
+    "scale": {"scale": 0.5},
+    "softcap": {"softcap": 3.0},
+    "backend": {"backend": "tiled"},
+    "statistics": {"statistics": True},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_asked_for(change: str) -> None:
+    assert kind() == kind()
+    assert kind(**CHANGES[change]) == kind(**CHANGES[change]) is not None
+    assert kind(**CHANGES[change]) != kind()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [torch.no_grad, torch.inference_mode, deterministic, lambda: threads(3),
+     lambda: torch.autocast("cpu", dtype=torch.bfloat16)],
+    ids=["no gradients", "inference", "deterministic", "threads", "autocast"],
+)  # fmt: skip
+def test_the_state_of_pytorch(state: Callable[[], AbstractContextManager[Any]]) -> None:
+    half = {x: tensor(dtype=torch.bfloat16) for x in "qkv"}
+    outside = kind(**half)
+    with threads(1) if torch.get_num_threads() == 3 else nullcontext(), state():
+        inside = kind(**half)
+    assert inside is not None
+    assert inside != outside
+
+
+def test_masks_that_hide_the_same_are_one_kind() -> None:
+    assert kind(mask=masks.causal() & masks.window(3)) == kind(
+        mask=masks.causal() & masks.window(3)
+    )
+    assert kind(mask=masks.window(3)) != kind(mask=masks.window(4))
+
+
+class Other(Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"mask": masks.padding([3])}, {"mask": masks.causal() & masks.keep(torch.ones(6, 6).bool())},
+     {"mask": masks.where(lambda b, h, q, k: q >= k)}, {"q": tensor(2, 6, 8)},
+     {"v": tensor().as_subclass(Other)}, {"k": tensor().to("meta")}, {"scale": 2}],
+    ids=["tensors", "tensors inside", "a function", "axes", "a subclass", "no numbers",
+         "a whole number as scale"],
+)  # fmt: skip
+def test_what_must_be_looked_at_each_time(given: dict[str, Any]) -> None:
+    assert kind(**given) is None
+
+
+def test_nobody_is_remembered_under_transforms_and_modes() -> None:
+    found: list[Hashable | None] = []
+
+    def ask(t: Tensor) -> Tensor:
+        found.append(kind())
+        return t
+
+    torch.func.vmap(ask)(torch.zeros(2))
+    with forward_ad.dual_level():
+        ask(torch.zeros(2))
+    with FlopCounterMode(display=False):
+        ask(torch.zeros(2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        # Numbers of another type are cast first.
+        ask(torch.zeros(2))
+    assert found == [None] * 4
