@@ -19,7 +19,7 @@ from regard.backends.triton.binaries import Binary
 from regard.backends.triton.cuda_driver import Tiling
 
 _HERE = Path(__file__).parent
-FOLDER = _HERE / "shipped"
+FOLDER = _HERE / "kernels"
 _INDEX = "index.json"
 
 
