@@ -64,15 +64,17 @@ def attention(
     torch.Size([2, 8, 100, 64])
     """
     kind = None
+    seen = watched()
     if score is None and bias is None and sink is None and _drops_none(dropout, training):
-        kind = kind_of(q, k, v, mask, scale, softcap, backend, False)
-    if kind is not None:
-        if backend is None and watched():
-            # Who watches is shown a trace, so one is made.
-            return trace(q, k, v, mask=mask, softcap=softcap, scale=scale, dropout=dropout).rows.out
-        known = _KNOWN.get(kind)
-        if known is not None and not watched():
-            return known.run(q, k, v)  # type: ignore[return-value]
+        # Who watches is shown a trace, so one is made, unless a backend is asked for by name.
+        kind = kind_of(q, k, v, mask, scale, softcap, backend, seen and backend is None)
+    known = None if kind is None else _KNOWN.get(kind)
+    if known is not None and not seen:
+        return known.run(q, k, v)  # type: ignore[return-value]
+    if kind is not None and seen and backend is None:
+        if known is not None:
+            return _shown(partial(known.trace, q, k, v, mask)).rows.out
+        return trace(q, k, v, mask=mask, softcap=softcap, scale=scale, dropout=dropout).rows.out
     if any_nested(q, k, v):
         nested = pack(q, k, v, mask, bias)
         out = attention(
@@ -84,7 +86,7 @@ def attention(
         q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
         dropout=dropout, training=training,
     )  # fmt: skip
-    if watched():
+    if seen:
         return inputs.in_kind(_attend_and_show(inputs, backend, mask))
     if inputs.q.is_meta:
         # There are no numbers: only what the answer would look like.
