@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import threading
+import weakref
 from typing import Any
 
 import pytest
@@ -150,3 +154,81 @@ def test_what_waits_stays_what_it_was() -> None:
         (layer,) = seen.values()
         found.append(layer.statistics.first)
     torch.testing.assert_close(*found)
+
+
+def test_steps_of_generating_are_added_up_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their keys grow, and what is asked of them is the same."""
+    found = []
+    for many in (3, 30):
+        steps = [[traced(n + 50 * layer, 1, 5 + n) for n in range(many)] for layer in range(2)]
+        waiting, layers = Waiting(), [Layer("a"), Layer("b")]
+        for call in zip(*steps, strict=True):
+            for layer, trace in zip(layers, call, strict=True):
+                layer.take(trace, 0, keep=False, waiting=waiting)
+            waiting.rest()
+        with Counted() as counted:
+            waiting.settle()
+        found.append(counted.many)
+        agree(layers, added(steps, together=False))
+    assert found[0] == found[1]
+    for limit in ("SOME", "MOST"):
+        with monkeypatch.context() as patch:
+            patch.setattr(statistics, limit, 1)
+            waiting, layer = Waiting(), Layer("a")
+            layer.take(traced(1), 0, keep=False, waiting=waiting)
+            waiting.rest()
+            assert layer.shared, limit
+
+
+def test_what_waits_is_there_when_it_is_asked_for() -> None:
+    model, x = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(1, 5, 8)
+    watch = regard.watch(model)
+    seen = watch.attach()
+    try:
+        for runs in (1, 2, 3):
+            model(x, x, x, need_weights=False)
+            (layer,) = seen.values()
+            assert layer.statistics is not None
+            assert layer.statistics.rows.tolist() == [5 * runs] * 2
+            assert copy.deepcopy(layer).calls == runs
+        model(x, x, x, need_weights=False)
+        seen.clear()
+        model(x, x, x, need_weights=False)
+        (layer,) = seen.values()
+        assert layer.statistics is not None
+        assert layer.statistics.rows.tolist() == [5, 5]
+    finally:
+        watch.detach()
+
+
+def test_what_is_forgotten_keeps_nothing_alive() -> None:
+    model, x = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(1, 5, 8)
+    watch = regard.watch(model, keep="traces")
+    seen = watch.attach()
+    try:
+        model(x, x, x, need_weights=False)
+        trace = weakref.ref(next(iter(seen.values())).trace.inputs.q)
+        seen.clear()
+        gc.collect()
+        assert trace() is None
+    finally:
+        watch.detach()
+
+
+def test_one_reads_while_another_runs() -> None:
+    waiting, layer = Waiting(), Layer("a")
+    traces = [traced(n, 1, 9) for n in range(300)]
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            waiting.settle()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for trace in traces:
+        layer.take(trace, 0, keep=False, waiting=waiting)
+    done.set()
+    reader.join()
+    assert layer.statistics is not None
+    assert layer.statistics.rows.tolist() == [2 * len(traces)] * 4

@@ -1,7 +1,7 @@
 """What the rows of a call saw, and what is needed to say how much of it the first key got.
 
 The first key's logit is one product more for each row. Of short calls the products wait until many
-can be computed together, since on a card an operation takes longer to start than to run.
+can be computed together, where a kernel of ours does not compute them in one launch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask, pairs
 from regard.scores.comparison import Dot
 from regard.traces import Trace
@@ -45,8 +46,10 @@ class Looks(NamedTuple):
     q: Float[Tensor, "b h q d"] | None = None
     key: Float[Tensor, "b g d"] | None = None
     scale: float = 1.0
+    span: tuple[int, int] | None = None
+    """The rows that may see the first key, where they are one stretch: from here to there."""
     mask: Mask | None = None
-    """As it was bound to the call."""
+    """As it was bound to the call, where they are not."""
     given: Mask | None = None
     """As it was given: held, because calls are told apart by which one it is."""
 
@@ -60,7 +63,8 @@ class Looks(NamedTuple):
         held = 4 * lse.numel() * lse.element_size()
         size = q.numel() * q.element_size()
         plain = x.bias is None and x.softcap is None and 0 < size <= SHORT and k.shape[2] > 0
-        if not plain or type(comparison) is not Dot or (mask is not None and trace.mask is None):
+        plain = plain and type(comparison) is Dot and (mask is None or trace.mask is not None)
+        if trace.backend == "triton" or not plain:
             with torch.no_grad():
                 first = trace.second_pass.first_logit(x)
             return Looks(looked, (lse.shape, lse.dtype, lse.device), held, first)
@@ -71,18 +75,26 @@ class Looks(NamedTuple):
             q = q.clone()
         if waits and (not k.requires_grad or k.numel() * k.element_size() > SMALL):
             key = key.clone()
-        which = None if mask is None else mask.band() or id(trace.mask)
-        kind = (
-            q.shape,
-            k.shape[1],
-            k.shape[2],
-            q.dtype,
-            q.device,
-            lse.dtype,
-            comparison.scale,
-            which,
-        )
-        return Looks(looked, kind, held + size, None, q, key, comparison.scale, mask, trace.mask)
+        assert isinstance(comparison, Dot)
+        span = _span(x)
+        # Of one text the keys grow with every step; where rows see a stretch of them nothing else
+        # changes.
+        which = (k.shape[2], id(trace.mask)) if span is None else span
+        kind = (q.shape, k.shape[1], q.dtype, q.device, lse.dtype, comparison.scale, which)
+        hidden = (mask, trace.mask) if span is None else (None, None)
+        return Looks(looked, kind, held + size, None, q, key, comparison.scale, span, *hidden)
+
+
+def _span(x: AttentionInputs) -> tuple[int, int] | None:
+    """From which row to which the first key is seen, if that is told by a band."""
+    if x.mask is None:
+        return 0, x.shape.Q
+    band = x.mask.band()
+    if band is None:
+        return None
+    # Query i sees key 0 if low <= -i <= high.
+    start, stop = (int(min(max(end, 0), x.shape.Q)) for end in (-band[1], 1 - band[0]))
+    return start, stop
 
 
 @torch.no_grad()
@@ -99,21 +111,19 @@ def first_logits(calls: Sequence[Looks]) -> Float[Tensor, "n b h q"]:
         several = q.to(dtype).reshape(*q.shape[:2], key.shape[2], -1, q.shape[-1])
         column = key.to(dtype).mul(call.scale).unsqueeze(-1)
         found = torch.matmul(several, column).view(q.shape[:-1])
-    return _where_seen(found, call.mask)
+    return _where_seen(found, call)
 
 
-def _where_seen(logits: Float[Tensor, "n b h q"], mask: Mask | None) -> Float[Tensor, "n b h q"]:
+def _where_seen(logits: Float[Tensor, "n b h q"], call: Looks) -> Float[Tensor, "n b h q"]:
     """Minus infinity for rows that may not see the first key."""
-    if mask is None:
-        return logits
-    band, Q = mask.band(), logits.shape[-1]
-    if band is None:
+    Q = logits.shape[-1]
+    if call.span is None:
+        assert call.mask is not None
         places = torch.arange(Q, device=logits.device)
-        return logits.masked_fill_(~pairs(mask, places, places[:1]).squeeze(-1), -math.inf)
-    # Query i sees key 0 if low <= -i <= high.
-    start, stop = (min(max(end, 0), Q) for end in (-band[1], 1 - band[0]))
+        return logits.masked_fill_(~pairs(call.mask, places, places[:1]).squeeze(-1), -math.inf)
+    start, stop = call.span
     if start > 0:
-        logits[..., : int(start)] = -math.inf
+        logits[..., :start] = -math.inf
     if stop < Q:
-        logits[..., int(stop) :] = -math.inf
+        logits[..., stop:] = -math.inf
     return logits

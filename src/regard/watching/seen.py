@@ -75,7 +75,9 @@ class Layer:
 
     @property
     def statistics(self) -> Statistics | None:
-        """Of every call, once the run that it belongs to has ended."""
+        """Of every call."""
+        if self._waiting is not None:
+            self._waiting.settle()
         found = self._own
         for shared, place in self.shared:
             more = shared.sums.at(place)
@@ -103,6 +105,11 @@ class Layer:
             self.traces.append(trace)
             self.runs.append(run)
             self.steps.append(step)
+
+    def forget_waiting(self) -> None:
+        """Of its calls, and those of layers that were watched with it, what is not added up yet."""
+        if self._waiting is not None:
+            self._waiting.drop()
 
     @property
     def addresses(self) -> list[Address]:
@@ -176,8 +183,6 @@ class Layer:
 
     @property
     def _sums(self) -> Statistics:
-        if self._waiting is not None:
-            self._waiting.settle()
         found = self.statistics
         if found is None:
             raise RegardError(
@@ -244,6 +249,8 @@ class Seen(Displayed, Mapping[str, Layer]):
 
     def clear(self) -> None:
         """Forget everything seen so far."""
+        for layer in self._layers.values():
+            layer.forget_waiting()
         self._layers.clear()
 
     def save(
@@ -298,7 +305,7 @@ class Seen(Displayed, Mapping[str, Layer]):
 
 
 def _line(layer: Layer) -> tuple[str, ...]:
-    if not layer.heads or (layer.statistics is None and layer._waiting is None):
+    if not layer.heads or layer.statistics is None:
         return visible(layer.path) or "(model)", str(layer.calls), str(layer.heads), *"-----"
     sums = layer._sums
     entropy, first = layer.entropy, layer.first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ from regard.watching.looks import Looks, first_logits
 
 MANY = 2**27
 """So many bytes of calls wait at most to be added up together."""
+SOME = 2**24
+"""So many wait on when a run is over: the steps of generating are added up together too."""
+MOST = 4096
+"""And so many calls."""
 ROUNDINGS = 4
 """By so many units in its last place a logit may differ from one pass to another."""
 
@@ -133,6 +138,11 @@ class Adds(Protocol):
     """With whom, and which of them it is."""
 
 
+_changing = threading.RLock()
+"""Whoever reads may do so in another thread than the one that runs. One for all, since what was
+seen can be copied and a lock cannot."""
+
+
 class Waiting:
     """Calls whose rows are not added up yet."""
 
@@ -143,27 +153,37 @@ class Waiting:
     def put(self, whose: Adds, trace: Trace) -> None:
         """A call. Of a short one only its rows and what the first key needs wait."""
         looks = Looks.of(trace, waits=True)
-        self._calls.append((whose, looks))
-        self._held += looks.held
+        with _changing:
+            self._calls.append((whose, looks))
+            self._held += looks.held
         if self._held >= MANY:
             self.settle()
 
+    def rest(self) -> None:
+        """A run is over. Little may wait for the next."""
+        if self._held >= SOME or len(self._calls) >= MOST:
+            self.settle()
+
+    def drop(self) -> None:
+        """Forget what waits."""
+        with _changing:
+            self._calls, self._held = [], 0
+
     def settle(self) -> None:
         """Add up what waits, calls of one kind together."""
-        if not self._calls:
-            return
-        waited, self._calls, self._held = self._calls, [], 0
-        kinds: defaultdict[object, dict[int, tuple[Adds, list[Looks]]]] = defaultdict(dict)
-        for whose, looks in waited:
-            kinds[looks.kind].setdefault(id(whose), (whose, []))[1].append(looks)
-        for layers in kinds.values():
-            # Most often each layer was called once.
-            equally = defaultdict[int, list[tuple[Adds, list[Looks]]]](list)
-            for of_layer in layers.values():
-                equally[len(of_layer[1])].append(of_layer)
-            for some in equally.values():
-                looked = [looks for _, several in some for looks in several]
-                _add(tuple(whose for whose, _ in some), Sums.of(looked, len(some)))
+        with _changing:
+            waited, self._calls, self._held = self._calls, [], 0
+            kinds: defaultdict[object, dict[int, tuple[Adds, list[Looks]]]] = defaultdict(dict)
+            for whose, looks in waited:
+                kinds[looks.kind].setdefault(id(whose), (whose, []))[1].append(looks)
+            for layers in kinds.values():
+                # Most often each layer was called once.
+                equally = defaultdict[int, list[tuple[Adds, list[Looks]]]](list)
+                for of_layer in layers.values():
+                    equally[len(of_layer[1])].append(of_layer)
+                for some in equally.values():
+                    looked = [looks for _, several in some for looks in several]
+                    _add(tuple(whose for whose, _ in some), Sums.of(looked, len(some)))
 
 
 def _add(whose: tuple[Adds, ...], found: Sums) -> None:

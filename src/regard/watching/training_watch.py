@@ -100,9 +100,9 @@ class TrainingWatch(Watch):
         tensors = (trace.inputs.q, trace.inputs.k, trace.rows.out)
         self._held += sum(t.numel() * t.element_size() for t in tensors)
         if self._held >= MANY:
-            self._settle()
+            self._rest()
 
-    def _settle(self) -> None:
+    def _rest(self) -> None:
         """Read the calls that wait."""
         waited, self._calls, self._held = self._calls, defaultdict(list), 0
         with self._troubles.during(LOOKING):

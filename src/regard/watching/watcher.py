@@ -135,6 +135,7 @@ class Watch:
         """Stop watching, leave the model as it was, and finish the file of traces, if any."""
         attached = bool(self._followed)
         self._leave_alone()
+        self._waiting.settle()
         if attached and self._spill is not None:
             self._spill.finish(self.seen)
 
@@ -167,6 +168,7 @@ class Watch:
         whole = False
         try:
             if error is None:
+                self._waiting.settle()
                 self._refuse_elsewhere()
             if error is None and self._runs:
                 self._refuse_gaps()
@@ -378,15 +380,15 @@ class Watch:
             # While no other thread's run is followed, which would add to it.
             if self._started:
                 self._started = False
-                self._settle()
+                self._rest()
                 if self._spill is not None:
                     self._spill.forget_shared()
         finally:
             self._thread = None
 
-    def _settle(self) -> None:
-        """Add up what waits."""
-        self._waiting.settle()
+    def _rest(self) -> None:
+        """A run that was looked at is over."""
+        self._waiting.rest()
 
 
 _HERE: ContextVar[tuple[Watch, ...]] = ContextVar("here", default=())
