@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -90,6 +91,21 @@ def test_masks_that_hide_the_same_are_one_kind() -> None:
         mask=masks.causal() & masks.window(3)
     )
     assert kind(mask=masks.window(3)) != kind(mask=masks.window(4))
+
+
+def test_a_mask_that_changes_is_another_kind() -> None:
+    @dataclass(eq=False)
+    class Reach(masks.Mask):
+        width: int
+
+        def allowed(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return (q - k).abs() < self.width
+
+    mask = Reach(3)
+    for whole in (mask, masks.causal() & mask):
+        before = kind(mask=whole)
+        mask.width += 1
+        assert before != kind(mask=whole) == kind(mask=whole) is not None
 
 
 class Other(Tensor):

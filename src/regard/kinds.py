@@ -9,6 +9,7 @@ a compiler) has no kind; it goes the long way each time.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from regard.masks.algebra import Mask
 from regard.values import Value
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_SPELLED = "_spelled"
 
 
 def kind_of(
@@ -46,9 +48,13 @@ def kind_of(
         or not (q.ndim == k.ndim == v.ndim == 4)
         or not (scale is None or type(scale) is float)
         or not (softcap is None or type(softcap) is float)
-        or not (mask is None or (isinstance(mask, Mask) and _is_fixed(mask)))
     ):
         return None
+    hidden = None
+    if mask is not None:
+        hidden = spelled(mask) if isinstance(mask, Mask) else None
+        if hidden is None:
+            return None
     place = _place(q)
     if place is None or k.device != q.device or v.device != q.device:
         return None
@@ -59,19 +65,40 @@ def kind_of(
         q.shape, q.stride(), q.dtype, q.data_ptr() % 16,
         k.shape, k.stride(), k.dtype, k.data_ptr() % 16,
         v.shape, v.stride(), v.dtype, v.data_ptr() % 16,
-        mask, scale, softcap, backend, statistics, learned, place,
+        hidden, scale, softcap, backend, statistics, learned, place,
         torch.is_inference_mode_enabled(),
     )  # fmt: skip
 
 
-def _is_fixed(value: Value) -> bool:
-    """Whether a mask is made of numbers alone, so that equal ones hide the same. Tensors, functions
-    and whatever a mask of somebody's own holds may be others by the next call."""
-    return all(
-        part is None
-        or isinstance(part, (int, float))
-        or (isinstance(part, Value) and _is_fixed(part))
-        for part in value._parts()
+def spelled(value: Value) -> tuple[Any, ...] | None:
+    """What a mask is that is made of numbers alone, so that equal ones hide the same; None for any
+    other: tensors, functions and whatever a mask of somebody's own holds may be others by the next
+    call. One that cannot change says it once: layer after layer is given the same."""
+    known: tuple[Any, ...] | None = vars(value).get(_SPELLED)
+    if known is not None:
+        return known
+    found: list[Any] = [type(value)]
+    for part in value._parts():
+        if isinstance(part, Value):
+            inside = spelled(part)
+            if inside is None:
+                return None
+            found.append(inside)
+        elif part is None or isinstance(part, (int, float)):
+            found.append(part)
+        else:
+            return None
+    if _cannot_change(value):
+        vars(value)[_SPELLED] = tuple(found)
+    return tuple(found)
+
+
+def _cannot_change(value: Value) -> bool:
+    told = getattr(type(value), "__dataclass_params__", None)
+    return (
+        told is not None
+        and told.frozen
+        and all(_cannot_change(part) for part in value._parts() if isinstance(part, Value))
     )
 
 
