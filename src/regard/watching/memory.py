@@ -64,13 +64,19 @@ class Weight:
 def free(device: torch.device) -> int | None:
     """Bytes that can still be had on a device; None where that is not known."""
     if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
+        # Not by memory_reserved and memory_allocated: each spells out all that is counted.
+        told = torch.cuda.memory_stats_as_nested_dict(device)
+        if not told:
+            return int(torch.cuda.mem_get_info(device)[0])
+        reserved, taken = (
+            int(told[f"{kind}_bytes"]["all"]["current"]) for kind in ("reserved", "allocated")
+        )
+        return int(torch.cuda.mem_get_info(device)[0]) + reserved - taken
     if device.type != "cpu":
         return None
-    told = Path("/proc/meminfo")
-    if told.exists():
-        for line in told.read_text().splitlines():
+    memory = Path("/proc/meminfo")
+    if memory.exists():
+        for line in memory.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     pages = {"SC_AVPHYS_PAGES", "SC_PAGE_SIZE"}
