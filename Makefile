@@ -9,6 +9,7 @@ SHAPES := --jaxtyping-packages=regard,tests.shapes.check
 FRONTEND := src/regard/view/frontend
 BUNDLE := src/regard/view/bundle/regard.js
 PACKAGES := $(FRONTEND)/node_modules/.package-lock.json
+COMPILER := .venv/triton-3.6.0
 
 PLAIN := not compiled and not interpreted and not real
 
@@ -57,8 +58,13 @@ $(PACKAGES): $(FRONTEND)/package-lock.json
 	npm --prefix $(FRONTEND) ci --no-fund --no-audit
 	@touch $@
 
-kernels: $(READY)  ## the commonest CUDA kernels, compiled for Hopper and put into wheels; needs no card, takes minutes
-	$(BIN)/python -m regard.backends.triton.prebuild
+kernels: $(COMPILER)  ## the commonest CUDA kernels, compiled for Hopper and put into wheels; needs no card, takes minutes
+	PYTHONPATH=$(COMPILER) $(BIN)/python -m regard.backends.triton.prebuild
+
+# The compiler with which the kernels were measured. That of a later Triton (3.9) makes of the same
+# lines kernels that spill, and take up to a tenth longer.
+$(COMPILER): $(READY)
+	$(BIN)/pip install --quiet --no-deps --target $@ triton==3.6.0
 
 bench: $(READY)  ## measure on this machine; results go to benchmarks/results
 	$(BIN)/python benchmarks/cpu.py

@@ -22,6 +22,7 @@ from monitoring import steps
 import regard
 
 LAYERS, HEADS, WIDTH = 12, 12, 768
+KEEPS: tuple[regard.watching.watcher.Keep, ...] = ("statistics", "traces")
 CASES = {"unwatched": "sdpa", "watched": "sdpa", "eager with weights": "eager"}
 """The implementation of attention that each is built with."""
 
@@ -49,19 +50,21 @@ def llama(device: str) -> Any:
         num_attention_heads=32 if cuda else 4,
         num_key_value_heads=8 if cuda else 2,
     )
-    model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
-    return model.eval().to(device, torch.bfloat16 if cuda else torch.float32)
+    # On a card at once: a CPU takes long to make so many random numbers.
+    with torch.device(device):
+        model = transformers.LlamaForCausalLM._from_config(
+            config, attn_implementation="sdpa", dtype=torch.bfloat16 if cuda else torch.float32
+        )
+    return model.eval()
 
 
-def beside(
-    device: str, act: Callable[[Any], object], kinds: tuple[regard.watching.watcher.Keep, ...]
-) -> dict[str, Callable[[], None]]:
+def beside(device: str, act: Callable[[Any], object], models: dict[str, Any]) -> dict[str, Any]:
     """What is done with a model that nobody watches, the same again, and with watched ones."""
 
-    def run(model: Any, seen: Any = None) -> Callable[[], None]:
+    def run(name: str, seen: Any = None) -> Callable[[], None]:
         @torch.no_grad()
         def once() -> None:
-            act(model)
+            act(models[name])
             if seen is not None:
                 seen.clear()
             if device == "cuda":
@@ -69,29 +72,28 @@ def beside(
 
         return once
 
-    model = llama(device)
-    runs = {"unwatched": run(model), "again": run(model)}
-    for keep in kinds:
-        watched = llama(device)
-        runs[keep] = run(watched, regard.watch(watched, keep=keep).attach())
+    runs = {"unwatched": run("unwatched"), "again": run("unwatched")}
+    for keep in KEEPS:
+        runs[keep] = run(keep, models[f"{keep}: seen"])
     return runs
 
 
 def llama_rows(device: str, repeats: int) -> list[dict[str, Any]]:
     """Forward passes, and generating 64 tokens."""
+    models: dict[str, Any] = {name: llama(device) for name in ("unwatched", *KEEPS)}
+    for keep in KEEPS:
+        models[f"{keep}: seen"] = regard.watch(models[keep], keep=keep).attach()
     rows = []
     for n in (512, 4096) if device == "cuda" else (8, 64):
         ids = torch.randint(1, 1024, (1, n), generator=torch.Generator().manual_seed(1)).to(device)
-        runs = beside(
-            device, lambda model, ids=ids: model(ids, use_cache=False), ("statistics", "traces")
-        )
+        runs = beside(device, lambda model, ids=ids: model(ids, use_cache=False), models)
         rows.append({"what": f"forward, {n} tokens"} | ratios(runs, repeats))
     ids = ids[:, :128]
 
     def generate(model: Any) -> None:
         model.generate(ids, max_new_tokens=64, min_new_tokens=64, do_sample=False, pad_token_id=0)
 
-    runs = beside(device, generate, ("statistics", "traces"))
+    runs = beside(device, generate, models)
     rows.append({"what": "generating 64 tokens"} | ratios(runs, max(repeats // 5, 1)))
     return rows
 
