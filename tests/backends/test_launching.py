@@ -15,10 +15,11 @@ pytest.importorskip("triton")
 
 import triton.language as tl
 
-from regard.backends.triton import launching
-from regard.backends.triton.binaries import MAP, layout
-from regard.backends.triton.cuda_driver import Parameter
+from regard.backends.triton import cuda_driver, launching
+from regard.backends.triton.binaries import MAP, MapOf, layout
+from regard.backends.triton.cuda_driver import Parameter, Tiling
 from regard.backends.triton.launching import Directly, Launched, One, recorded, together
+from regard.errors import RegardError
 
 
 class Two(NamedTuple):
@@ -226,3 +227,29 @@ def test_parameters_are_written_where_the_binary_has_them() -> None:
 )  # fmt: skip
 def test_a_binary_that_takes_something_else_is_refused(given: list[Parameter]) -> None:
     assert layout(["*", "i32"], given) is None
+
+
+TILING = Tiling(3, 9, 2, (1, 1, 64, 64))
+
+
+@pytest.mark.parametrize("kind", ["address in front", "address behind", "no such address"])
+def test_maps_of_tensors_alike_differ_by_their_address(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where they do not, or the driver looks at addresses, each is made by the driver."""
+    asked = []
+
+    def tensor_map(address: int, tiling: Tiling, shape: Any, strides: Any) -> bytes:
+        asked.append(address)
+        told, rest = address.to_bytes(8, "little"), repr((tiling, shape, strides)).encode()
+        if kind == "no such address" and address != 4096:
+            raise RegardError("CUDA could not describe a tensor to a kernel")
+        return rest + told if kind == "address behind" else told + rest
+
+    monkeypatch.setattr(cuda_driver, "tensor_map", tensor_map)
+    shape, strides = (1, 2, 64, 64), (8192, 4096, 64, 1)
+    alike = MapOf(TILING, shape, strides)
+    asked.clear()
+    for _ in range(2):
+        assert alike.at(4096) == tensor_map(4096, TILING, shape, strides)
+    assert len(asked) == (2 if kind == "address in front" else 4)

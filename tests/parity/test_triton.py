@@ -7,6 +7,7 @@ every way of running the forward kernel, and what only kernels can get wrong.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from typing import Any
@@ -86,7 +87,9 @@ def test_kernels(case: Case) -> None:
 
 @pytest.mark.parametrize("mask", ["none", "causal", "causal_window", "causal_padding", "documents"])
 @pytest.mark.parametrize(
-    ("packed", "splits"), [(False, 2), (True, 1), (True, 4)], ids=["split", "packed", "both"]
+    ("packed", "splits"),
+    [(False, 1), (False, 2), (True, 1), (True, 4)],
+    ids=["alone", "split", "packed", "both"],
 )
 def test_packed_and_split(
     mask: str, packed: bool, splits: int, monkeypatch: pytest.MonkeyPatch
@@ -96,11 +99,70 @@ def test_packed_and_split(
 
     case = Case(mask, "scaled_dot", "alibi", "all", torch.float32, Sizes(H=4, G=2, Q=5, K=61))
     packed = packed and mask != "documents"
-    settings = Forward(16, 16, packed=packed, splits=splits, warps=4, stages=1)
+    settings = Forward(16, 16, packed=packed, splits=splits, warps=4, stages=1, careful=splits == 1)
     monkeypatch.setattr(forward, "forward_settings", lambda x, **_: settings)
     inputs, learned = case.build()
     got = observed(Triton(), inputs, learned, ReferencePass())
     assert_conforms(case, got, ReferencePass())
+
+
+@pytest.mark.parametrize("careful", [False, True], ids=["mended", "careful"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_hidden_nan_is_mended_or_kept_out_at_once(
+    careful: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from regard.backends.triton import Triton, forward
+    from regard.backends.triton.tuning import Forward
+
+    settings = Forward(16, 16, warps=4, stages=1, careful=careful)
+    monkeypatch.setattr(forward, "forward_settings", lambda x, **_: settings)
+    inputs, _ = Case("causal", dtype=dtype, sizes=SMALL).build()
+    clean = Triton().observe(inputs)
+    assert clean.out.isfinite().all()
+    # No query sees the last key but the last, which sees everything.
+    v = inputs.v.clone()
+    v[:, :, -1] = torch.nan
+    spoilt = Triton().observe(replace(inputs, v=v))
+    torch.testing.assert_close(spoilt.out[:, :, :-1], clean.out[:, :, :-1], rtol=0, atol=0)
+    assert spoilt.out[:, :, -1].isnan().all()
+    torch.testing.assert_close(spoilt.lse, clean.lse, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "causal_window", "causal_padding"])
+@pytest.mark.parametrize("kind", ["plain", "careful", "split", "packed"])
+@pytest.mark.parametrize("extra", ["plain", "softcap"])
+def test_the_first_key_told_by_the_forward_pass(
+    mask: str, kind: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from regard.backends.contract import Noted
+    from regard.backends.triton.forward import run
+    from regard.backends.triton.tuning import Forward
+
+    how: dict[str, Any] = {"careful": kind == "careful", "packed": kind == "packed"}
+    settings = Forward(16, 16, warps=4, stages=1, splits=2 if kind == "split" else 1, **how)
+    sizes = Sizes(B=2, H=4, G=2, Q=5, K=37, D=8, E=6)
+    inputs, _ = Case(mask, bias="alibi", extra=extra, sizes=sizes).build()
+    found, _ = run(inputs, settings, statistics=True)
+    assert isinstance(found, Noted)
+    want = ReferencePass().first_logit(inputs)
+    torch.testing.assert_close(found.first, want, rtol=1e-5, atol=1e-5, check_dtype=False)
+
+
+@pytest.mark.parametrize("mask", ["none", "causal", "causal_window", "causal_padding"])
+def test_the_first_key_of_one_call_after_the_other(mask: str) -> None:
+    """What was looked up for the first is used for the second, whose numbers are others."""
+    from regard.backends.tiled import TiledPass
+    from regard.backends.triton.second_pass import TritonPass
+
+    inputs, _ = Case(mask, dtype=torch.bfloat16, sizes=SMALL).build()
+    second, want = TritonPass(), TiledPass()
+    for factor in (1, 3, -2):
+        x = replace(inputs, q=inputs.q.detach() * factor, k=inputs.k.detach().flip(2))
+        for y in (x, replace(x, q=x.q[:, :1], k=x.k[:, :1], v=x.v[:, :1])):
+            torch.testing.assert_close(
+                second.first_logit(y), want.first_logit(y), rtol=1e-5, atol=1e-5
+            )
+    assert not copy.deepcopy(second)._looks
 
 
 @pytest.mark.parametrize("mask", ["none", "causal_padding"])

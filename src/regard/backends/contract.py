@@ -27,6 +27,13 @@ class Rows(NamedTuple):
     entropy: Float[Tensor, "b h q"]
 
 
+class Noted(Rows):
+    """Rows with the logit of the first key, which everybody who watches asks of every call. What is
+    made of them, such as a choice of heads, has it no more."""
+
+    first: Float[Tensor, "b h q"]
+
+
 Repeated = Callable[[Tensor, Tensor, Tensor], Rows | Tensor]
 """A call of a known kind: from q, k and v to what was asked for, the rows or the output alone."""
 

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.backends.contract import Noted
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask, pairs
 from regard.scores.comparison import Dot
@@ -56,11 +57,14 @@ class Looks(NamedTuple):
     @staticmethod
     def of(trace: Trace, *, waits: bool = False) -> Looks:
         """Of a call, to be added up at once or, if it waits, later."""
-        x, rows = trace.inputs, trace.rows
-        q, k, mask, comparison = x.q, x.k, x.mask, x.comparison
+        rows = trace.rows
         looked = Looked(rows.max_logit, rows.entropy, rows.lse)
         lse = rows.lse
         held = 4 * lse.numel() * lse.element_size()
+        if isinstance(rows, Noted):
+            return Looks(looked, (lse.shape, lse.dtype, lse.device), held, rows.first)
+        x = trace.inputs
+        q, k, mask, comparison = x.q, x.k, x.mask, x.comparison
         size = q.numel() * q.element_size()
         plain = x.bias is None and x.softcap is None and 0 < size <= SHORT and k.shape[2] > 0
         plain = plain and type(comparison) is Dot and (mask is None or trace.mask is not None)

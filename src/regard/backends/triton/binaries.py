@@ -15,6 +15,7 @@ import torch
 
 from regard.backends.triton import cuda_driver
 from regard.backends.triton.cuda_driver import Parameter, Tiling
+from regard.errors import RegardError
 
 MAP = "map"
 """A tensor as the copy engine reads it."""
@@ -22,7 +23,9 @@ _FORMS = {"*": "Q", "i32": "i", "i64": "q", "fp32": "f", MAP: "128s"}
 _HIDDEN = 2
 """Addresses of scratch memory that Triton adds behind a kernel's own parameters, at most."""
 _MAPS = 256
-"""Tensors whose maps are kept."""
+"""Kinds of tensors, or tensors, whose maps are kept."""
+_ADDRESSES, _SOMEWHERE = (1 << 47) - 256, 0x2A5A_5A5A_5A00
+"""Addresses end before; one such that every bit differs between it and its opposite."""
 # The device numbers three types otherwise than the host.
 _ON_HOST = {8: 10, 9: 8, 10: 9}
 
@@ -88,19 +91,17 @@ class Loaded:
         self.function = function
         self.form = form
         self.threads = 32 * binary.warps
-        self._maps: dict[tuple[Any, ...], bytes] = {}
+        self._maps: dict[tuple[Any, ...], MapOf] = {}
 
     def __call__(self, grid: tuple[int, int, int], stream: int, values: Sequence[Any]) -> None:
         memory = cuda_driver.memory
         self.form.pack_into(memory.buffer, 0, *values)
         memory.size.value = self.form.size
-        launch = partial(
-            cuda_driver.launch, self.function, grid, self.threads, self.binary.shared, stream
-        )
-        error = launch()
+        how = self.function, grid, self.threads, self.binary.shared, stream
+        error = cuda_driver.launch(*how)
         if error == cuda_driver.INVALID_CONTEXT:
             _enter_context()
-            error = launch()
+            error = cuda_driver.launch(*how)
         if error:
             cuda_driver.check_launch(error)
 
@@ -108,14 +109,47 @@ class Loaded:
         self, index: int, address: int, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> bytes:
         """The map of a tensor as parameter `index` among the maps reads it."""
-        key = (index, address, shape, strides)
+        key = (index, shape, strides)
         found = self._maps.get(key)
         if found is None:
             if len(self._maps) >= _MAPS:
                 self._maps.clear()
-            found = cuda_driver.tensor_map(address, self.binary.tilings[index], shape, strides)
-            self._maps[key] = found
-        return found
+            found = self._maps[key] = MapOf(self.binary.tilings[index], shape, strides)
+        return found.at(address)
+
+
+class MapOf:
+    """The maps of tensors that are alike, which differ by their address.
+
+    A map is the driver's secret, and to have one made takes longer than a launch. Two are made, and
+    if they are the same but for an address in front, others are made here by putting theirs there.
+    """
+
+    def __init__(self, tiling: Tiling, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self.made = partial(_map_at, tiling, shape, strides)
+        self.rest = self._in_common()
+
+    def _in_common(self) -> bytes | None:
+        """What maps have behind an address, if they are such."""
+        try:
+            maps = [(a, self.made(a)) for a in (_SOMEWHERE, ~_SOMEWHERE & _ADDRESSES)]
+        except RegardError:
+            # The driver takes no address that is nobody's.
+            return None
+        rest = maps[0][1][8:]
+        alike = all(found == a.to_bytes(8, "little") + rest for a, found in maps)
+        return rest if alike else None
+
+    def at(self, address: int) -> bytes:
+        if self.rest is None:
+            return self.made(address)
+        return address.to_bytes(8, "little") + self.rest
+
+
+def _map_at(
+    tiling: Tiling, shape: tuple[int, ...], strides: tuple[int, ...], address: int
+) -> bytes:
+    return cuda_driver.tensor_map(address, tiling, shape, strides)
 
 
 def load(binary: Binary) -> Loaded | None:

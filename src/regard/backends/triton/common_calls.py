@@ -20,7 +20,7 @@ from regard.backends.triton.maps import pooled_map
 from regard.backends.triton.tuning import looking_settings
 from regard.inputs import AttentionInputs, check
 
-SHORT, LONG = 1024, 16384
+SHORT, MIDDLE, LONG = 256, 2048, 16384
 """Tokens of calls that the tuning tells apart."""
 Asked = Callable[[], Any]
 
@@ -30,12 +30,12 @@ def common_calls(
 ) -> Iterator[Asked]:
     """Reading, training and decoding with heads of one width and type."""
     for mask in given:
-        for n in (SHORT, LONG):
+        for n in (SHORT, MIDDLE, LONG):
             yield from attended(call(dtype, width, n, mask=mask))
-        yield from looked_at(call(dtype, width, SHORT, mask=mask))
+        yield from looked_at(call(dtype, width, MIDDLE, mask=mask))
         if gradients:
             for groups in (16, 2):
-                yield partial(learn, call(dtype, width, SHORT, mask=mask, groups=groups))
+                yield partial(learn, call(dtype, width, MIDDLE, mask=mask, groups=groups))
     # One query of a decoder against what it keeps: heads alone, and groups of them.
     for groups in (16, 4, 2):
         for keys in (128, 4096, LONG):

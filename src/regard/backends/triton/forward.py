@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.backends.contract import Rows
+from regard.backends.contract import Noted, Rows
 from regard.backends.triton import MOST, cudnn
 from regard.backends.triton.arguments import (
     added,
@@ -61,10 +61,20 @@ class Memory(NamedTuple):
     norm: Tensor
     largest: Tensor
     entropy: Tensor
+    first: Tensor | None
+    """The first key's logit, where the kernel tells it at no cost."""
     marks: Tensor | None
     """A flag for each tile of queries; on Hopper behind a count of the tiles that are taken."""
     mixed: Tensor | None
     sums: Tensor | None
+
+    def rows(self) -> Rows:
+        found = self.out, self.lse, self.largest, self.entropy
+        if self.first is None:
+            return Rows(*found)
+        noted = Noted(*found)
+        noted.first = self.first
+        return noted
 
 
 def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Tensor]:
@@ -73,7 +83,7 @@ def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Te
     rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=False)
     to = memory_for(x, how, rule, statistics=statistics, found=found)
     launch(x, how, rule, to, statistics=statistics)
-    return Rows(to.out, to.lse, to.largest, to.entropy), to.norm
+    return to.rows(), to.norm
 
 
 def memory_for(
@@ -91,23 +101,36 @@ def memory_for(
     else:
         out, lse = found
     largest, entropy = (torch.empty_like(lse) if statistics else lse.new_empty(0) for _ in range(2))
-    marks = mixed = sums = None
+    first = marks = mixed = sums = None
+    if (
+        statistics
+        and not (how.hopper or how.cudnn or _described(x, how))
+        and rule.kind is not TILES
+    ):
+        first = torch.empty_like(lse)
     flags = _programs(x, how) * _tiles(x, how)
     if how.hopper:
-        # Tensors start at multiples of 16 bytes, and so do the flags behind the count. (Where
-        # nothing can leak they are not read: one kernel serves both.)
-        marks = torch.zeros(4 + flags, dtype=torch.int32, device=x.q.device)
+        # Tensors start at multiples of 16 bytes, and so do the flags behind the count.
+        size = 4 + may_leak(how, rule) * flags
+        marks = torch.zeros(size, dtype=torch.int32, device=x.q.device)
     elif may_leak(how, rule) and not how.cudnn:
         marks = torch.empty(flags, dtype=torch.int8, device=x.q.device)
     if how.splits > 1:
         mixed = lse.new_empty(how.splits, B, H, Q, x.v.shape[-1])
         sums = lse.new_empty(3, how.splits, B, H, Q)
-    return Memory(out, lse, lse.new_empty(2, B, H, Q), largest, entropy, marks, mixed, sums)
+    norm = lse.new_empty(2, B, H, Q)
+    return Memory(out, lse, norm, largest, entropy, first, marks, mixed, sums)
+
+
+def _described(x: AttentionInputs, how: Forward) -> bool:
+    """Whether the copy engine reads keys and values."""
+    return how.described and describable(x.k) and describable(x.v)
 
 
 def may_leak(how: Forward, rule: Rule) -> bool:
     """Whether a hidden NaN may reach other rows, to be mended."""
-    return how.splits == 1 and (rule.kind is not ALL or rule.limits is not None)
+    sure = how.careful or how.splits > 1
+    return not sure and (rule.kind is not ALL or rule.limits is not None)
 
 
 def _tiles(x: AttentionInputs, how: Forward) -> int:
@@ -125,16 +148,19 @@ def launch(x: AttentionInputs, how: Forward, rule: Rule, to: Memory, *, statisti
     n = sizes(x)
     tiles, programs = _tiles(x, how), _programs(x, how)
     q, k, v, out = sheet(x.q), sheet(x.k), sheet(x.v), sheet(to.out)
-    written = Written(to.lse, to.largest, to.entropy, to.norm)
+    written = Written(to.lse, to.largest, to.entropy, to.norm, to.first)
     parts = Parts(to.mixed, to.sums)
     leaks = may_leak(how, rule)
-    flags = to.marks[4:] if how.hopper and to.marks is not None else to.marks
+    flags = to.marks
+    if how.hopper:
+        # Without flags the compiler orders the loop over keys better: a kernel of its own.
+        flags = to.marks[4:] if leaks and to.marks is not None else None
     rest = (out, written, parts, flags, rule, added(x), x.sink, dropping(x), score(x), n)
     constants: dict[str, Any] = {
         "D": D, "E": E, "BD": wide(D), "BE": wide(E), "STATISTICS": statistics,
         "PACKED": how.packed, "PRECISION": how.precision,
     }  # fmt: skip
-    described = how.described and describable(x.k) and describable(x.v)
+    described = _described(x, how)
     with together():
         if how.hopper:
             assert to.marks is not None
@@ -143,11 +169,11 @@ def launch(x: AttentionInputs, how: Forward, rule: Rule, to: Memory, *, statisti
         elif not how.cudnn:
             forward_tiles[(tiles, programs, how.splits)](
                 q,
-                _described(x.k, how.keys, wide(D)) if described else k,
-                _described(x.v, how.keys, wide(E)) if described else v,
+                _description(x.k, how.keys, wide(D)) if described else k,
+                _description(x.v, how.keys, wide(E)) if described else v,
                 *rest, **constants, BM=how.rows, BN=how.keys, SPLIT=how.splits > 1,
-                DESCRIBED=described, STAGES=how.stages, num_warps=how.warps, num_stages=how.stages,
-                maxnreg=how.registers,
+                CAREFUL=how.careful, DESCRIBED=described, STAGES=how.stages, num_warps=how.warps,
+                num_stages=how.stages, maxnreg=how.registers,
             )  # fmt: skip
         if leaks:
             small = rule.kind is not TILES and how.rows > _SMALL
@@ -172,7 +198,7 @@ def empty_out(q: Tensor, v: Tensor) -> Tensor:
     return v.new_empty(*q.shape[:3], v.shape[-1])
 
 
-def _described(t: Tensor, rows: int, wide: int) -> Any:
+def _description(t: Tensor, rows: int, wide: int) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, rows, wide])

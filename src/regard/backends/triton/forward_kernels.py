@@ -40,6 +40,8 @@ class Written(NamedTuple):
     largest: Any
     entropy: Any
     norm: Any
+    first: Any
+    """The first key's logit, or None where nobody asks or the kernel cannot tell."""
 
 
 class Parts(NamedTuple):
@@ -172,6 +174,17 @@ def _attend(
 
     full, part, limit, path = keys_for(rule, n, b, first_head, tile, first, last, BN)
     places, heads = place[:, None], h[:, None]
+    at = (b * n.heads + h).to(tl.int64) * n.queries + place
+    if to.first is not None:
+        there = k.ptr + b.to(tl.int64) * k.batch + g.to(tl.int64) * k.head + wide_d
+        key = tl.load(there, mask=wide_d < tl.minimum(n.keys, 1) * D, other=0.0)
+        s = tl.sum(qs.to(tl.float32) * key.to(tl.float32)[None, :], 1)[:, None]
+        column = tl.arange(0, 1)[None, :]
+        s, _ = logits_of(s, scoring, bias, b, heads, places, column, n)
+        sees = allowed(rule, places, column, limit, 0, BM, 1)
+        found = tl.sum(tl.where(sees, s * LN2, float("-inf")), 1)
+        # All splits of a row find, and write, the same.
+        tl.store(to.first + at, found, mask=inside)
     # A scale above 0 keeps order, so it can be applied together with the shift.
     plain: tl.constexpr = scoring.positive and not scoring.capped and bias.kind == NO_BIAS
     factor = scoring.scale * LOG2E if plain else 1.0
@@ -213,17 +226,16 @@ def _attend(
             STATISTICS, True, PRECISION,
         )  # fmt: skip
 
-    at = (b * n.heads + h).to(tl.int64) * n.queries + place
     rows = (tl.num_programs(1) // (n.heads // n.group if PACKED else n.heads)).to(tl.int64)
     rows = rows * n.heads * n.queries
     store = inside[:, None] & (wide_e < E)[None, :]
     if SPLIT:
-        mine = split * rows + at
-        tl.store(parts.mixed + mine[:, None] * E + wide_e[None, :], mixed + bad, mask=store)
-        tl.store(parts.sums + mine, largest, mask=inside)
-        tl.store(parts.sums + splits * rows + mine, total, mask=inside)
+        own = split * rows + at
+        tl.store(parts.mixed + own[:, None] * E + wide_e[None, :], mixed + bad, mask=store)
+        tl.store(parts.sums + own, largest, mask=inside)
+        tl.store(parts.sums + splits * rows + own, total, mask=inside)
         if STATISTICS:
-            tl.store(parts.sums + 2 * splits * rows + mine, energy, mask=inside)
+            tl.store(parts.sums + 2 * splits * rows + own, energy, mask=inside)
     else:
         lone = tl.full((BM,), float("-inf"), tl.float32)
         if sink is not None:
@@ -250,13 +262,14 @@ def forward_tiles(
     q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring, n,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STATISTICS: tl.constexpr, PACKED: tl.constexpr,
-    SPLIT: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    SPLIT: tl.constexpr, CAREFUL: tl.constexpr, DESCRIBED: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     # Under a band later tiles have more keys: they start first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     _attend(
         tile, tl.num_programs(0), q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring,
-        n, D, E, BD, BE, BM, BN, STATISTICS, PACKED, SPLIT, False, DESCRIBED, PRECISION, STAGES,
+        n, D, E, BD, BE, BM, BN, STATISTICS, PACKED, SPLIT, CAREFUL, DESCRIBED, PRECISION, STAGES,
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ SLOW = 1.0
 
 
 def current_stream() -> int:
-    stream: int = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
+    stream: int = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
     return stream
 
 

@@ -52,6 +52,12 @@ def rule_of(
     return lists.by_keys if by_keys else lists.by_rows
 
 
+def sees_all(mask: Mask | None, shape: Shape) -> bool:
+    """Whether a mask hides nothing, as far as that is plain."""
+    band = (-math.inf, math.inf) if mask is None else mask.band()
+    return band is not None and band[0] <= 1 - shape.Q and band[1] >= shape.K - 1
+
+
 def is_simple(mask: Mask | None) -> bool:
     """Whether a kernel can compute with the mask as numbers."""
     return mask is None or _simple(mask) is not None

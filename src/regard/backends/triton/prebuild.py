@@ -24,6 +24,7 @@ from regard import masks
 from regard.backends.triton.binaries import Binary, taken_from
 from regard.backends.triton.common_calls import (
     LONG,
+    MIDDLE,
     SHORT,
     Asked,
     attended,
@@ -36,7 +37,8 @@ from regard.backends.triton.shipped import place_of, write
 from regard.errors import RegardError
 
 _NO_LINES = "TRITON_DISABLE_LINE_INFO"
-DOCUMENTS = [0] * 300 + [1] * 724
+DOCUMENT = 100
+"""Tokens of packed documents."""
 
 
 def kinds() -> Iterator[Asked]:
@@ -45,13 +47,14 @@ def kinds() -> Iterator[Asked]:
         for dtype in (torch.bfloat16, torch.float16):
             bfloat = dtype == torch.bfloat16
             yield from common_calls(width, dtype, (None, masks.causal()), gradients=bfloat)
-            for n in (SHORT, LONG):
+            for n in (SHORT, MIDDLE, LONG):
                 padded = masks.padding([n])
                 for mask in (padded, masks.causal() & padded):
                     yield from attended(call(dtype, width, n, mask=mask))
-        documents = masks.documents(torch.tensor(DOCUMENTS))
-        for mask in (documents, documents & masks.causal()):
-            yield from attended(call(torch.bfloat16, width, SHORT, mask=mask))
+        for n in (SHORT, MIDDLE):
+            documents = masks.documents(torch.arange(n) // DOCUMENT)
+            for mask in (documents, documents & masks.causal()):
+                yield from attended(call(torch.bfloat16, width, n, mask=mask))
 
 
 class Card:

@@ -84,10 +84,20 @@ class Fresh(NamedTuple):
     def like(t: Tensor, *, zero: bool = False) -> Fresh:
         return Fresh(tuple(t.shape), t.stride(), t.dtype, zero)
 
-    def made(self, device: torch.device) -> Tensor:
-        if self.zero:
-            return torch.zeros(self.shape, dtype=self.dtype, device=device)
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
+
+def made(parts: Sequence[Fresh | None], device: torch.device) -> list[Tensor | None]:
+    """Memory for a pass."""
+    found: list[Tensor | None] = []
+    for part in parts:
+        if part is None:
+            found.append(None)
+            continue
+        shape, strides, dtype, zero = part
+        if zero:
+            found.append(torch.zeros(shape, dtype=dtype, device=device))
+        else:
+            found.append(torch.empty_strided(shape, strides, dtype=dtype, device=device))
+    return found
 
 
 class RepeatedPass:
@@ -102,10 +112,10 @@ class RepeatedPass:
         if self.replay is None:
             return self._first(q, k, v)
         fresh, steps = self.replay
-        device = q.device
-        to = Memory(*(None if part is None else part.made(device) for part in fresh))  # type: ignore[arg-type]
-        _launch(steps, (q, k, v, *to))
-        return Rows(to.out, to.lse, to.largest, to.entropy), to.norm
+        memory = made(fresh, q.device)
+        launch_again(steps, [q, k, v, *memory])
+        to = Memory._make(memory)
+        return to.rows(), to.norm
 
     def _first(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Tensor]:
         # Apart, though they be one: launches tell tensors by which is which.
@@ -118,13 +128,13 @@ class RepeatedPass:
         to = memory_for(x, how, rule, statistics=self.statistics)
         with recorded() as launches:
             launch(x, how, rule, to, statistics=self.statistics)
-        steps = _steps(launches, (x.q, x.k, x.v), to)
+        steps = steps_of(launches, (x.q, x.k, x.v), to)
         if steps is not None:
             fresh = [
                 None if t is None else Fresh.like(t, zero=how.hopper and t is to.marks) for t in to
             ]
             self.replay = fresh, steps
-        return Rows(to.out, to.lse, to.largest, to.entropy), to.norm
+        return to.rows(), to.norm
 
 
 class RepeatedPull:
@@ -151,8 +161,8 @@ class RepeatedPull:
         handed, fresh, steps = known
         found = cudnn.backward(x, rows, g) if handed else ()
         rest = fresh[len(found) :] if steps else []
-        memory = (*found, *(None if part is None else part.made(g.device) for part in rest))
-        _launch(steps, (x.q, x.k, x.v, rows.out, rows.lse, kept, g, *memory))
+        memory = (*found, *made(rest, g.device))
+        launch_again(steps, (x.q, x.k, x.v, rows.out, rows.lse, kept, g, *memory))
         return memory[:3]
 
     def _first(
@@ -170,7 +180,7 @@ class RepeatedPull:
         numbers = RowNumbers(kept, to.shift, None, None, rows.lse.numel())
         with recorded() as launches:
             launch_pulling(x, rows, g, None, numbers, to, None, handed=handed)
-        steps = _steps(launches, (x.q, x.k, x.v, rows.out, rows.lse, kept, g), to)
+        steps = steps_of(launches, (x.q, x.k, x.v, rows.out, rows.lse, kept, g), to)
         if handed and not launches:
             steps = []
         fresh = [None if t is None else Fresh.like(t) for t in to]
@@ -178,14 +188,15 @@ class RepeatedPull:
         return to[:3]
 
 
-def _launch(steps: list[Step], tensors: Sequence[Tensor | None]) -> None:
+def launch_again(steps: list[Step], tensors: Sequence[Tensor | None]) -> None:
+    """The same launches, for tensors in the order in which `steps_of` was given them."""
     addresses = [0 if t is None else t.data_ptr() for t in tensors]
     stream = current_stream()
     for step in steps:
         step.launch(stream, addresses)
 
 
-def _steps(
+def steps_of(
     launches: list[tuple[Directly | ByTriton, One]],
     given: Sequence[Tensor | None],
     memory: Sequence[Tensor | None],

@@ -6,7 +6,9 @@ queries. Nothing of size n×n is written. Pooled maps have a file of their own, 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -27,13 +29,22 @@ from regard.backends.triton.arguments import (
     tiles_of,
 )
 from regard.backends.triton.hopper.received import received_on_hopper
-from regard.backends.triton.launching import launched
+from regard.backends.triton.launching import launched, recorded
 from regard.backends.triton.layout import is_simple, rule_of
 from regard.backends.triton.maps import pooled_map
-from regard.backends.triton.pairs import LN2, load_rows, logits_of, norms, product
+from regard.backends.triton.pairs import (
+    INTERPRETED,
+    LN2,
+    load_rows,
+    logits_of,
+    norms,
+    product,
+)
+from regard.backends.triton.replay import Step, launch_again, steps_of
 from regard.backends.triton.rules import allowed, full_at, keys_for, limit_of, part_at, rows_for
 from regard.backends.triton.tuning import fits_hopper, looking_settings
 from regard.inputs import AttentionInputs
+from regard.scores.comparison import Dot
 from regard.transforms import may_learn, transformed
 
 
@@ -197,11 +208,33 @@ class TritonPass(TiledPass):
             return super().mass(x, lse, keys)
         return _of_keys(x, lse, keys)
 
+    def __init__(self) -> None:
+        self._looks: dict[Any, list[Step]] = {}
+
+    def __reduce__(self) -> Any:
+        """What is known of a card does not travel."""
+        return TritonPass, ()
+
     @torch.no_grad()
     def first_logit(self, inputs: AttentionInputs) -> Float[Tensor, "b h q"]:
+        # Asked of every call of a model that is watched.
+        key = _kind(inputs)
+        steps = None if key is None else self._looks.get(key)
+        if steps is not None:
+            return _looked_again(steps, inputs)
         if not is_simple(inputs.mask) or not _takes(inputs):
             return super().first_logit(inputs)
-        return _of_keys(inputs, None, _first_key(inputs.q.device))
+        first = _first_key(inputs.q.device)
+        if key is None or INTERPRETED.value:
+            return _of_keys(inputs, None, first)
+        # Apart, though they be one: launches tell tensors by which is which.
+        x = replace(inputs, q=inputs.q.detach(), k=inputs.k.detach())
+        with recorded() as launches:
+            found = _of_keys(x, None, first)
+        steps = steps_of(launches, (x.q, x.k, first), (found,))
+        if steps is not None:
+            self._looks[key] = steps
+        return found
 
     @torch.no_grad()
     def received(
@@ -267,6 +300,27 @@ def _tells(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> bool:
 @cache
 def _first_key(device: torch.device) -> Int[Tensor, "1"]:
     return torch.zeros(1, dtype=torch.int64, device=device)
+
+
+def _kind(x: AttentionInputs) -> Any:
+    """What the launch of a look at the first key depends on, if that is not much."""
+    band = None if x.mask is None else x.mask.band()
+    odd = x.bias is not None or x.softcap is not None or (x.mask is not None and band is None)
+    if odd or type(x.comparison) is not Dot or not x.q.is_cuda:
+        return None
+    q, k, here = x.q, x.k, torch.cuda.current_device()
+    if q.get_device() != here:
+        return None
+    return (
+        here, q.shape, q.stride(), q.dtype, q.data_ptr() % 16,
+        k.shape, k.stride(), k.dtype, k.data_ptr() % 16, band, x.comparison.scale,
+    )  # fmt: skip
+
+
+def _looked_again(steps: list[Step], x: AttentionInputs) -> Float[Tensor, "b h q"]:
+    out = torch.empty(x.shape[:3], dtype=torch.float32, device=x.q.device)
+    launch_again(steps, (x.q, x.k, _first_key(x.q.device), out))
+    return out
 
 
 def _of_keys(

@@ -10,7 +10,7 @@ import torch
 
 from regard.backends.triton import cudnn
 from regard.backends.triton.arguments import describable, generation, tiles_of, wide
-from regard.backends.triton.layout import is_simple
+from regard.backends.triton.layout import is_simple, sees_all
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
@@ -19,6 +19,11 @@ Precision = Literal["tf32", "tf32x3", "ieee"]
 
 FEW = 16
 """Queries up to which a tile for one head alone would be nearly empty."""
+SMALL = 2e9
+"""Multiplications below which a card is sooner done than Python with another launch."""
+WORK = 5e9
+"""Multiplications from which on a card takes longer for a call than it takes to reach cuDNN, some
+50 µs more than a kernel of our own."""
 LONG = {64: 8192, 128: 4096}
 """By the width of heads, tokens from which on the kernel for Hopper is the quickest there."""
 
@@ -38,6 +43,8 @@ class Forward:
     """Whether the kernel for Hopper runs, which must fit; `warps` is not its affair."""
     cudnn: bool = False
     """Whether cuDNN attends, and the kernel only mends what a hidden NaN spoiled."""
+    careful: bool = False
+    """Whether hidden NaN are kept out at once: one launch instead of three, and more products."""
     precision: Precision = "ieee"
     registers: int | None = None
     """What a thread may use at most, so that more programs share a multiprocessor."""
@@ -79,12 +86,15 @@ def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
         keys = 64 if narrow and width <= 128 else 32
         programs = x.shape.B * (x.k.shape[1] * tiles_of(rows, tile) if packed else x.shape.H)
         splits = _splits(programs, x.shape.K // (4 * keys), x.q.device)
-        return Forward(tile, keys, warps=4, stages=3, packed=packed, splits=splits)
+        careful = splits == 1 and not sees_all(x.mask, x.shape)
+        return Forward(tile, keys, warps=4, stages=3, packed=packed, splits=splits, careful=careful)
     if not narrow:
         rows, keys = (128, 64) if width <= 128 else (64, 32)
         return Forward(rows, keys, warps=8, stages=1, precision=_precision(width))
+    if width <= 128 and _multiplications(x) < SMALL:
+        return Forward(64, 64, warps=4, stages=2, careful=not sees_all(x.mask, x.shape))
     # Without a mask PyTorch serves as well; who names these kernels gets them.
-    if not statistics and x.mask is not None and _is_work(x) and cudnn.attends(x):
+    if not statistics and x.mask is not None and _multiplications(x) >= WORK and cudnn.attends(x):
         if not outruns_cudnn(x):
             return Forward(64, 64, warps=4, cudnn=True)
     # Of narrower heads, what is measured: windows and short sequences could do with smaller tiles.
@@ -107,11 +117,10 @@ def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
     return Forward(128, 64, warps=8, stages=2, described=True)
 
 
-def _is_work(x: AttentionInputs) -> bool:
-    """Whether a card takes longer for a call than it takes to reach cuDNN, some 50 µs more than
-    a kernel of our own."""
+def _multiplications(x: AttentionInputs) -> int:
+    """Of queries with keys."""
     B, H, Q, K = x.shape
-    return B * H * Q * K * x.q.shape[-1] >= 5e9
+    return B * H * Q * K * x.q.shape[-1]
 
 
 def _laden(x: AttentionInputs) -> bool:

@@ -100,7 +100,9 @@ def _copy(
     slot = 0
     while item < items:
         tile, b, h = _place(item, n, BM)
-        g = h // n.group
+        g = h
+        if n.group > 1:
+            g = h // n.group
         _, last, _, _, every = _steps(rule, n, b, tile, BM, BN)
         wait_until_free(QUERIES_FREE, step > 0)
         item_at.store(gl.full((1,), 0, gl.int32, ONE) + item)
@@ -170,7 +172,7 @@ def _step(
 
 @gluon.jit
 def _write(
-    half, tile, b, h, out, to, flags, n, items, mixed, largest, total, energy,
+    half, tile, b, h, out, to, flags, n, rows, mixed, largest, total, energy,
     BM: gl.constexpr, D: gl.constexpr, STATISTICS: gl.constexpr,
     LOGITS: gl.constexpr, OUTPUT: gl.constexpr,
 ):  # fmt: skip
@@ -188,7 +190,6 @@ def _write(
     inside = row < n.queries
     gl.store(to.lse + at, lse, mask=inside)
     gl.store(to.norm + at, largest, mask=inside)
-    rows = (items // tiles).to(gl.int64) * n.queries
     gl.store(to.norm + rows + at, 1.0 / whole, mask=inside)
     if STATISTICS:
         seen = gl.where(unseen, float("-inf"), largest * LN2)
@@ -215,8 +216,8 @@ def _write(
 
 @gluon.jit
 def _multiply(
-    half, out, to, flags, rule, n, scale, items, item_at, q_tiles, k_ring, v_ring, q_full, k_full,
-    v_full,
+    half, out, to, flags, rule, n, scale, items, rows, item_at, q_tiles, k_ring, v_ring, q_full,
+    k_full, v_full,
     D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     STATISTICS: gl.constexpr,
 ):  # fmt: skip
@@ -288,7 +289,7 @@ def _multiply(
         slot, lap = _next(slot, lap, STAGES)
 
         _write(
-            half, tile, b, h, out, to, flags, n, items, mixed, largest, total, energy,
+            half, tile, b, h, out, to, flags, n, rows, mixed, largest, total, energy,
             BM, D, STATISTICS, LOGITS, OUTPUT,
         )  # fmt: skip
         odd ^= 1
@@ -299,9 +300,9 @@ def _multiply(
 
 
 @launched
-@gluon.jit(do_not_specialize=["items"])
+@gluon.jit(do_not_specialize=["items", "rows"])
 def forward_on_hopper(
-    q, k, v, out, to, taken, flags, rule, n, scale, items,
+    q, k, v, out, to, taken, flags, rule, n, scale, items, rows,
     D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     STATISTICS: gl.constexpr,
 ):  # fmt: skip
@@ -327,15 +328,15 @@ def forward_on_hopper(
             (
                 _multiply,
                 (
-                    0, out, to, flags, rule, n, scale, items, item_at, q_tiles, k_ring, v_ring,
-                    q_full, k_full, v_full, D, BM, BN, STAGES, STATISTICS,
+                    0, out, to, flags, rule, n, scale, items, rows, item_at, q_tiles, k_ring,
+                    v_ring, q_full, k_full, v_full, D, BM, BN, STAGES, STATISTICS,
                 ),
             ),
             (
                 _multiply,
                 (
-                    1, out, to, flags, rule, n, scale, items, item_at, q_tiles, k_ring, v_ring,
-                    q_full, k_full, v_full, D, BM, BN, STAGES, STATISTICS,
+                    1, out, to, flags, rule, n, scale, items, rows, item_at, q_tiles, k_ring,
+                    v_ring, q_full, k_full, v_full, D, BM, BN, STAGES, STATISTICS,
                 ),
             ),
             (
@@ -372,6 +373,7 @@ def run_on_hopper(
     forward_on_hopper[(min(items, processors(x.q.device)),)](
         described(x.q, how.rows // 2), described(x.k, how.keys), described(x.v, how.keys),
         out, to, taken, flags, rule, sizes(x), float(x.comparison.scale), items,
+        to.lse.numel(),
         D=x.q.shape[-1], BM=how.rows, BN=how.keys, STAGES=how.stages, STATISTICS=statistics,
         num_warps=4,
     )  # fmt: skip
