@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,14 @@ pytest.importorskip("triton")
 import triton
 
 from regard import masks
-from regard.backends.triton import arguments, prebuild, shipped
+from regard.backends.triton import arguments, prebuild, second_pass, shipped
 from regard.backends.triton.binaries import Binary
 from regard.backends.triton.common_calls import call, launches
 from regard.backends.triton.cuda_driver import Tiling
 from regard.backends.triton.forward import forward
 from regard.backends.triton.launching import collected
 from regard.backends.triton.pairs import INTERPRETED
+from regard.inputs import AttentionInputs
 
 ONE = Binary(b"code", "kernel", 4, 1024, ("*", "i32", "map"), (Tiling(3, 9, 2, (1, 1, 64, 64)),))
 needs_launches = pytest.mark.skipif(
@@ -105,23 +107,36 @@ def test_common_calls_launch_nothing_else() -> None:
         arguments.stands_for.reset(token)
 
 
+COMPILED: dict[str, Callable[[AttentionInputs], object]] = {
+    "forward_tiles": partial(forward, statistics=True),
+    "forward_on_hopper": partial(forward, statistics=False),
+    "_mass": lambda x: second_pass._of_keys(x, None, torch.zeros(1, dtype=torch.int64)),
+}
+
+
 @needs_launches
 @pytest.mark.compiled
-def test_a_compiled_kernel_takes_what_its_binary_says() -> None:
-    """Compiled for a card that is not there, and asked what it takes."""
+@pytest.mark.parametrize(
+    ("name", "n", "mask"),
+    [("forward_tiles", 256, masks.causal()), ("forward_on_hopper", 16384, None),
+     ("_mass", 2048, masks.causal())],
+)  # fmt: skip
+def test_a_compiled_kernel_takes_what_its_binary_says(
+    name: str, n: int, mask: masks.Mask | None
+) -> None:
+    """Compiled for a card that is not there, and asked what it takes. (What is interpreted need not
+    compile.)"""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     if not tool.exists():
         pytest.skip("this Triton has no tool that reads binaries")
-    what, one = next(
-        (what, one)
-        for what, one in launches(90, prebuild.kinds()).items()
-        if what.startswith("row_shift")
-    )
-    (binary,) = prebuild.build({what: one}, 90, jobs=1).values()
-    assert binary.name == "row_shift"
-    own = [8 if kind in ("*", "i64") else 4 for kind in binary.takes]
-    # Behind them stand what Triton adds: addresses of scratch memory.
-    assert _sizes(tool, binary) in [own, [*own, 8], [*own, 8, 8]]
+    wanted = launches(90, [partial(COMPILED[name], call(torch.bfloat16, 64, n, mask=mask))])
+    built = prebuild.build(wanted, 90, jobs=2).values()
+    assert name in {binary.name for binary in built}
+    for binary in built:
+        size = {"*": 8, "i64": 8, "map": 128}
+        own = [size.get(kind, 4) for kind in binary.takes]
+        # Behind them stand what Triton adds: addresses of scratch memory.
+        assert _sizes(tool, binary) in [own, [*own, 8], [*own, 8, 8]]
 
 
 def _sizes(tool: Path, binary: Binary) -> list[int]:

@@ -128,6 +128,22 @@ def _spoiled(seen, v, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def _first_logits(
+    qs, k, rule, bias, scoring, n, b, g, heads, places, limit,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """The logits of the first key, minus infinity for rows that may not see it."""
+    wide = tl.arange(0, BD)
+    there = k.ptr + b.to(tl.int64) * k.batch + g.to(tl.int64) * k.head + wide
+    key = tl.load(there, mask=wide < tl.minimum(n.keys, 1) * D, other=0.0)
+    s = tl.sum(qs.to(tl.float32) * key.to(tl.float32)[None, :], 1)[:, None]
+    column = tl.arange(0, 1)[None, :]
+    s, _ = logits_of(s, scoring, bias, b, heads, places, column, n)
+    sees = allowed(rule, places, column, limit, 0, BM, 1)
+    return tl.sum(tl.where(sees, s * LN2, float("-inf")), 1)
+
+
+@triton.jit
 def _attend(
     tile, tiles, q, k, v, out, to, parts, flags, rule, bias, sink, drop, scoring, n,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
@@ -176,15 +192,9 @@ def _attend(
     places, heads = place[:, None], h[:, None]
     at = (b * n.heads + h).to(tl.int64) * n.queries + place
     if to.first is not None:
-        there = k.ptr + b.to(tl.int64) * k.batch + g.to(tl.int64) * k.head + wide_d
-        key = tl.load(there, mask=wide_d < tl.minimum(n.keys, 1) * D, other=0.0)
-        s = tl.sum(qs.to(tl.float32) * key.to(tl.float32)[None, :], 1)[:, None]
-        column = tl.arange(0, 1)[None, :]
-        s, _ = logits_of(s, scoring, bias, b, heads, places, column, n)
-        sees = allowed(rule, places, column, limit, 0, BM, 1)
-        found = tl.sum(tl.where(sees, s * LN2, float("-inf")), 1)
+        alone = _first_logits(qs, k, rule, bias, scoring, n, b, g, heads, places, limit, D, BD, BM)
         # All splits of a row find, and write, the same.
-        tl.store(to.first + at, found, mask=inside)
+        tl.store(to.first + at, alone, mask=inside)
     # A scale above 0 keeps order, so it can be applied together with the shift.
     plain: tl.constexpr = scoring.positive and not scoring.capped and bias.kind == NO_BIAS
     factor = scoring.scale * LOG2E if plain else 1.0
