@@ -1,31 +1,19 @@
 /** The map: any region of a head's weights, from the whole text down to single pairs. */
 
 import { labels, paintLabels } from "./axes";
-import type { Range } from "./colour";
 import { el } from "./dom";
 import { paintCells, paintCursor, paintFrame, paintGrid, paintSteps, type Cells } from "./drawing";
-import { inksOf, type Inks } from "./figure";
 import { SIDE, topLevel, type Index, type MapInfo } from "./format";
+import { inksOf, type Inks } from "./inks";
 import { KEYS, press } from "./keyboard";
 import { Lens, type Box, type Point } from "./lens";
+import type { Reading } from "./map_legend";
 import { listen, type Hands } from "./pointing";
 import { regionOf, type Region } from "./region";
 import type { Place, Source, Strongest } from "./sources";
 import type { State } from "./state";
 import { largestIn, rangeOf, RowFacts, Tiles, type Held } from "./tiles";
 import { Tip } from "./tip";
-
-export interface Reading {
-  level: number;
-  range: Range;
-  /** Rows read of each cell of the coarsest draft in view; 0 when everything was read. */
-  draft: number;
-  loading: number;
-  failed: string | null;
-  finest: number;
-  /** Whether single pairs are seen on a map whose cells are larger. */
-  beyond: boolean;
-}
 
 /** All that a file of what is seen can be made of. */
 export interface Seen {

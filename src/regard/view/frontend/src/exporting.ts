@@ -5,7 +5,7 @@ import { csv } from "./csv";
 import { download, spelled } from "./dom";
 import { figure } from "./figure";
 import type { Index } from "./format";
-import { legendOf } from "./legend";
+import { legendOf } from "./map_legend";
 import type { Deed } from "./menu";
 import { table, type Region } from "./region";
 import { safetensors, type Tensor } from "./safetensors";

@@ -4,21 +4,12 @@ import { labels, MONO, SANS } from "./axes";
 import { css, place as placed, ramp } from "./colour";
 import { spelled } from "./dom";
 import { paintCells, type Cells } from "./drawing";
+import type { Inks } from "./inks";
 import { strip, type Legend } from "./legend";
 import { Lens, type Box } from "./lens";
 import type { Region } from "./region";
 import type { Drawing, Shape } from "./shapes";
 import { counted, value } from "./tiles";
-
-export interface Inks {
-  paper: string;
-  ground: string;
-  line: string;
-  frame: string;
-  ink: string;
-  faint: string;
-  accent: string;
-}
 
 export interface Figure {
   title: string;
@@ -27,20 +18,6 @@ export interface Figure {
   legend: Legend;
   texts: string[][];
   inks: Inks;
-}
-
-export function inksOf(root: HTMLElement): Inks {
-  const style = getComputedStyle(root);
-  const colour = (name: string) => style.getPropertyValue(name).trim();
-  return {
-    paper: colour("--paper"),
-    ground: colour("--ground"),
-    line: colour("--line"),
-    frame: colour("--line-strong"),
-    ink: colour("--ink"),
-    faint: colour("--faint"),
-    accent: colour("--accent"),
-  };
 }
 
 const MARGIN = 16;

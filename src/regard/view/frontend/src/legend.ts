@@ -1,10 +1,7 @@
-/** What a pixel of the map means, under the colours of the moment. */
+/** What colours stand for: a strip of all of them, their values, and what is coloured. */
 
-import type { Reading } from "./atlas";
-import { css, number, percent, ramp, type Pool, type Scale } from "./colour";
+import { css, ramp } from "./colour";
 import { el } from "./dom";
-import type { Quantity } from "./format";
-import type { State } from "./state";
 
 export interface Legend {
   /** The values at the beginning, in the middle and at the end of the colours. */
@@ -13,46 +10,6 @@ export interface Legend {
   meaning: string;
   /** What is still being read, or cannot be. */
   notes: string[];
-}
-
-const POOLED: Record<Pool, string> = { max: "largest", mean: "mean", sum: "sum of" };
-
-const UNITS: Record<Scale, string> = {
-  linear: "",
-  log: "",
-  row: ", as a share of the largest weight in its row",
-  ratio: ", over what even attention would give",
-};
-
-export function legendOf(
-  reading: Reading,
-  { pool, scale, quantity }: State,
-  quantities: Quantity[],
-): Legend {
-  const { level, range, draft } = reading;
-  const tick = (value: number) => {
-    if (scale === "ratio") return `${number(value)}×`;
-    if (scale === "row") return `${Math.round(100 * value)}%`;
-    return pool === "sum" && value > 1 ? number(value) : percent(value, 0);
-  };
-  const middle =
-    scale === "linear" || scale === "row" ? range.high / 2 : Math.sqrt(range.low * range.high);
-  const cell = 1 << level;
-  const what = quantities.find(({ name }) => name === quantity)?.about ?? quantity;
-  const pooled = POOLED[reading.beyond ? "mean" : pool];
-  const how =
-    cell === 1 ? `one pair: its ${what}` : `${cell} × ${cell} pairs: the ${pooled} ${what}`;
-  const notes: string[] = [];
-  if (reading.beyond) notes.push("Full colour: single pairs, the strongest of each row, exactly.");
-  else if (reading.finest === level && level > 0) notes.push("This page holds no finer cells.");
-  if (draft)
-    notes.push(`Draft: ${draft} of ${cell} rows of each cell read. The rest is being read.`);
-  if (reading.loading) notes.push("Reading …");
-  return {
-    ticks: [tick(range.low), tick(middle), tick(range.high)],
-    meaning: `A cell is ${how}${UNITS[scale]}.`,
-    notes,
-  };
 }
 
 /** All colours in a row, from the least to the most. */

@@ -1,13 +1,14 @@
 /** The shell: one front end for the page, the notebook and the app. */
 
-import { Atlas, type Reading } from "./atlas";
+import { Atlas } from "./atlas";
 import { el } from "./dom";
 import { deeds } from "./exporting";
 import type { Index, MapInfo } from "./format";
 import { GridsView } from "./grids";
 import { HeadsView } from "./heads";
 import { press } from "./keyboard";
-import { legendNodes, legendOf } from "./legend";
+import { legendNodes } from "./legend";
+import { legendOf, type Reading } from "./map_legend";
 import { Menu } from "./menu";
 import { Overview } from "./overview";
 import { PictureView } from "./picture";

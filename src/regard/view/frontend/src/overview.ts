@@ -2,8 +2,8 @@
 
 import { el } from "./dom";
 import { pictures, safe } from "./exporting";
-import { inksOf } from "./figure";
 import { topLevel, type Index } from "./format";
+import { inksOf } from "./inks";
 import { Menu } from "./menu";
 import type { Drawing } from "./shapes";
 import { sheet, type Row } from "./sheet";

@@ -1,7 +1,8 @@
 /** A shaded text as a drawing: its words in lines, whatever the width of the window. */
 
 import { MONO } from "./axes";
-import type { Body, Inks } from "./figure";
+import type { Body } from "./figure";
+import type { Inks } from "./inks";
 import type { Shape } from "./shapes";
 import { wordsOf, type Shading, type Word, type Words } from "./words";
 

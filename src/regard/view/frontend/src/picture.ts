@@ -3,8 +3,9 @@
 import { css, exactly, ink, percent, ramp } from "./colour";
 import { el, refill, spelled } from "./dom";
 import { fileName, numbers, pictures, title, weighed } from "./exporting";
-import { inksOf, plate, shown } from "./figure";
+import { plate, shown } from "./figure";
 import type { Index, MapInfo, Picture } from "./format";
+import { inksOf } from "./inks";
 import { legendBox, type Legend } from "./legend";
 import { Menu } from "./menu";
 import { answered, asked, deed, directionChoice, headsOf, named } from "./question";

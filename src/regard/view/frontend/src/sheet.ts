@@ -1,7 +1,7 @@
 /** All heads on one sheet: a row of thumbnails for each layer. */
 
 import { MONO, SANS } from "./axes";
-import type { Inks } from "./figure";
+import type { Inks } from "./inks";
 import type { Drawing, Shape } from "./shapes";
 
 export interface Row {

@@ -3,9 +3,10 @@
 import { css, ink, percent, place, ramp, type Range } from "./colour";
 import { choice, el, refill, spelled } from "./dom";
 import { fileName, numbers, pictures, title, weighed } from "./exporting";
-import { inksOf, plate } from "./figure";
+import { plate } from "./figure";
 import type { Index, MapInfo } from "./format";
 import { headSet } from "./headset";
+import { inksOf } from "./inks";
 import { legendBox, type Legend } from "./legend";
 import { Menu } from "./menu";
 import { partOf } from "./parts";
