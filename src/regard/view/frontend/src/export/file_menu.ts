@@ -1,0 +1,47 @@
+/** Entries of a menu that save what is seen as files: pictures, drawings and tables. */
+
+import { toCanvas, toSvg, type Drawing } from "../drawing/shapes";
+import type { Deed } from "../elements/menu";
+import { download } from "./download";
+
+const FINE = 2;
+
+type File = (kind: string) => string;
+type Made<T> = (signal: AbortSignal) => T | Promise<T>;
+
+/** A drawing as both kinds of picture. */
+export function pictures(file: File, drawn: Made<Drawing>): Deed[] {
+  return [
+    {
+      name: "PNG",
+      about: "a picture",
+      act: async (signal) => download(file("png"), await pixels(await drawn(signal))),
+    },
+    {
+      name: "SVG",
+      about: "a drawing",
+      act: async (signal) => {
+        const text = toSvg(await drawn(signal));
+        download(file("svg"), new Blob([text], { type: "image/svg+xml" }));
+      },
+    },
+  ];
+}
+
+export function numbers(file: File, text: Made<string>): Deed {
+  return {
+    name: "CSV",
+    about: "a table",
+    act: async (signal) =>
+      download(file("csv"), new Blob([await text(signal)], { type: "text/csv" })),
+  };
+}
+
+function pixels(drawing: Drawing): Promise<Blob> {
+  return new Promise((done, fail) => {
+    toCanvas(drawing, FINE).toBlob(
+      (blob) => (blob ? done(blob) : fail(new Error("the browser made no picture"))),
+      "image/png",
+    );
+  });
+}

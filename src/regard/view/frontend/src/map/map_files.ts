@@ -1,0 +1,83 @@
+/** The map as files: pictures, drawings and numbers. */
+
+import type { Drawing } from "../drawing/shapes";
+import type { Deed } from "../elements/menu";
+import { download } from "../export/download";
+import { numbers, pictures } from "../export/file_menu";
+import { fileName, safe, title } from "../export/file_name";
+import { safetensors, type Tensor } from "../export/safetensors";
+import type { State } from "../selection/view_state";
+import type { Source } from "../sources/source";
+import type { Index } from "../sources/wire_format";
+import { figure } from "./map_figure";
+import { legendOf } from "./map_legend";
+import type { Atlas } from "./map_view";
+import { table, type Region } from "./region";
+
+export function deeds(atlas: Atlas, index: Index, source: Source, state: () => State): Deed[] {
+  const file = (kind: string) => `${fileName(index, state())}.${kind}`;
+  const drawn = async (signal: AbortSignal): Promise<Drawing> => {
+    const { cells, region, inks, reading } = await atlas.seen(signal, false);
+    const legend = legendOf(reading, state(), index.quantities);
+    return figure({
+      title: title(index, state()),
+      cells,
+      region,
+      legend,
+      texts: index.texts,
+      inks,
+    });
+  };
+  const counted = async (signal: AbortSignal) => (await atlas.seen(signal, true)).region;
+  const made: Deed[] = [
+    ...pictures(file, drawn),
+    numbers(file, async (signal) =>
+      table(await counted(signal), index.texts, index.maps[state().map]!),
+    ),
+    {
+      name: "safetensors",
+      about: "tensors",
+      act: async (signal) =>
+        download(file("safetensors"), packed(await counted(signal), index, state())),
+    },
+  ];
+  const { page } = source;
+  if (page)
+    made.push({
+      name: "HTML",
+      about: "the page",
+      act: async (signal) => download(`${safe(index.model || "regard")}.html`, await page(signal)),
+    });
+  return made;
+}
+
+/** Single pairs as "weight", larger cells as "mean" and "max"; their places in the metadata. */
+function packed(region: Region, index: Index, { map, head, quantity }: State): Blob {
+  const { cell, rows, columns, mean, most, pairs } = region;
+  const info = index.maps[map]!;
+  const shape = [rows, columns];
+  const tensors: Record<string, Tensor> =
+    cell === 1
+      ? { weight: { shape, data: mean } }
+      : { mean: { shape, data: mean }, max: { shape, data: most } };
+  if (pairs.length) {
+    const places = Int32Array.from(pairs.flatMap(({ query, key }) => [query, key]));
+    tensors["pairs"] = { shape: [pairs.length, 2], data: places };
+    const weights = Float32Array.from(pairs, ({ weight }) => weight);
+    tensors["pair_weights"] = { shape: [pairs.length], data: weights };
+  }
+  const words = (text: number, first: number, count: number) =>
+    JSON.stringify(index.texts[text]?.slice(first, first + count) ?? null);
+  return safetensors(tensors, {
+    model: index.model,
+    layer: info.name,
+    head: String(head),
+    quantity,
+    cell: String(cell),
+    queries: `${region.query}:${region.query + region.queries}`,
+    keys: `${region.key}:${region.key + region.keys}`,
+    mask: info.mask,
+    query_tokens: words(info.queryText, region.query, region.queries),
+    key_tokens: words(info.keyText, region.key, region.keys),
+  });
+}

@@ -1,0 +1,147 @@
+/** The cells of a map on a canvas, and the lines over them. */
+
+import { css, place as placed, ramp } from "../drawing/colour";
+import type { Strongest } from "../sources/source";
+import { SIDE } from "../sources/wire_format";
+import { scaled } from "./cell_value";
+import type { Lens, Point } from "./lens";
+import type { RowFacts } from "./row_facts";
+import type { Held } from "./tile_cache";
+import { picture, type Colours } from "./tile_image";
+
+type Context = CanvasRenderingContext2D;
+
+/** Everything that a drawing of cells needs. */
+export interface Cells {
+  lens: Lens;
+  /** Tiles from coarse to fine: the later cover the earlier. */
+  tiles: Held[];
+  facts: RowFacts | null;
+  colours: Colours;
+  /** Single pairs over cells that are larger. */
+  strongest: Strongest | null;
+  ground: string;
+}
+
+export function paintCells(context: Context, cells: Cells): void {
+  const { lens, tiles, facts, colours, strongest, ground } = cells;
+  const { map, zoom } = lens;
+  context.fillStyle = ground;
+  context.fillRect(lens.x(0), lens.y(0), map.keys * zoom, map.queries * zoom);
+  context.imageSmoothingEnabled = false;
+  // Past the finest cells there are, only the strongest pairs are known: the rest stands back.
+  if (strongest) context.globalAlpha = 0.4;
+  const under = strongest ? { ...colours, pool: "mean" as const } : colours;
+  for (const held of tiles) {
+    const image = picture(held, map, under, facts);
+    if (!image) continue;
+    const cell = 1 << held.place.level;
+    const [x, y] = [lens.x(held.place.column * SIDE * cell), lens.y(held.place.row * SIDE * cell)];
+    context.drawImage(image, x, y, image.width * cell * zoom, image.height * cell * zoom);
+  }
+  context.globalAlpha = 1;
+  if (strongest) {
+    paintHidden(context, lens, ground);
+    paintStrongest(context, cells, strongest);
+  }
+}
+
+/** The mask's edge, pair by pair, over cells that straddle it. */
+function paintHidden(context: Context, lens: Lens, colour: string): void {
+  const { band, keys } = lens.map;
+  if (!band) return;
+  const [low, high] = band;
+  const end = lens.box.x + lens.box.width;
+  const across = (key: number) => lens.x(Math.max(0, Math.min(key, keys)));
+  context.fillStyle = colour;
+  const [first, last] = lens.queries;
+  for (let query = first; query < last; query++) {
+    const top = lens.y(query);
+    if (high !== null) {
+      const from = across(query + high + 1);
+      const wide = Math.max(0, Math.min(across(Infinity), end) - from);
+      context.fillRect(from, top, wide, lens.zoom);
+    }
+    if (low !== null) context.fillRect(across(0), top, across(query + low) - across(0), lens.zoom);
+  }
+}
+
+function paintStrongest(context: Context, { lens, facts, colours }: Cells, found: Strongest): void {
+  const { scale, range, theme } = colours;
+  const table = ramp(theme);
+  const rows = facts?.at(0) ?? null;
+  const [first, last] = lens.queries;
+  for (let query = first; query < last; query++)
+    for (let i = query * found.count; i < (query + 1) * found.count; i++) {
+      const weight = found.weights[i]!;
+      const key = found.keys[i]!;
+      if (weight <= 0 || key < lens.key - 1 || key > lens.key + lens.wide) continue;
+      const share = placed(scaled(weight, scale, rows, query), scale, range);
+      context.fillStyle = css(table[Math.round(255 * share)]!);
+      context.fillRect(lens.x(key), lens.y(query), lens.zoom, lens.zoom);
+    }
+}
+
+export function paintGrid(context: Context, lens: Lens, colour: string): void {
+  const { left, top, right, bottom } = lens.covered;
+  const { queries, keys } = lens.map;
+  context.strokeStyle = colour;
+  context.lineWidth = 1;
+  context.beginPath();
+  const lastKey = Math.min(keys, lens.key + lens.wide);
+  for (let key = Math.ceil(Math.max(0, lens.key)); key <= lastKey; key++) {
+    const at = Math.round(lens.x(key)) - 0.5;
+    context.moveTo(at, top);
+    context.lineTo(at, bottom);
+  }
+  const lastQuery = Math.min(queries, lens.query + lens.tall);
+  for (let query = Math.ceil(Math.max(0, lens.query)); query <= lastQuery; query++) {
+    const at = Math.round(lens.y(query)) - 0.5;
+    context.moveTo(left, at);
+    context.lineTo(right, at);
+  }
+  context.stroke();
+}
+
+/** Where generating began: the first step below what the model was given. */
+export function paintSteps(context: Context, lens: Lens, colour: string): void {
+  const first = lens.map.starts[1];
+  if (first === undefined) return;
+  const { x, width } = lens.box;
+  context.strokeStyle = colour;
+  context.setLineDash([4, 3]);
+  context.beginPath();
+  context.moveTo(x, lens.y(first));
+  context.lineTo(Math.min(x + width, lens.x(lens.map.keys)), lens.y(first));
+  context.stroke();
+  context.setLineDash([]);
+}
+
+/** The row, the column and the cell that are pointed at. */
+export function paintCursor(
+  context: Context,
+  lens: Lens,
+  cursor: Point,
+  cell: number,
+  colour: string,
+): void {
+  const left = lens.x(Math.floor(cursor.key / cell) * cell);
+  const top = lens.y(Math.floor(cursor.query / cell) * cell);
+  const side = Math.max(cell * lens.zoom, 1);
+  const covered = lens.covered;
+  context.globalAlpha = 0.09;
+  context.fillStyle = colour;
+  context.fillRect(covered.left, top, covered.right - covered.left, Math.max(side, 2));
+  context.fillRect(left, covered.top, Math.max(side, 2), covered.bottom - covered.top);
+  context.globalAlpha = 1;
+  context.strokeStyle = colour;
+  context.lineWidth = 1.5;
+  if (side >= 4) context.strokeRect(left, top, side, side);
+}
+
+export function paintFrame(context: Context, lens: Lens, colour: string): void {
+  const { left, top, right, bottom } = lens.covered;
+  context.strokeStyle = colour;
+  context.lineWidth = 1;
+  context.strokeRect(left - 0.5, top - 0.5, right - left + 1, bottom - top + 1);
+}

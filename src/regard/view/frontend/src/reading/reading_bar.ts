@@ -1,0 +1,243 @@
+/** Type a text, choose who reads it, see how far that is, and stop it. */
+
+import { el } from "../elements/element";
+import type { Desk, Reader, Work } from "../sources/reader";
+
+const OFTEN = 150;
+const TALL = 160;
+const KINDS: Record<string, [string, string]> = {
+  induction: ["Induction", "Looks at what followed, the last time this token was there"],
+  alignment: ["Alignment", "Looks at the token that is being written in other words"],
+  previous: ["Previous token", "Looks at the token before"],
+  first: ["First token", "Looks at the first token"],
+};
+const GONE =
+  "the app does not answer\n  do: see whether regard view still runs where it was started";
+
+export class ReadingBar {
+  readonly root: HTMLFormElement;
+  private text = el("textarea", {
+    id: "regard-text",
+    rows: 1,
+    spellcheck: "false",
+    placeholder: "Type a text to look at",
+    title: "Enter reads it, Shift + Enter begins a line",
+    "aria-label": "Text",
+  });
+  private model = el("select", { id: "regard-model", "aria-label": "Model", title: "Model" });
+  private tokens = el("input", {
+    id: "regard-tokens",
+    type: "number",
+    min: 0,
+    max: 2000,
+    step: 1,
+    value: 0,
+  });
+  private go = el("button", { type: "submit", class: "go" }, "Read");
+  private status = el("div", { class: "status", hidden: true });
+  /** For who does not see the bar: what begins and what ended, not every step. */
+  private spoken = el("div", { class: "unseen", role: "status" });
+  private error = el("div", { class: "error", role: "alert", hidden: true });
+  private wrote = el("p", { class: "note wrote", hidden: true });
+  private known = el("div", { class: "known", hidden: true });
+  private about = new Map<string, string>();
+  /** The text that was read last. */
+  private last = "";
+
+  constructor(
+    private reader: Reader,
+    private opened: () => Promise<void>,
+    private show: (map: number, head: number) => void,
+  ) {
+    this.root = el(
+      "form",
+      { class: "reading", "aria-label": "Read another text" },
+      this.text,
+      el(
+        "div",
+        { class: "how" },
+        this.model,
+        el("label", { for: "regard-tokens" }, "and go on for"),
+        this.tokens,
+        el("span", { class: "unit", "aria-hidden": "true" }, "tokens"),
+        this.go,
+      ),
+      this.status,
+      this.spoken,
+      this.error,
+      this.wrote,
+      this.known,
+    );
+    this.root.addEventListener("submit", (event) => {
+      event.preventDefault();
+      void this.begin();
+    });
+    this.text.addEventListener("input", () => this.grow());
+    this.text.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      this.root.requestSubmit();
+    });
+    this.model.addEventListener("change", () => this.explain());
+    void this.start();
+  }
+
+  /** What lies on the desk, and whether something is being read already. */
+  private async start(): Promise<void> {
+    try {
+      const desk = await this.reader.desk();
+      this.fill(desk);
+      if (desk.work.state === "running") await this.follow(desk);
+    } catch (error) {
+      this.complain(String(error));
+    }
+  }
+
+  /** Another window had a text read: what is shown of it is told here too. */
+  async renew(): Promise<void> {
+    const desk = await this.reader.desk();
+    if (desk.model && this.about.has(desk.model)) this.model.value = desk.model;
+    // What was typed here meanwhile stays.
+    if (this.text.value === this.last) this.text.value = desk.text;
+    this.say(desk);
+    this.explain();
+    this.grow();
+  }
+
+  private fill(desk: Desk): void {
+    this.about = new Map(desk.models.map(({ name, about }) => [name, about]));
+    const now = desk.model && this.about.has(desk.model) ? desk.model : desk.models[0]?.name;
+    this.model.replaceChildren(
+      ...desk.models.map(({ name, about }) =>
+        el("option", { value: name, title: about, selected: name === now }, name),
+      ),
+    );
+    if (!this.text.value) this.text.value = desk.text;
+    this.say(desk);
+    this.explain();
+    this.grow();
+  }
+
+  /** What the model wrote, and the heads of which it is known what they do. */
+  private say(desk: Desk): void {
+    this.known.hidden = !desk.heads.length;
+    this.known.replaceChildren(
+      el("span", { class: "label" }, "What its heads do"),
+      ...desk.heads.map(({ kind, map, head }) => {
+        const [name, about] = KINDS[kind] ?? [kind, ""];
+        const go = () => this.show(map, head);
+        return el("button", { type: "button", title: about, onclick: go }, name);
+      }),
+    );
+    this.last = desk.text;
+    this.wrote.hidden = !desk.wrote;
+    this.wrote.replaceChildren("Wrote: ", el("bdi", {}, desk.wrote));
+  }
+
+  private explain(): void {
+    this.model.title = this.about.get(this.model.value) ?? "";
+  }
+
+  /** As tall as the text, up to a height. */
+  private grow(): void {
+    this.text.style.height = "auto";
+    this.text.style.height = `${Math.min(this.text.scrollHeight + 2, TALL)}px`;
+  }
+
+  private async begin(): Promise<void> {
+    this.complain("");
+    try {
+      const wish = {
+        text: this.text.value,
+        model: this.model.value,
+        tokens: Math.trunc(Number(this.tokens.value) || 0),
+      };
+      const desk = await this.reader.read(wish);
+      if (desk.refused) this.complain(desk.refused);
+      if (!desk.refused || desk.work.state === "running") await this.follow(desk);
+    } catch (error) {
+      this.rest();
+      const gone = error instanceof TypeError;
+      this.complain(gone ? GONE : error instanceof Error ? error.message : String(error));
+    }
+  }
+
+  /** Show how far the work is until it ends, and then what came of it. */
+  private async follow(desk: Desk): Promise<void> {
+    this.go.disabled = true;
+    this.root.setAttribute("aria-busy", "true");
+    while (desk.work.state === "running") {
+      this.progress(desk.work);
+      await new Promise((next) => setTimeout(next, OFTEN));
+      desk = await this.reader.desk();
+    }
+    this.rest();
+    this.complain("");
+    if (desk.work.state === "done") {
+      await this.opened();
+      this.say(desk);
+      this.speak("The text was read.");
+    } else if (desk.work.state === "failed") this.complain(desk.work.error ?? "");
+    else if (desk.work.state === "stopped")
+      this.note("Stopped. What was shown before is still here.");
+  }
+
+  private rest(): void {
+    this.go.disabled = false;
+    this.root.removeAttribute("aria-busy");
+    const focused = this.status.contains(document.activeElement);
+    this.status.hidden = true;
+    if (focused) this.text.focus();
+  }
+
+  private speak(text: string): void {
+    if (this.spoken.textContent !== text) this.spoken.textContent = text;
+  }
+
+  private note(text: string): void {
+    this.speak(text);
+    this.status.hidden = false;
+    this.status.replaceChildren(el("span", {}, text));
+  }
+
+  private progress({ doing, done, total, stopping }: Work): void {
+    const share = total ? `${Math.round((100 * done) / total)}%` : "";
+    const many = total ? `${done} of ${total} tokens` : done ? `${done} tokens` : "";
+    const text = stopping ? "stopping …" : `${doing} … ${doing === "writing" ? many : share}`;
+    this.speak(stopping ? "stopping" : doing);
+    let bar = this.status.querySelector("progress");
+    if (!bar || this.status.hidden) {
+      bar = el("progress", { max: 1, "aria-label": "Progress" });
+      this.status.hidden = false;
+      this.status.replaceChildren(
+        bar,
+        el("span", { class: "far" }),
+        el(
+          "button",
+          { type: "button", class: "stop", onclick: () => void this.reader.stop().catch(() => {}) },
+          "Stop",
+        ),
+      );
+    }
+    if (total) bar.value = done / total;
+    else bar.removeAttribute("value");
+    this.status.querySelector(".far")!.textContent = text;
+    this.status.querySelector<HTMLButtonElement>(".stop")!.disabled = stopping;
+  }
+
+  /** An error as the command tells it: what is wrong, then what came, is accepted, and helps. */
+  private complain(message: string): void {
+    const [problem = "", ...rest] = message.split("\n");
+    this.error.hidden = !message;
+    const parts = rest.map((line) => /^\s*(got|accepted|do):\s+(.*)$/.exec(line));
+    const words: Record<string, string> = { got: "Got", accepted: "Accepted", do: "Try this" };
+    this.error.replaceChildren(
+      el("strong", {}, problem ? `${problem[0]!.toUpperCase()}${problem.slice(1)}.` : ""),
+      ...parts.flatMap((found) =>
+        found
+          ? [el("span", { class: "label" }, `${words[found[1]!]}`), el("span", {}, found[2]!)]
+          : [],
+      ),
+    );
+  }
+}

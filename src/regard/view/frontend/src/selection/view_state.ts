@@ -1,0 +1,92 @@
+/** What is being looked at. It lives in the address, so that a view can be sent to someone. */
+
+import { POOLS, SCALES, type Pool, type Scale } from "../drawing/colour";
+
+export type View = "map" | "picture" | "overview" | "text" | "grids" | "heads";
+export const VIEWS: View[] = ["map", "picture", "overview", "text", "grids", "heads"];
+
+export interface State {
+  view: View;
+  map: number;
+  head: number;
+  /** The middle of the map in queries and keys, and how many keys fit its width; 0: all of it. */
+  query: number;
+  key: number;
+  span: number;
+  /** The pair that was picked: its query and its key; empty: none. */
+  picked: number[];
+  pool: Pool;
+  scale: Scale;
+  quantity: string;
+  /** The token that the text view asks about, and in which direction. */
+  token: number;
+  direction: "looks" | "seen";
+  /** Heads that the text view averages; empty: the one head. */
+  set: number[];
+  /** Whether it averages all heads of all layers instead. */
+  layers: "one" | "all";
+}
+
+export const START: State = {
+  view: "map",
+  map: 0,
+  head: 0,
+  query: 0,
+  key: 0,
+  span: 0,
+  picked: [],
+  pool: "max",
+  scale: "log",
+  quantity: "weight",
+  token: -1,
+  direction: "looks",
+  set: [],
+  layers: "one",
+};
+
+const one = <T>(value: string | null, known: readonly T[], otherwise: T): T =>
+  known.find((each) => each === value) ?? otherwise;
+
+const count = (value: string | null, otherwise: number): number => {
+  const found = value === null || value === "" ? NaN : Number(value);
+  return Number.isFinite(found) ? found : otherwise;
+};
+
+const places = (value: string | null): number[] =>
+  (value ?? "")
+    .split(",")
+    .map((part) => (part === "" ? NaN : Number(part)))
+    .filter((place) => Number.isInteger(place) && place >= 0);
+
+/** Nothing in an address is believed: what does not fit is the default. */
+export function read(address: string): State {
+  const given = new URLSearchParams(address.replace(/^#/, ""));
+  const get = (name: string) => given.get(name);
+  return {
+    view: one(get("view"), VIEWS, START.view),
+    map: Math.max(0, Math.trunc(count(get("map"), 0))),
+    head: Math.max(0, Math.trunc(count(get("head"), 0))),
+    query: count(get("query"), 0),
+    key: count(get("key"), 0),
+    span: Math.max(0, count(get("span"), 0)),
+    picked: places(get("picked")),
+    pool: one(get("pool"), POOLS, START.pool),
+    scale: one(get("scale"), SCALES, START.scale),
+    quantity: get("quantity") ?? START.quantity,
+    token: Math.max(-1, Math.trunc(count(get("token"), -1))),
+    direction: one(get("direction"), ["looks", "seen"] as const, START.direction),
+    layers: one(get("layers"), ["one", "all"] as const, START.layers),
+    set: places(get("set")).slice(0, 4096),
+  };
+}
+
+export function write(state: State): string {
+  const parts = new URLSearchParams();
+  for (const [name, value] of Object.entries(state)) {
+    const text = Array.isArray(value) ? value.join() : String(value);
+    const plain = START[name as keyof State];
+    if (text !== String(plain))
+      parts.set(name, typeof value === "number" ? String(+value.toFixed(2)) : text);
+  }
+  return parts.toString();
+}

@@ -1,0 +1,336 @@
+/** The frame around all views: tabs, the choice of a head, keys, theme and address. */
+
+import { legendNodes } from "../drawing/legend";
+import { el } from "../elements/element";
+import { Menu } from "../elements/menu";
+import { GridsView } from "../heads/head_grids";
+import { HeadsView } from "../heads/head_table";
+import { Overview } from "../heads/overview";
+import { press } from "../map/keyboard";
+import { deeds } from "../map/map_files";
+import { legendOf, type Reading } from "../map/map_legend";
+import { choices, facts } from "../map/map_options";
+import { Atlas } from "../map/map_view";
+import { PictureView } from "../picture/picture_view";
+import { ReadingBar } from "../reading/reading_bar";
+import { Where } from "../selection/layer_picker";
+import { read, START, write, type State, type View } from "../selection/view_state";
+import { AppSource } from "../sources/app_source";
+import type { Source } from "../sources/source";
+import type { Index, MapInfo } from "../sources/wire_format";
+import { TextView } from "../text/text_view";
+
+const TITLES: Record<View, string> = {
+  map: "Map",
+  picture: "Picture",
+  overview: "Overview",
+  text: "Text",
+  grids: "Grids",
+  heads: "Heads",
+};
+const THEME = "regard-theme";
+const KEYS =
+  "Drag or arrow keys: pan. Wheel or +\u00a0−: zoom. 0: whole text. [\u00a0]: head. {\u00a0}: layer. Shift\u00a0+\u00a0arrows: read cell by cell. Enter: its text.";
+
+export interface Options {
+  /** Keep the view in the address of the page. */
+  address: boolean;
+  /** A view to start from, and who is told when it changes. */
+  view?: Partial<State>;
+  changed?: (view: State) => void;
+}
+
+export class Shell {
+  private state: State;
+  /** Made, like the four below it, where the index has maps. */
+  private atlas!: Atlas;
+  private text!: TextView;
+  private overview!: Overview;
+  private picture!: PictureView;
+  private saving!: Menu;
+  private grids!: GridsView;
+  private heads!: HeadsView;
+  private model = el("span", { class: "model" });
+  private stage = el("main", { class: "stage" });
+  private side = el("aside", { class: "side", "aria-label": "How the map is drawn" });
+  private legend = el("div", { class: "legend" });
+  private where = new Where();
+  private tabs = el("nav", { class: "tabs", "aria-label": "Views" });
+  private chosen: "light" | "dark" | null = null;
+  private system = window.matchMedia("(prefers-color-scheme: dark)");
+  private written = 0;
+
+  constructor(
+    private root: HTMLElement,
+    private source: Source,
+    private index: Index,
+    private options: Options,
+  ) {
+    const address = options.address ? location.hash : "";
+    const start = read(address.length > 1 ? address : (index.view ?? ""));
+    this.state = this.sound({ ...start, ...options.view });
+    try {
+      const kept = localStorage.getItem(THEME);
+      if (kept === "light" || kept === "dark") this.chosen = kept;
+    } catch {
+      // A page from disk may have no storage; then the system's theme holds.
+    }
+    this.open(index);
+    root.replaceChildren(
+      el(
+        "header",
+        { class: "top" },
+        el("span", { class: "brand" }, "regard"),
+        this.tabs,
+        this.where.root,
+        this.model,
+        el(
+          "button",
+          {
+            class: "icon",
+            "aria-label": "Light or dark",
+            title: "Light or dark",
+            onclick: () => this.flip(),
+          },
+          "◐",
+        ),
+      ),
+      source instanceof AppSource ? this.reading(source) : "",
+      el("div", { class: "body" }, this.stage, this.side),
+    );
+    this.system.addEventListener("change", () => this.render());
+    // A page of its own hears keys wherever they are pressed; a cell of a notebook only its own.
+    const ears: HTMLElement | Document = options.address ? document : root;
+    ears.addEventListener("keydown", (event) => this.key(event as KeyboardEvent));
+    if (options.address)
+      window.addEventListener("hashchange", () => {
+        if (location.hash.slice(1) === write(this.state)) return;
+        this.state = this.sound(read(location.hash));
+        this.render();
+      });
+    this.render();
+  }
+
+  /** Views of an index, which are made anew for another one. */
+  private open(index: Index): void {
+    const { source } = this;
+    if (this.index !== index && this.index.maps.length) this.atlas.close();
+    this.index = index;
+    this.model.title = this.model.textContent = index.model;
+    const state = () => this.state;
+    const theme = () => this.theme;
+    const change = (part: Partial<State>, quiet?: boolean) => this.change(part, quiet);
+    this.grids = new GridsView(index, state, change, theme);
+    this.heads = new HeadsView(source, index, change);
+    if (!index.maps.length) return;
+    this.atlas = new Atlas(source, index, state, change, (reading) => this.explain(reading), theme);
+    this.text = new TextView(source, index, state, change, theme, (query, key) => {
+      this.change({
+        view: "map",
+        ...(this.state.set.length === 1 ? { head: this.state.set[0]! } : {}),
+      });
+      requestAnimationFrame(() => this.atlas.show(query, key));
+    });
+    this.saving = new Menu("Save …", deeds(this.atlas, index, source, state));
+    this.picture = new PictureView(source, index, state, change);
+    this.overview = new Overview(source, index, state, change, theme);
+  }
+
+  /** The place to type another text in, which then takes the place of this one. */
+  private reading(source: AppSource): HTMLElement {
+    let opening: Promise<void> | null = null;
+    const again = (): Promise<void> =>
+      (opening ??= this.reopen().finally(() => {
+        opening = null;
+      }));
+    const show = (map: number, head: number) => this.change({ map, head, set: [], layers: "one" });
+    const bar = new ReadingBar(source, again, show);
+    // Where the app has gone, what is asked next says so.
+    source.outdated = () =>
+      void again()
+        .then(() => bar.renew())
+        .catch(() => {});
+    return bar.root;
+  }
+
+  private async reopen(): Promise<void> {
+    this.open(await this.source.index());
+    this.state = this.sound(this.state);
+    // What was chosen of the model holds for the next text as well; places in the text do not.
+    const { query, key, span, token, picked } = START;
+    this.change({ query, key, span, token, picked });
+  }
+
+  private get theme(): "light" | "dark" {
+    const { classList, dataset } = document.body;
+    const host = dataset["jpThemeLight"];
+    const notebook = host ? host === "false" : classList.contains("vscode-dark");
+    return this.chosen ?? (notebook || (!host && this.system.matches) ? "dark" : "light");
+  }
+
+  private get map(): MapInfo | undefined {
+    return this.index.maps[this.state.map];
+  }
+
+  /** What is counted by the layer of a view: maps; layers of which there are numbers, if no maps. */
+  private get layers(): { heads: number }[] {
+    const { maps, summaries } = this.index;
+    return maps.length ? maps : summaries;
+  }
+
+  private get views(): View[] {
+    const { maps, summaries } = this.index;
+    const mapped = maps.length > 0;
+    const there: Record<View, boolean> = {
+      map: mapped,
+      picture: PictureView.of(this.index),
+      overview: mapped,
+      text: mapped,
+      grids: summaries.length > 0,
+      heads: true,
+    };
+    return (Object.keys(TITLES) as View[]).filter((view) => there[view]);
+  }
+
+  private sound(state: State): State {
+    const { layers, views } = this;
+    const map = Math.min(state.map, layers.length - 1);
+    const head = Math.min(state.head, layers[map]!.heads - 1);
+    const quantity = this.index.quantities.some(({ name }) => name === state.quantity)
+      ? state.quantity
+      : "weight";
+    const of = this.index.maps[map];
+    const [query, key] = state.picked;
+    const there =
+      query !== undefined && key !== undefined && of && query < of.queries && key < of.keys;
+    const view = views.includes(state.view) ? state.view : views[0]!;
+    return { ...state, view, map, head, quantity, picked: there ? [query, key] : [] };
+  }
+
+  private change(part: Partial<State>, quiet = false): void {
+    const before = this.state;
+    this.state = this.sound({ ...before, ...part });
+    const [moved, now] = [this.index.maps[before.map], this.map];
+    if (now?.queries !== moved?.queries || now?.keys !== moved?.keys) this.state.span = 0;
+    if (this.options.address) {
+      clearTimeout(this.written);
+      this.written = window.setTimeout(() => {
+        const address = write(this.state);
+        history.replaceState(
+          null,
+          "",
+          address ? `#${address}` : location.pathname + location.search,
+        );
+      }, 150);
+    }
+    if (this.options.changed) {
+      clearTimeout(this.written);
+      this.written = window.setTimeout(() => this.options.changed?.(this.state), 150);
+    }
+    if (!quiet) this.render();
+  }
+
+  /** Show another view; who asked for it is not told of it. */
+  show(view: Partial<State>): void {
+    const next = this.sound({ ...this.state, ...view });
+    if (write(next) === write(this.state)) return;
+    this.state = next;
+    this.render();
+  }
+
+  private flip(): void {
+    this.chosen = this.theme === "dark" ? "light" : "dark";
+    try {
+      localStorage.setItem(THEME, this.chosen);
+    } catch {
+      // See above.
+    }
+    this.render();
+  }
+
+  private render(): void {
+    const { view } = this.state;
+    this.root.dataset["theme"] = this.theme;
+    this.root.dataset["view"] = view;
+    this.renderTabs();
+    if (this.map) this.where.render(this.index.maps, this.state, (part) => this.change(part));
+    this.where.root.hidden = !this.map;
+    const views = {
+      map: this.atlas,
+      picture: this.picture,
+      overview: this.overview,
+      text: this.text,
+      grids: this.grids,
+      heads: this.heads,
+    };
+    if (this.stage.firstChild !== views[view].root) this.stage.replaceChildren(views[view].root);
+    this.side.hidden = view !== "map";
+    if (view === "map" && this.map) {
+      this.renderSide(this.map);
+      this.atlas.point(null);
+      this.atlas.draw();
+    } else if (view !== "map") void views[view].show();
+  }
+
+  private renderTabs(): void {
+    const focused = document.activeElement?.closest(".tabs") !== null;
+    this.tabs.replaceChildren(
+      ...this.views.map((view) =>
+        el(
+          "button",
+          {
+            "aria-current": view === this.state.view ? "page" : undefined,
+            "data-view": view,
+            onclick: () => this.change({ view }),
+          },
+          TITLES[view],
+        ),
+      ),
+    );
+    if (focused) this.tabs.querySelector<HTMLElement>("[aria-current]")?.focus();
+  }
+
+  private renderSide(map: MapInfo): void {
+    const focused = document.activeElement as HTMLInputElement | null;
+    const again = focused?.closest(".side") ? focused.value : null;
+    const { atlas } = this;
+    this.side.replaceChildren(
+      this.legend,
+      ...choices(this.state, this.index.quantities, (part) => this.change(part)),
+      el(
+        "div",
+        { class: "buttons", role: "group", "aria-label": "Zoom" },
+        el("button", { onclick: () => atlas.zoom(1.6), "aria-label": "Zoom in" }, "+"),
+        el("button", { onclick: () => atlas.zoom(1 / 1.6), "aria-label": "Zoom out" }, "−"),
+        el("button", { onclick: () => atlas.all() }, "Whole text"),
+      ),
+      facts(map),
+      this.saving.root,
+      el("p", { class: "note keys" }, KEYS),
+    );
+    if (again) this.side.querySelector<HTMLElement>(`input[value="${CSS.escape(again)}"]`)?.focus();
+  }
+
+  private explain(reading: Reading): void {
+    const legend = legendOf(reading, this.state, this.index.quantities);
+    this.legend.replaceChildren(...legendNodes(legend, reading.failed, this.theme));
+  }
+
+  private key(event: KeyboardEvent): void {
+    const target = event.target as HTMLElement;
+    if (event.ctrlKey || event.metaKey || event.altKey || target.closest("select, input, textarea"))
+      return;
+    const { map, head } = this.state;
+    const step = (now: number, by: number, n: number) => (now + by + n) % n;
+    if (event.key === "[" || event.key === "]")
+      this.change({
+        head: step(head, event.key === "]" ? 1 : -1, this.layers[map]!.heads),
+        set: [],
+      });
+    else if (event.key === "{" || event.key === "}")
+      this.change({ map: step(map, event.key === "}" ? 1 : -1, this.layers.length), set: [] });
+    else if (this.state.view === "map" && target === document.body) return press(event, this.atlas);
+    else return;
+    event.preventDefault();
+  }
+}

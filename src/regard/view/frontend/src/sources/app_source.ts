@@ -1,0 +1,65 @@
+/** The local app, which answers requests, and has models read texts. */
+
+import type { Desk, Reader, Wish } from "./reader";
+import { RemoteSource, type Asked } from "./remote_source";
+import type { Index } from "./wire_format";
+
+const GONE = "the app does not answer; see whether regard view still runs where it was started";
+
+export class AppSource extends RemoteSource implements Reader {
+  /** Called when another text lies on the desk than the one that was opened. */
+  outdated: () => void = () => {};
+  private edition = "";
+
+  constructor(private base: string) {
+    super();
+  }
+
+  override index(): Promise<Index> {
+    this.edition = "";
+    this.forget();
+    return super.index();
+  }
+
+  page = async (signal: AbortSignal): Promise<Blob> =>
+    new Blob([await this.ask("page", {}, signal)], { type: "text/html" });
+
+  desk(): Promise<Desk> {
+    return this.told(fetch(`${this.base}desk`));
+  }
+  read(wish: Wish): Promise<Desk> {
+    return this.sent("read", wish);
+  }
+  stop(): Promise<Desk> {
+    return this.sent("stop", {});
+  }
+
+  protected async ask(name: string, asked: Asked, signal?: AbortSignal): Promise<ArrayBuffer> {
+    const words = Object.entries(asked).map(([k, v]) => [k, String(v)]);
+    const { edition } = this;
+    if (edition) words.push(["edition", edition]);
+    const query = new URLSearchParams(words);
+    const asking = fetch(`${this.base}${name}?${query}`, { signal: signal ?? null });
+    const answer = await asking.catch((error: unknown) => {
+      throw error instanceof TypeError ? new Error(GONE) : error;
+    });
+    if (answer.status === 205 && edition === this.edition) this.outdated();
+    if (answer.status === 204 || answer.status === 205)
+      throw new DOMException("stopped", "AbortError");
+    if (!answer.ok) throw new Error((await answer.text()) || answer.statusText);
+    if (name === "index") this.edition = answer.headers.get("Edition") ?? "";
+    return answer.arrayBuffer();
+  }
+
+  private sent(name: string, body: object): Promise<Desk> {
+    const headers = { "Content-Type": "application/json" };
+    return this.told(
+      fetch(`${this.base}${name}`, { method: "POST", headers, body: JSON.stringify(body) }),
+    );
+  }
+  private async told(asking: Promise<Response>): Promise<Desk> {
+    const answer = await asking;
+    if (!answer.ok) throw new Error((await answer.text()) || answer.statusText);
+    return (await answer.json()) as Desk;
+  }
+}

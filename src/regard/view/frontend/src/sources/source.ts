@@ -1,0 +1,58 @@
+/** What views ask for, and of whom. */
+
+import type { Index, MapInfo, Statistics, Tile } from "./wire_format";
+
+export interface Place {
+  map: number;
+  head: number;
+  level: number;
+  row: number;
+  column: number;
+  quantity: string;
+  exact?: boolean;
+}
+
+/** One pair: its weight and its rank in its row, from 1. Where only a bound is known, no rank. */
+export interface Cell {
+  weight: number;
+  rank: number | null;
+}
+
+/** A row or column of a map. Where it is not exact everywhere, the places where it is. */
+export interface Line {
+  weights: Float32Array;
+  exact: Set<number> | null;
+}
+
+/** The strongest keys of each query, exactly. */
+export interface Strongest {
+  count: number;
+  weights: Float32Array;
+  keys: Uint16Array;
+}
+
+export interface Source {
+  readonly kind: "app" | "page";
+  index(): Promise<Index>;
+  statistics(map: number): Promise<Statistics>;
+  /** The finest level there is of a map. */
+  finest(map: number): number;
+  tile(place: Place, signal?: AbortSignal): Promise<Tile>;
+  /** The largest weight of each query. */
+  largest(map: number, head: number): Promise<Float32Array>;
+  /** How many keys each query may see. */
+  visible(map: number): Promise<Float32Array>;
+  row(map: number, heads: number[], query: number, signal?: AbortSignal): Promise<Line>;
+  column(map: number, heads: number[], key: number, signal?: AbortSignal): Promise<Line>;
+  cell(place: Place, query: number, key: number, signal?: AbortSignal): Promise<Cell | null>;
+  strongest(map: number, head: number): Promise<Strongest | null>;
+  /** Everything as one HTML file, where there is someone to write it. */
+  page?: (signal: AbortSignal) => Promise<Blob>;
+}
+
+/** Whether the mask shows a pair, as far as a band can tell. */
+export function shown({ band }: MapInfo, query: number, key: number): boolean {
+  if (!band) return true;
+  const [low, high] = band;
+  return (low === null || key - query >= low) && (high === null || key - query <= high);
+}

@@ -1,0 +1,390 @@
+/** The text, shaded by where one token looks, or by who looks at it. */
+
+import { css, ink, place, ramp, type Range } from "../drawing/colour";
+import { plate } from "../drawing/figure";
+import { inksOf } from "../drawing/inks";
+import { legendBox, type Legend } from "../drawing/legend";
+import { percent } from "../drawing/number_format";
+import type { Drawing } from "../drawing/shapes";
+import { spelled } from "../drawing/token_spelling";
+import { choice } from "../elements/choice";
+import { el, refill } from "../elements/element";
+import { Menu } from "../elements/menu";
+import { numbers, pictures } from "../export/file_menu";
+import { fileName, title } from "../export/file_name";
+import { weighed } from "../export/token_table";
+import { headSet } from "../selection/head_buttons";
+import { partOf } from "../selection/model_parts";
+import {
+  answered,
+  asked,
+  deed,
+  directionChoice,
+  headsOf,
+  named,
+} from "../selection/token_question";
+import type { State } from "../selection/view_state";
+import type { Line, Source } from "../sources/source";
+import type { Index, MapInfo } from "../sources/wire_format";
+import { passage } from "./text_figure";
+import { words, type Colours, type Shading, type Words } from "./words";
+
+const WINDOW = 1500;
+const STRONGEST = 12;
+
+/** One token, and the line of weights that it gives or gets. */
+interface Answer {
+  token: number;
+  line: Line;
+}
+
+export class TextView {
+  readonly root = el("section", { class: "text", "aria-label": "Text" });
+  private start = 0;
+  private followed = "";
+  private asking: AbortController | null = null;
+  private answer: Answer | null = null;
+  private saving = new Menu("Save …", [
+    ...pictures(
+      (kind) => this.file(kind),
+      () => this.drawing(this.answer!),
+    ),
+    numbers(
+      (kind) => this.file(kind),
+      () => weighed(this.answer!.line, this.names(this.looks ? "key" : "query")),
+    ),
+  ]);
+
+  constructor(
+    private source: Source,
+    private index: Index,
+    private state: () => State,
+    private change: (part: Partial<State>) => void,
+    private theme: () => "light" | "dark",
+    private jump: (query: number, key: number) => void,
+  ) {}
+
+  private get map(): MapInfo {
+    return this.index.maps[this.state().map]!;
+  }
+
+  private get looks(): boolean {
+    return this.state().direction === "looks";
+  }
+
+  /** A row of weights knows two of the four scales: the others differ only between rows. */
+  private get scale(): "log" | "linear" {
+    const { scale } = this.state();
+    return scale === "linear" || scale === "row" ? "linear" : "log";
+  }
+
+  /** Whether the words that look are the words that are seen. */
+  private get same(): boolean {
+    const { queries, keys, queryText, keyText } = this.map;
+    return queries === keys && queryText === keyText;
+  }
+
+  private get heads(): number[] {
+    return headsOf(this.state(), this.map);
+  }
+
+  /** Layers over the same texts, in the same part of the model. */
+  private get alike(): number[] {
+    const kind = (map: MapInfo) =>
+      [map.queries, map.keys, map.queryText, map.keyText, partOf(map)].join();
+    const mine = kind(this.map);
+    return [...this.index.maps.keys()].filter((at) => kind(this.index.maps[at]!) === mine);
+  }
+
+  async show(): Promise<void> {
+    this.asking?.abort();
+    const asking = (this.asking = new AbortController());
+    const n = this.looks ? this.map.queries : this.map.keys;
+    let { token } = this.state();
+    if (token < 0 || token >= n) token = n - 1;
+    try {
+      const line = await this.line(token, asking.signal);
+      if (!asking.signal.aborted) this.fill({ token, line });
+    } catch (error) {
+      if (asking.signal.aborted) return;
+      this.root.replaceChildren(
+        el("p", { class: "note" }, `This could not be read: ${String(error)}`),
+      );
+    }
+  }
+
+  private async line(token: number, signal: AbortSignal): Promise<Line> {
+    const { map, layers, direction } = this.state();
+    const ask = (map: number, heads: number[]) =>
+      answered(this.source, direction, map, heads, token, signal);
+    if (layers === "one") return ask(map, this.heads);
+    const all = this.alike.map((at) => ask(at, [...Array(this.index.maps[at]!.heads).keys()]));
+    return mean(await Promise.all(all));
+  }
+
+  private fill(answer: Answer): void {
+    this.answer = answer;
+    const { token } = answer;
+    const { direction } = this.state();
+    const name = this.names(this.looks ? "query" : "key")?.[token];
+    refill(
+      this.root,
+      el(
+        "div",
+        { class: "ask" },
+        directionChoice(direction, this.change),
+        choice(
+          "Colour",
+          [
+            ["log", "Log", "Logarithm of the weight, down to a thousandth of the largest"],
+            ["linear", "Linear", "The weight itself"],
+          ],
+          this.scale,
+          (scale) => this.change({ scale }),
+        ),
+        this.layerChoice(),
+        this.map.heads > 1
+          ? headSet(this.map, this.heads, this.state().layers === "all", (set) =>
+              this.change({ set }),
+            )
+          : "",
+        this.saving.root,
+      ),
+      el(
+        "h2",
+        {},
+        name === undefined ? "" : el("bdi", { class: "token" }, spelled(name, 32)),
+        ` #${token} ${deed(direction)}, in ${this.which()}`,
+      ),
+      this.strongest(answer),
+      legendBox(this.legend(answer), this.theme()),
+      ...this.texts(answer),
+    );
+  }
+
+  private names(side: "query" | "key"): string[] | undefined {
+    return this.index.texts[side === "query" ? this.map.queryText : this.map.keyText];
+  }
+
+  private which(): string {
+    return this.state().layers === "all"
+      ? `the mean of all heads of ${this.alike.length} layers`
+      : named(this.heads);
+  }
+
+  private layerChoice(): HTMLElement | string {
+    if (this.alike.length < 2) return "";
+    return choice(
+      "Layers",
+      [
+        ["one", "This layer"],
+        ["all", "All layers", `The mean over all heads of ${this.alike.length} layers`],
+      ],
+      this.state().layers,
+      (layers) => this.change({ layers }),
+    );
+  }
+
+  /** The words with the most weight; each leads to its pair on the map. */
+  private strongest({ token, line }: Answer): HTMLElement {
+    const { weights, exact } = line;
+    const names = this.names(this.looks ? "key" : "query");
+    const order = [...weights.keys()]
+      .filter((at) => weights[at]! > 0 && (!exact || exact.has(at)))
+      .sort((a, b) => weights[b]! - weights[a]!)
+      .slice(0, STRONGEST);
+    if (!order.length)
+      return el("p", { class: "note" }, "Nothing: the mask hides every pair, or all are zero.");
+    const most = weights[order[0]!]!;
+    const item = (at: number) =>
+      el(
+        "button",
+        {
+          title: "Show this pair on the map",
+          onclick: () => (this.looks ? this.jump(token, at) : this.jump(at, token)),
+        },
+        el("bdi", { class: "token" }, names?.[at] === undefined ? "" : spelled(names[at]!, 24)),
+        el("span", { class: "place" }, `#${at}`),
+        el(
+          "span",
+          { class: "meter" },
+          el("span", { style: `width:${(100 * weights[at]!) / most}%` }),
+        ),
+        el("span", { class: "figure" }, percent(weights[at]!)),
+      );
+    return el("ol", { class: "strongest" }, ...order.map((at) => el("li", {}, item(at))));
+  }
+
+  /** The first and the last word that the mask lets a token see, or be seen by. */
+  private seen(token: number): [number, number] {
+    const { band, queries, keys } = this.map;
+    const [low, high] = band ?? [null, null];
+    const n = this.looks ? keys : queries;
+    const [from, to] = this.looks ? [low, high] : [high && -high, low && -low];
+    const at = (edge: number | null, otherwise: number) =>
+      edge === null ? otherwise : Math.max(0, Math.min(token + edge, n - 1));
+    return [at(from, 0), at(to, n - 1)];
+  }
+
+  private legend({ token, line }: Answer): Legend {
+    const { band, mask, starts } = this.map;
+    const level = this.source.finest(this.state().map);
+    const [first, last] = this.seen(token);
+    const { low, high } = range(line.weights);
+    const middle = this.scale === "log" ? Math.sqrt(low * high) : high / 2;
+    const notes: string[] = [];
+    if (band && (band[0] !== null || band[1] !== null))
+      notes.push(
+        `The mask ${mask} leaves ${last - first + 1} ${last === first ? "token" : "tokens"}, #${first} to #${last}${band[0] === null || band[1] === null ? "" : ", in brackets"}; those it hides are dim.`,
+      );
+    if (starts.length > 1) notes.push("Underlined: written by the model.");
+    if (level)
+      notes.push(
+        `Exact for the strongest keys of each token; the rest is a mean over ${1 << level} × ${1 << level} pairs.`,
+      );
+    return {
+      ticks: [this.scale === "log" ? percent(low, 0) : "0", percent(middle, 0), percent(high, 0)],
+      meaning: `A token is coloured by the weight that it ${this.looks ? "gets" : "gives"}.`,
+      notes,
+    };
+  }
+
+  /** What is asked, for the name of a file. */
+  private file(kind: string): string {
+    const { direction, layers } = this.state();
+    const of = fileName(this.index, this.state(), this.which(), layers === "all");
+    return `${of}-token-${this.answer!.token}-${direction}.${kind}`;
+  }
+
+  /** What is seen of the text, with its heading and its colours. */
+  private drawing(answer: Answer): Drawing {
+    const { layers, direction } = this.state();
+    const of = title(this.index, this.state(), this.which(), layers === "all");
+    const name = this.names(this.looks ? "query" : "key")?.[answer.token];
+    const what = asked(name ? spelled(name, 32) : "", answer.token, direction);
+    const inks = inksOf(this.root);
+    const body = passage(...this.shaded(answer), inks);
+    return plate(`${of} · ${what}`, body, this.legend(answer), inks, this.theme());
+  }
+
+  /** The words that answer, and their colours. */
+  private shaded({ token, line }: Answer): [Words, Shading] {
+    const { band, starts } = this.map;
+    const turned = { looks: "seen", seen: "looks" } as const;
+    const text: Words = {
+      label: this.same ? "Text" : this.looks ? "Keys" : "Queries",
+      names: this.names(this.looks ? "key" : "query"),
+      start: this.start,
+      stop: Math.min(line.weights.length, this.start + WINDOW),
+      self: this.same ? token : -1,
+      wrote: this.same && starts.length > 1 ? starts[1]! : Infinity,
+      pick: (at) =>
+        this.change(
+          this.same ? { token: at } : { token: at, direction: turned[this.state().direction] },
+        ),
+    };
+    const shading: Shading = {
+      paint: this.paint(line.weights),
+      weight: (at) => line.weights[at]!,
+      seen: this.seen(token),
+      edges: Boolean(band && band[0] !== null && band[1] !== null),
+    };
+    return [text, shading];
+  }
+
+  /** The text; where queries and keys are of two texts, the one that is asked about above. */
+  private texts(answer: Answer): (HTMLElement | string)[] {
+    const { token, line } = answer;
+    const { queries, keys } = this.map;
+    const n = line.weights.length;
+    const [ours, theirs] = this.looks ? (["query", "key"] as const) : (["key", "query"] as const);
+    this.follow(answer);
+    const [text, shading] = this.shaded(answer);
+    const shaded = words(text, shading);
+    const found: (HTMLElement | string)[] = [this.turning(answer, n, text.stop), shaded];
+    if (this.same) return found;
+    const most = this.looks ? queries : keys;
+    const from = Math.max(0, Math.min(token - WINDOW / 2, most - WINDOW));
+    const asking = words(
+      {
+        label: ours === "query" ? "Queries" : "Keys",
+        names: this.names(ours),
+        start: Math.floor(from),
+        stop: Math.min(most, Math.floor(from) + WINDOW),
+        self: token,
+        wrote: Infinity,
+        pick: (at) => this.change({ token: at }),
+      },
+      null,
+    );
+    const title = (side: string) => el("h3", {}, side === "query" ? "Queries" : "Keys");
+    return [title(ours), asking, title(theirs), ...found];
+  }
+
+  /** Begin near the token when another one is asked about. */
+  private follow({ token, line: { weights } }: Answer): void {
+    const { map, direction } = this.state();
+    const question = [map, token, direction].join();
+    if (question === this.followed) return;
+    this.followed = question;
+    const near = this.same ? token : weights.indexOf(largest(weights));
+    this.start = Math.floor(Math.max(0, Math.min(near - WINDOW / 2, weights.length - WINDOW)));
+  }
+
+  private paint(weights: Float32Array): (at: number) => Colours | null {
+    const table = ramp(this.theme());
+    const ends = range(weights);
+    return (at) => {
+      const weight = weights[at]!;
+      if (!(weight > 0)) return null;
+      const colour = table[Math.round(255 * place(weight, this.scale, ends))]!;
+      return { ground: css(colour), ink: ink(colour) };
+    };
+  }
+
+  /** Pages of a text that is too long to be shown at once. */
+  private turning(answer: Answer, n: number, stop: number): HTMLElement | string {
+    if (n <= WINDOW) return "";
+    const turn = (by: number, text: string, off: boolean) =>
+      el(
+        "button",
+        {
+          disabled: off,
+          onclick: () => {
+            this.start = Math.max(0, Math.min(this.start + by, n - WINDOW));
+            this.fill(answer);
+          },
+        },
+        text,
+      );
+    return el(
+      "nav",
+      { class: "turn", "aria-label": "Parts of the text" },
+      turn(-WINDOW, "← Earlier", this.start <= 0),
+      el("span", {}, `${this.start}–${stop - 1} of ${n}`),
+      turn(WINDOW, "Later →", stop >= n),
+    );
+  }
+}
+
+function largest(weights: Float32Array): number {
+  let most = 0;
+  for (const weight of weights) most = Math.max(most, weight);
+  return most;
+}
+
+/** The weights where the colours begin and end: on a logarithmic scale, at a thousandth. */
+function range(weights: Float32Array): Range {
+  const high = largest(weights) || 1;
+  return { low: high * 1e-3, high };
+}
+
+/** The mean of lines; exact where all of them are. */
+function mean(lines: Line[]): Line {
+  const weights = new Float32Array(lines[0]!.weights.length);
+  for (const line of lines)
+    for (const [at, weight] of line.weights.entries()) weights[at]! += weight / lines.length;
+  const sets = lines.flatMap(({ exact }) => (exact ? [exact] : []));
+  const sure = sets[0] && [...sets[0]].filter((at) => sets.every((set) => set.has(at)));
+  return { weights, exact: sure ? new Set(sure) : null };
+}
