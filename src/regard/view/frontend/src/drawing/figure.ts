@@ -18,13 +18,13 @@ export interface Body {
 }
 
 /** A picture as it is on the screen. */
-export function shown(canvas: HTMLCanvasElement): Body {
+export function canvasBody(canvas: HTMLCanvasElement): Body {
   const size = { width: canvas.clientWidth, height: canvas.clientHeight };
   return { ...size, shapes: (x, y) => [{ kind: "pixels", x, y, ...size, canvas }] };
 }
 
 /** Anything with its title and legend. */
-export function plate(
+export function figure(
   title: string,
   body: Body,
   legend: Legend,
@@ -32,7 +32,7 @@ export function plate(
   theme: "light" | "dark",
 ): Drawing {
   const width = Math.max(LEAST, body.width + 2 * MARGIN);
-  const notes = noted(legend, width);
+  const notes = legendLines(legend, width);
   const heading = wrapped(title, width - 2 * MARGIN, `600 14px ${SANS}`);
   const above = TITLE + 18 * (heading.length - 1) + MARGIN / 2;
   const below = above + body.height + 1.5 * MARGIN;
@@ -43,7 +43,7 @@ export function plate(
       text(line, MARGIN, 22 + 18 * at, inks.ink, { size: 14, bold: true }),
     ),
     ...body.shapes(MARGIN, above),
-    ...explained(legend, notes, below, theme, inks),
+    ...legendShapes(legend, notes, below, theme, inks),
   ];
   return { width, height, shapes };
 }
@@ -59,11 +59,11 @@ export function text(
 }
 
 /** The words of a legend, in lines beside its colours. */
-export function noted({ meaning, notes }: Legend, width: number): string[] {
+export function legendLines({ meaning, notes }: Legend, width: number): string[] {
   return wrapped([meaning, ...notes].join(" "), width - 2 * MARGIN - STRIP - 20);
 }
 
-export function explained(
+export function legendShapes(
   { ticks }: Legend,
   notes: string[],
   y: number,

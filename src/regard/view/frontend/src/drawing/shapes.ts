@@ -1,7 +1,15 @@
 /** A drawing as a list of shapes, which becomes an SVG or the pixels of a canvas. */
 
 export type Shape =
-  | { kind: "box"; x: number; y: number; width: number; height: number; fill: string; tip?: string }
+  | {
+      kind: "box";
+      x: number;
+      y: number;
+      width: number;
+      height: number;
+      fill: string;
+      tooltip?: string;
+    }
   | { kind: "frame"; x: number; y: number; width: number; height: number; stroke: string }
   | { kind: "line"; x: number; y: number; toX: number; toY: number; stroke: string; dash?: string }
   | {
@@ -76,8 +84,8 @@ function element(shape: Shape): string {
     const href = shape.canvas.toDataURL("image/png");
     return `<image ${box} ${how} href="${href}"/>`;
   }
-  const tip = shape.tip ? `<title>${escaped(shape.tip)}</title>` : "";
-  return `<rect ${box} fill="${shape.fill}">${tip}</rect>`;
+  const tooltip = shape.tooltip ? `<title>${escaped(shape.tooltip)}</title>` : "";
+  return `<rect ${box} fill="${shape.fill}">${tooltip}</rect>`;
 }
 
 export function toCanvas({ width, height, shapes }: Drawing, ratio: number): HTMLCanvasElement {

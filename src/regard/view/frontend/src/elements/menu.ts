@@ -1,8 +1,8 @@
-/** A button that opens a list of deeds. */
+/** A button that opens a list of actions. */
 
 import { el } from "./element";
 
-export interface Deed {
+export interface MenuItem {
   name: string;
   about: string;
   /** What it does; while it lasts, the menu says so, and an Escape ends it. */
@@ -16,16 +16,16 @@ export class Menu {
   private button: HTMLButtonElement;
   private acting: AbortController | null = null;
 
-  constructor(label: string, deeds: Deed[]) {
+  constructor(label: string, items: MenuItem[]) {
     this.button = el("button", { "aria-haspopup": "menu", "aria-expanded": "false" }, label);
     this.list.setAttribute("aria-label", label);
     this.list.append(
-      ...deeds.map((deed) =>
+      ...items.map((item) =>
         el(
           "button",
-          { role: "menuitem", tabindex: "-1", onclick: () => void this.run(deed) },
-          el("span", { class: "name" }, deed.name),
-          el("span", { class: "about" }, deed.about),
+          { role: "menuitem", tabindex: "-1", onclick: () => void this.run(item) },
+          el("span", { class: "name" }, item.name),
+          el("span", { class: "about" }, item.about),
         ),
       ),
     );
@@ -65,7 +65,7 @@ export class Menu {
     event.stopPropagation();
   }
 
-  private async run({ name, act }: Deed): Promise<void> {
+  private async run({ name, act }: MenuItem): Promise<void> {
     this.acting?.abort();
     const acting = (this.acting = new AbortController());
     this.button.focus();

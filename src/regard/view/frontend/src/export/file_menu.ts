@@ -1,7 +1,7 @@
 /** Entries of a menu that save what is seen as files: pictures, drawings and tables. */
 
 import { toCanvas, toSvg, type Drawing } from "../drawing/shapes";
-import type { Deed } from "../elements/menu";
+import type { MenuItem } from "../elements/menu";
 import { download } from "./download";
 
 const FINE = 2;
@@ -10,7 +10,7 @@ type File = (kind: string) => string;
 type Made<T> = (signal: AbortSignal) => T | Promise<T>;
 
 /** A drawing as both kinds of picture. */
-export function pictures(file: File, drawn: Made<Drawing>): Deed[] {
+export function pictureItems(file: File, drawn: Made<Drawing>): MenuItem[] {
   return [
     {
       name: "PNG",
@@ -28,7 +28,7 @@ export function pictures(file: File, drawn: Made<Drawing>): Deed[] {
   ];
 }
 
-export function numbers(file: File, text: Made<string>): Deed {
+export function tableItem(file: File, text: Made<string>): MenuItem {
   return {
     name: "CSV",
     about: "a table",

@@ -5,7 +5,7 @@ import type { State } from "../selection/view_state";
 import type { Index } from "../sources/wire_format";
 
 /** A name that every file system takes. */
-export const safe = (name: string) => name.replace(/[^\w.-]+/g, "-").slice(0, 60);
+export const safeName = (name: string) => name.replace(/[^\w.-]+/g, "-").slice(0, 60);
 
 /** What is looked at: of one layer, or of all of them. */
 function parts(index: Index, { map, head }: State, which = `head ${head}`, all = false): string[] {
@@ -13,10 +13,10 @@ function parts(index: Index, { map, head }: State, which = `head ${head}`, all =
 }
 
 export function fileName(index: Index, state: State, which?: string, all?: boolean): string {
-  return parts(index, state, which, all).map(safe).join("-");
+  return parts(index, state, which, all).map(safeName).join("-");
 }
 
-export function title(index: Index, state: State, which?: string, all?: boolean): string {
+export function figureTitle(index: Index, state: State, which?: string, all?: boolean): string {
   return [index.model, ...parts(index, state, which, all)]
     .filter(Boolean)
     .map((part) => spelled(part, 60))

@@ -17,7 +17,7 @@ interface Row {
   figures: Figures;
 }
 
-export class GridsView {
+export class HeadGrids {
   readonly root = el("section", { class: "grids", "aria-label": "Layers and heads" });
   private rows: Row[];
 

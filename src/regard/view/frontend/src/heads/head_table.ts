@@ -43,7 +43,7 @@ function save(rows: Row[], columns: Column[]): void {
   download("heads.csv", new Blob([text], { type: "text/csv" }));
 }
 
-export class HeadsView {
+export class HeadTable {
   readonly root = el("section", { class: "heads", "aria-label": "Heads" });
   private rows: Row[] = [];
   private sort = { name: "place", down: false };

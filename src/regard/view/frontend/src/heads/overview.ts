@@ -4,14 +4,14 @@ import { inksOf } from "../drawing/inks";
 import type { Drawing } from "../drawing/shapes";
 import { el } from "../elements/element";
 import { Menu } from "../elements/menu";
-import { pictures } from "../export/file_menu";
-import { safe } from "../export/file_name";
-import type { Held } from "../plot/tile_cache";
-import { largestIn, picture, rangeOf } from "../plot/tile_image";
+import { pictureItems } from "../export/file_menu";
+import { safeName } from "../export/file_name";
+import type { CachedTile } from "../plot/tile_cache";
+import { largestIn, rangeOf, tileImage } from "../plot/tile_image";
 import type { State } from "../selection/view_state";
 import type { Source } from "../sources/source";
 import { topLevel, type Index } from "../sources/wire_format";
-import { sheet, type Row } from "./overview_figure";
+import { overviewFigure, type Row } from "./overview_figure";
 
 const COLOURS = "Each map is coloured by its own largest weight, on a logarithmic scale.";
 const MOST = 8;
@@ -129,10 +129,17 @@ export class Overview {
     const level = Math.max(topLevel(info), this.source.finest(map));
     const place = { map, head, level, row: 0, column: 0, quantity: "weight" };
     const tile = await this.source.tile(place, signal);
-    const held: Held = { place, tile, failed: null, picture: null, colours: "", refining: false };
+    const held: CachedTile = {
+      place,
+      tile,
+      failed: null,
+      picture: null,
+      colours: "",
+      refining: false,
+    };
     const { pool } = this.state();
     const range = rangeOf(largestIn([held], info, { pool, scale: "log" }, null), "log");
-    return picture(held, info, { theme: this.theme(), pool, scale: "log", range }, null);
+    return tileImage(held, info, { theme: this.theme(), pool, scale: "log", range }, null);
   }
 
   /** All heads as a drawing. */
@@ -145,16 +152,16 @@ export class Overview {
       rows.push({ name: info.name, about, across, heads: await Promise.all(heads) });
     }
     const title = [this.index.model, COLOURS].filter(Boolean).join(" · ");
-    return sheet(title, rows, inksOf(this.root));
+    return overviewFigure(title, rows, inksOf(this.root));
   }
 
   private saving(): HTMLElement {
-    const name = `${safe(this.index.model || "regard")}-heads`;
-    const deeds = pictures(
+    const name = `${safeName(this.index.model || "regard")}-heads`;
+    const items = pictureItems(
       (kind) => `${name}.${kind}`,
       (signal) => this.drawing(signal),
     );
     const note = el("p", { class: "note" }, `${COLOURS} A click opens it.`);
-    return el("div", { class: "ask" }, note, new Menu("Save …", deeds).root);
+    return el("div", { class: "ask" }, note, new Menu("Save …", items).root);
   }
 }

@@ -20,7 +20,7 @@ const NUMBER = 18;
 const NAME = 26;
 const TITLE = 28;
 
-export function sheet(title: string, rows: Row[], inks: Inks): Drawing {
+export function overviewFigure(title: string, rows: Row[], inks: Inks): Drawing {
   const across = Math.max(...rows.map((row) => row.across));
   const width = 2 * MARGIN + across * (THUMB + GAP) - GAP;
   const shapes: Shape[] = [];

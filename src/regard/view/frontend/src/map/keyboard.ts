@@ -1,6 +1,6 @@
 /** The map without a mouse. */
 
-import type { Hands } from "./pointer";
+import type { MapActions } from "./pointer";
 
 const ARROWS: Record<string, [number, number]> = {
   ArrowLeft: [0, -1],
@@ -13,32 +13,32 @@ const STEP = 80;
 export const KEYS =
   "Arrow keys pan, plus and minus zoom, 0 shows everything, shift with arrow keys moves a cursor, Enter opens the text.";
 
-export function press(event: KeyboardEvent, hands: Hands): void {
+export function pressKey(event: KeyboardEvent, actions: MapActions): void {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const arrow = ARROWS[event.key];
-  const { lens, cursor } = hands;
-  if (arrow && event.shiftKey) step(hands, ...arrow);
+  const { lens, cursor } = actions;
+  if (arrow && event.shiftKey) step(actions, ...arrow);
   else if (arrow)
-    hands.look(lens.moved((arrow[0] * STEP) / lens.zoom, (arrow[1] * STEP) / lens.zoom));
-  else if (event.key === "+" || event.key === "=") hands.zoom(1.5);
-  else if (event.key === "-") hands.zoom(1 / 1.5);
-  else if (event.key === "0") hands.all();
-  else if (event.key === "Escape") hands.pick(null);
-  else if (event.key === "Enter" && cursor) hands.open(cursor.query);
+    actions.look(lens.moved((arrow[0] * STEP) / lens.zoom, (arrow[1] * STEP) / lens.zoom));
+  else if (event.key === "+" || event.key === "=") actions.zoom(1.5);
+  else if (event.key === "-") actions.zoom(1 / 1.5);
+  else if (event.key === "0") actions.all();
+  else if (event.key === "Escape") actions.pick(null);
+  else if (event.key === "Enter" && cursor) actions.open(cursor.query);
   else return;
   event.preventDefault();
 }
 
 /** Move the cursor by a cell; the first time it starts in the middle of what is seen. */
-function step(hands: Hands, down: number, right: number): void {
-  const { lens, cursor, cell } = hands;
+function step(actions: MapActions, down: number, right: number): void {
+  const { lens, cursor, cell } = actions;
   const { queries, keys } = lens.map;
   const from = cursor ?? {
     query: Math.floor(Math.max(0, lens.query) + lens.tall / 2),
     key: Math.floor(Math.max(0, lens.key) + lens.wide / 2),
   };
   const inside = (at: number, n: number) => Math.max(0, Math.min(at, n - 1));
-  hands.pick({
+  actions.pick({
     query: inside(from.query + down * cell, queries),
     key: inside(from.key + right * cell, keys),
   });

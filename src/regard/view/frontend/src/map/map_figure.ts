@@ -1,14 +1,14 @@
 /** The map as a figure: title, axes, cells and legend. */
 
 import { css, place as placed, ramp } from "../drawing/colour";
-import { explained, LEAST, MARGIN, noted, text, TITLE } from "../drawing/figure";
+import { LEAST, legendLines, legendShapes, MARGIN, text, TITLE } from "../drawing/figure";
 import { MONO, SANS } from "../drawing/fonts";
 import type { Inks } from "../drawing/inks";
 import type { Legend } from "../drawing/legend";
 import type { Drawing, Shape } from "../drawing/shapes";
 import { spelled } from "../drawing/token_spelling";
 import { labels } from "../plot/axes";
-import { counted, value } from "../plot/cell_value";
+import { pooledValue, scaledValue } from "../plot/cell_value";
 import { paintCells, type Cells } from "../plot/cells";
 import { Lens, type Box } from "../plot/lens";
 import type { Region } from "./region";
@@ -27,14 +27,14 @@ const FEW = 2500;
 /** Pixels of the picture of the others, for each of the screen. */
 const FINE = 2;
 
-export function figure(of: Figure): Drawing {
+export function mapFigure(of: Figure): Drawing {
   const { cells, inks, legend } = of;
   const { lens: seen } = cells;
   const box: Box = { ...seen.box, y: seen.box.y + TITLE };
   const lens = new Lens(seen.map, box, seen.query, seen.key, seen.zoom);
   const { left, top, right, bottom } = lens.covered;
   const width = Math.max(LEAST, right + MARGIN);
-  const notes = noted(legend, width);
+  const notes = legendLines(legend, width);
   const height = bottom + MARGIN + Math.max(34, 16 * notes.length) + MARGIN;
   const frame = { x: left - 0.5, y: top - 0.5, width: right - left + 1, height: bottom - top + 1 };
   const shapes: Shape[] = [
@@ -44,7 +44,7 @@ export function figure(of: Figure): Drawing {
     ...started(lens, inks.accent),
     { kind: "frame", ...frame, stroke: inks.frame },
     ...axes(lens, of.texts, inks),
-    ...explained(legend, notes, bottom + MARGIN, cells.colours.theme, inks),
+    ...legendShapes(legend, notes, bottom + MARGIN, cells.colours.theme, inks),
   ];
   return { width, height, shapes };
 }
@@ -69,15 +69,23 @@ function single({ cells, region, texts, inks }: Figure): Shape[] {
       if (!(region.most[at]! > 0)) continue;
       const [query, key] = [region.query + row * cell, region.key + column * cell];
       const spot = { row: query / cell, column: key / cell, cell };
-      const shown = counted(region, at, spot, lens.map, colours, facts?.at(level) ?? null);
-      const raw = value(region, at, spot, lens.map, colours.pool);
+      const shown = scaledValue(region, at, spot, lens.map, colours, facts?.at(level) ?? null);
+      const raw = pooledValue(region, at, spot, lens.map, colours.pool);
       const share = placed(shown, colours.scale, colours.range);
       const [x, y] = [Math.max(left, lens.x(key)), Math.max(top, lens.y(query))];
       const width = Math.min(right, lens.x(key + cell)) - x;
       const height = Math.min(bottom, lens.y(query + cell)) - y;
       const names = [named(texts[queryText], query), named(texts[keyText], key)];
       const fill = css(table[Math.round(255 * share)]!);
-      made.push({ kind: "box", x, y, width, height, fill, tip: `${names.join(" → ")}: ${raw}` });
+      made.push({
+        kind: "box",
+        x,
+        y,
+        width,
+        height,
+        fill,
+        tooltip: `${names.join(" → ")}: ${raw}`,
+      });
     }
   return made;
 }

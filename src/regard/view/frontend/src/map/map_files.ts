@@ -1,26 +1,31 @@
 /** The map as files: pictures, drawings and numbers. */
 
 import type { Drawing } from "../drawing/shapes";
-import type { Deed } from "../elements/menu";
+import type { MenuItem } from "../elements/menu";
 import { download } from "../export/download";
-import { numbers, pictures } from "../export/file_menu";
-import { fileName, safe, title } from "../export/file_name";
+import { pictureItems, tableItem } from "../export/file_menu";
+import { figureTitle, fileName, safeName } from "../export/file_name";
 import { safetensors, type Tensor } from "../export/safetensors";
 import type { State } from "../selection/view_state";
 import type { Source } from "../sources/source";
 import type { Index } from "../sources/wire_format";
-import { figure } from "./map_figure";
+import { mapFigure } from "./map_figure";
 import { legendOf } from "./map_legend";
-import type { Atlas } from "./map_view";
-import { table, type Region } from "./region";
+import type { MapView } from "./map_view";
+import { regionTable, type Region } from "./region";
 
-export function deeds(atlas: Atlas, index: Index, source: Source, state: () => State): Deed[] {
+export function mapFiles(
+  view: MapView,
+  index: Index,
+  source: Source,
+  state: () => State,
+): MenuItem[] {
   const file = (kind: string) => `${fileName(index, state())}.${kind}`;
   const drawn = async (signal: AbortSignal): Promise<Drawing> => {
-    const { cells, region, inks, reading } = await atlas.seen(signal, false);
-    const legend = legendOf(reading, state(), index.quantities);
-    return figure({
-      title: title(index, state()),
+    const { cells, region, inks, status } = await view.snapshot(signal, false);
+    const legend = legendOf(status, state(), index.quantities);
+    return mapFigure({
+      title: figureTitle(index, state()),
       cells,
       region,
       legend,
@@ -28,17 +33,17 @@ export function deeds(atlas: Atlas, index: Index, source: Source, state: () => S
       inks,
     });
   };
-  const counted = async (signal: AbortSignal) => (await atlas.seen(signal, true)).region;
-  const made: Deed[] = [
-    ...pictures(file, drawn),
-    numbers(file, async (signal) =>
-      table(await counted(signal), index.texts, index.maps[state().map]!),
+  const region = async (signal: AbortSignal) => (await view.snapshot(signal, true)).region;
+  const made: MenuItem[] = [
+    ...pictureItems(file, drawn),
+    tableItem(file, async (signal) =>
+      regionTable(await region(signal), index.texts, index.maps[state().map]!),
     ),
     {
       name: "safetensors",
       about: "tensors",
       act: async (signal) =>
-        download(file("safetensors"), packed(await counted(signal), index, state())),
+        download(file("safetensors"), packed(await region(signal), index, state())),
     },
   ];
   const { page } = source;
@@ -46,7 +51,8 @@ export function deeds(atlas: Atlas, index: Index, source: Source, state: () => S
     made.push({
       name: "HTML",
       about: "the page",
-      act: async (signal) => download(`${safe(index.model || "regard")}.html`, await page(signal)),
+      act: async (signal) =>
+        download(`${safeName(index.model || "regard")}.html`, await page(signal)),
     });
   return made;
 }

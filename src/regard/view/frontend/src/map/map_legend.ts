@@ -7,7 +7,7 @@ import type { State } from "../selection/view_state";
 import type { Quantity } from "../sources/wire_format";
 
 /** What the map shows at the moment, and how much of it was read. */
-export interface Reading {
+export interface MapStatus {
   level: number;
   range: Range;
   /** Rows read of each cell of the coarsest draft in view; 0 when everything was read. */
@@ -29,11 +29,11 @@ const UNITS: Record<Scale, string> = {
 };
 
 export function legendOf(
-  reading: Reading,
+  status: MapStatus,
   { pool, scale, quantity }: State,
   quantities: Quantity[],
 ): Legend {
-  const { level, range, draft } = reading;
+  const { level, range, draft } = status;
   const tick = (value: number) => {
     if (scale === "ratio") return `${number(value)}×`;
     if (scale === "row") return `${Math.round(100 * value)}%`;
@@ -43,15 +43,15 @@ export function legendOf(
     scale === "linear" || scale === "row" ? range.high / 2 : Math.sqrt(range.low * range.high);
   const cell = 1 << level;
   const what = quantities.find(({ name }) => name === quantity)?.about ?? quantity;
-  const pooled = POOLED[reading.beyond ? "mean" : pool];
+  const pooled = POOLED[status.beyond ? "mean" : pool];
   const how =
     cell === 1 ? `one pair: its ${what}` : `${cell} × ${cell} pairs: the ${pooled} ${what}`;
   const notes: string[] = [];
-  if (reading.beyond) notes.push("Full colour: single pairs, the strongest of each row, exactly.");
-  else if (reading.finest === level && level > 0) notes.push("This page holds no finer cells.");
+  if (status.beyond) notes.push("Full colour: single pairs, the strongest of each row, exactly.");
+  else if (status.finest === level && level > 0) notes.push("This page holds no finer cells.");
   if (draft)
     notes.push(`Draft: ${draft} of ${cell} rows of each cell read. The rest is being read.`);
-  if (reading.loading) notes.push("Reading …");
+  if (status.loading) notes.push("Reading …");
   return {
     ticks: [tick(range.low), tick(middle), tick(range.high)],
     meaning: `A cell is ${how}${UNITS[scale]}.`,

@@ -13,22 +13,22 @@ import {
 } from "../plot/cells";
 import { Lens, type Box, type Point } from "../plot/lens";
 import { RowFacts } from "../plot/row_facts";
-import { Tiles, type Held } from "../plot/tile_cache";
+import { TileCache, type CachedTile } from "../plot/tile_cache";
 import { largestIn, rangeOf } from "../plot/tile_image";
 import type { State } from "../selection/view_state";
 import type { Place, Source, Strongest } from "../sources/source";
 import { SIDE, topLevel, type Index, type MapInfo } from "../sources/wire_format";
-import { KEYS, press } from "./keyboard";
-import type { Reading } from "./map_legend";
-import { listen, type Hands } from "./pointer";
+import { KEYS, pressKey } from "./keyboard";
+import type { MapStatus } from "./map_legend";
+import { listenToPointer, type MapActions } from "./pointer";
 import { regionOf, type Region } from "./region";
-import { Tip } from "./tooltip";
+import { Tooltip } from "./tooltip";
 
 /** All that a file of what is seen can be made of. */
-export interface Seen {
+export interface Snapshot {
   cells: Cells;
   region: Region;
-  reading: Reading;
+  status: MapStatus;
   inks: Inks;
 }
 
@@ -36,20 +36,20 @@ const NARROW = 560;
 const READABLE = 24;
 const GRID = 10;
 
-export class Atlas implements Hands {
+export class MapView implements MapActions {
   readonly root: HTMLElement;
   readonly canvas: HTMLCanvasElement;
   cursor: Point | null = null;
-  private tip: Tip;
-  private tiles: Tiles;
+  private tooltip: Tooltip;
+  private tiles: TileCache;
   private facts = new Map<string, RowFacts | null>();
   private best = new Map<string, Strongest | null>();
   private frame = 0;
   private idle = 0;
   private refining: AbortController | null = null;
-  private visible: Held[] = [];
+  private visible: CachedTile[] = [];
   private cells: Cells | null = null;
-  private reading: Reading | null = null;
+  private status: MapStatus | null = null;
   private level = 0;
 
   constructor(
@@ -57,7 +57,7 @@ export class Atlas implements Hands {
     private index: Index,
     private state: () => State,
     private change: (part: Partial<State>, quiet?: boolean) => void,
-    private report: (reading: Reading) => void,
+    private report: (status: MapStatus) => void,
     private theme: () => "light" | "dark",
   ) {
     this.canvas = el("canvas", {
@@ -66,11 +66,11 @@ export class Atlas implements Hands {
       role: "application",
       "aria-label": `Attention map. ${KEYS}`,
     });
-    this.tip = new Tip(source, index);
-    this.root = el("div", { class: "plot" }, this.canvas, this.tip.root, this.tip.spoken);
-    this.tiles = new Tiles(source, () => this.draw());
-    listen(this.canvas, this);
-    this.canvas.addEventListener("keydown", (event) => press(event, this));
+    this.tooltip = new Tooltip(source, index);
+    this.root = el("div", { class: "plot" }, this.canvas, this.tooltip.root, this.tooltip.spoken);
+    this.tiles = new TileCache(source, () => this.draw());
+    listenToPointer(this.canvas, this);
+    this.canvas.addEventListener("keydown", (event) => pressKey(event, this));
     new ResizeObserver(() => this.draw()).observe(this.root);
   }
 
@@ -125,8 +125,8 @@ export class Atlas implements Hands {
     this.draw();
   }
 
-  hush(): void {
-    this.tip.root.hidden = true;
+  hideTooltip(): void {
+    this.tooltip.root.hidden = true;
   }
 
   open(query: number): void {
@@ -146,11 +146,11 @@ export class Atlas implements Hands {
   point(point: Point | null): void {
     this.cursor = point;
     this.draw();
-    if (!point) return this.tip.hide();
+    if (!point) return this.tooltip.hide();
     const size = SIDE * this.size;
     const [row, column] = [Math.floor(point.query / size), Math.floor(point.key / size)];
     const place = this.place(this.level, row, column);
-    this.tip.show(point, place, this.lens, this.tiles.peek(place)?.tile ?? null);
+    this.tooltip.show(point, place, this.lens, this.tiles.peek(place)?.tile ?? null);
   }
 
   /** Point at a pair, and keep it: the address and a notebook are told. */
@@ -229,7 +229,7 @@ export class Atlas implements Hands {
     return { lens, tiles, facts, colours, strongest, ground };
   }
 
-  private gather(lens: Lens, top: number): Held[] {
+  private gather(lens: Lens, top: number): CachedTile[] {
     const size = SIDE * this.size;
     const tiles = ([first, last]: [number, number]) => [
       Math.floor(first / size),
@@ -237,7 +237,7 @@ export class Atlas implements Hands {
     ];
     const [above, below] = tiles(lens.queries);
     const [left, right] = tiles(lens.keys);
-    const shown: Held[] = [];
+    const shown: CachedTile[] = [];
     this.visible = [];
     for (let row = above!; row < below!; row++)
       for (let column = left!; column < right!; column++) {
@@ -254,20 +254,20 @@ export class Atlas implements Hands {
   }
 
   /** What is seen, once it is all there; read in full, if it must be exact. */
-  async seen(signal: AbortSignal, exact: boolean): Promise<Seen> {
+  async snapshot(signal: AbortSignal, exact: boolean): Promise<Snapshot> {
     for (;;) {
       signal.throwIfAborted();
-      const { cells, reading } = this;
-      if (reading?.failed) throw new Error(reading.failed);
-      if (cells && reading && !reading.loading && !(exact && reading.draft)) {
+      const { cells, status } = this;
+      if (status?.failed) throw new Error(status.failed);
+      if (cells && status && !status.loading && !(exact && status.draft)) {
         const region = regionOf(cells.lens, this.size, this.visible, cells.strongest);
-        return { cells, region, reading, inks: inksOf(this.root) };
+        return { cells, region, status, inks: inksOf(this.root) };
       }
       await new Promise((go) => setTimeout(go, 50));
     }
   }
 
-  private coarser(place: Place, top: number): Held | undefined {
+  private coarser(place: Place, top: number): CachedTile | undefined {
     for (let up = 1; place.level + up <= top; up++) {
       const found = this.tiles.peek({
         ...place,
@@ -285,7 +285,7 @@ export class Atlas implements Hands {
     const tiles = this.visible.filter((held) => !held.tile && !held.failed).length;
     const loading = tiles + (unscaled ? 1 : 0);
     const drafts = this.visible.filter((held) => held.tile?.read);
-    this.reading = {
+    this.status = {
       level: this.level,
       range: colours.range,
       draft: drafts.length ? Math.min(...drafts.map((held) => held.tile!.read)) : 0,
@@ -294,7 +294,7 @@ export class Atlas implements Hands {
       finest: this.source.finest(this.state().map),
       beyond: strongest !== null,
     };
-    this.report(this.reading);
+    this.report(this.status);
     this.canvas.dataset["ready"] = loading ? "no" : "yes";
     this.canvas.dataset["level"] = String(this.level);
   }

@@ -3,7 +3,7 @@
 import type { Lens, Point } from "../plot/lens";
 
 /** What can be done to a map by hand. */
-export interface Hands {
+export interface MapActions {
   readonly lens: Lens;
   readonly cursor: Point | null;
   /** Pairs along one side of a cell. */
@@ -15,7 +15,7 @@ export interface Hands {
   /** Point at a pair, and keep it. */
   pick(point: Point | null): void;
   /** Take the words away while the map moves under them. */
-  hush(): void;
+  hideTooltip(): void;
   open(query: number): void;
 }
 
@@ -26,7 +26,7 @@ interface Spot {
 
 const STILL = 4;
 
-export function listen(canvas: HTMLCanvasElement, hands: Hands): void {
+export function listenToPointer(canvas: HTMLCanvasElement, actions: MapActions): void {
   const pointers = new Map<number, Spot>();
   let moved = 0;
   const wheel = (event: WheelEvent) => {
@@ -34,26 +34,26 @@ export function listen(canvas: HTMLCanvasElement, hands: Hands): void {
     const step = event.deltaMode ? 30 : 1;
     const factor = Math.exp((-event.deltaY * step) / (event.ctrlKey ? 120 : 400));
     const { offsetX, offsetY } = event;
-    hands.zoom(factor, offsetX, offsetY);
+    actions.zoom(factor, offsetX, offsetY);
     // Another cell lies under the pointer, as soon as it is drawn.
-    requestAnimationFrame(() => hands.point(hands.lens.at(offsetX, offsetY)));
+    requestAnimationFrame(() => actions.point(actions.lens.at(offsetX, offsetY)));
   };
   const drag = (before: Spot, now: Spot) => {
     moved += Math.hypot(now.x - before.x, now.y - before.y);
     if (moved < STILL) return;
-    const { lens } = hands;
-    hands.hush();
-    hands.look(lens.moved((before.y - now.y) / lens.zoom, (before.x - now.x) / lens.zoom));
+    const { lens } = actions;
+    actions.hideTooltip();
+    actions.look(lens.moved((before.y - now.y) / lens.zoom, (before.x - now.x) / lens.zoom));
   };
   const pinch = (before: Spot, now: Spot, other: Spot) => {
     const apart = (spot: Spot) => Math.hypot(spot.x - other.x, spot.y - other.y);
     const factor = apart(now) / Math.max(1, apart(before));
-    hands.zoom(factor, (now.x + other.x) / 2, (now.y + other.y) / 2);
+    actions.zoom(factor, (now.x + other.x) / 2, (now.y + other.y) / 2);
   };
   const up = (event: PointerEvent) => {
     pointers.delete(event.pointerId);
     if (event.type === "pointerup" && moved < STILL)
-      hands.pick(hands.lens.at(event.offsetX, event.offsetY));
+      actions.pick(actions.lens.at(event.offsetX, event.offsetY));
   };
   canvas.addEventListener("wheel", wheel, { passive: false });
   canvas.addEventListener("pointerdown", (event) => {
@@ -64,7 +64,7 @@ export function listen(canvas: HTMLCanvasElement, hands: Hands): void {
   canvas.addEventListener("pointermove", (event) => {
     const before = pointers.get(event.pointerId);
     const now = { x: event.offsetX, y: event.offsetY };
-    if (!before) return hands.point(hands.lens.at(now.x, now.y));
+    if (!before) return actions.point(actions.lens.at(now.x, now.y));
     const other = [...pointers].find(([id]) => id !== event.pointerId)?.[1];
     pointers.set(event.pointerId, now);
     if (other) pinch(before, now, other);
@@ -72,6 +72,6 @@ export function listen(canvas: HTMLCanvasElement, hands: Hands): void {
   });
   canvas.addEventListener("pointerup", up);
   canvas.addEventListener("pointercancel", up);
-  canvas.addEventListener("pointerleave", () => hands.point(null));
-  canvas.addEventListener("dblclick", (event) => hands.zoom(4, event.offsetX, event.offsetY));
+  canvas.addEventListener("pointerleave", () => actions.point(null));
+  canvas.addEventListener("dblclick", (event) => actions.zoom(4, event.offsetX, event.offsetY));
 }

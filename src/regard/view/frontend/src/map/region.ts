@@ -2,7 +2,7 @@
 
 import { csv } from "../export/csv";
 import type { Lens } from "../plot/lens";
-import type { Held } from "../plot/tile_cache";
+import type { CachedTile } from "../plot/tile_cache";
 import type { Strongest } from "../sources/source";
 import { SIDE, type MapInfo } from "../sources/wire_format";
 
@@ -22,7 +22,12 @@ export interface Region {
   pairs: { query: number; key: number; weight: number }[];
 }
 
-export function regionOf(lens: Lens, cell: number, tiles: Held[], best: Strongest | null): Region {
+export function regionOf(
+  lens: Lens,
+  cell: number,
+  tiles: CachedTile[],
+  best: Strongest | null,
+): Region {
   const cut = ([first, last]: [number, number], n: number) => {
     const from = Math.floor(first / cell);
     const to = Math.ceil(Math.min(last, n) / cell);
@@ -71,7 +76,11 @@ function pairsOf(lens: Lens, { count, keys, weights }: Strongest): Region["pairs
 }
 
 /** One line a cell, then one for each single pair. */
-export function table(region: Region, texts: string[][], { queryText, keyText }: MapInfo): string {
+export function regionTable(
+  region: Region,
+  texts: string[][],
+  { queryText, keyText }: MapInfo,
+): string {
   const { cell, rows, columns, mean, most } = region;
   const line = (query: number, key: number, side: number, average: number, largest: number) => {
     const words = [texts[queryText]?.[query] ?? "", texts[keyText]?.[key] ?? ""];

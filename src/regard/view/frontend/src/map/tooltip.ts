@@ -11,7 +11,7 @@ const WAIT = 40;
 const GAP = 14;
 const EDGE = 4;
 
-export class Tip {
+export class Tooltip {
   readonly root = el("div", { class: "tip", role: "tooltip", hidden: true });
   readonly spoken = el("div", { class: "unseen", "aria-live": "polite" });
   private asking: AbortController | null = null;

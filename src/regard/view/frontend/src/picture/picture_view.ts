@@ -1,7 +1,7 @@
 /** A picture, shaded by where one token looks, or by who looks at it. */
 
 import { css, ink, ramp } from "../drawing/colour";
-import { plate, shown } from "../drawing/figure";
+import { canvasBody, figure } from "../drawing/figure";
 import { inksOf } from "../drawing/inks";
 import { legendBox, type Legend } from "../drawing/legend";
 import { exactly, percent } from "../drawing/number_format";
@@ -9,16 +9,16 @@ import type { Drawing } from "../drawing/shapes";
 import { spelled } from "../drawing/token_spelling";
 import { el, refill } from "../elements/element";
 import { Menu } from "../elements/menu";
-import { numbers, pictures } from "../export/file_menu";
-import { fileName, title } from "../export/file_name";
-import { weighed } from "../export/token_table";
+import { pictureItems, tableItem } from "../export/file_menu";
+import { figureTitle, fileName } from "../export/file_name";
+import { tokenTable } from "../export/token_table";
 import {
-  answered,
-  asked,
-  deed,
   directionChoice,
+  headsName,
   headsOf,
-  named,
+  questionLine,
+  verb,
+  weightsOf,
 } from "../selection/token_question";
 import type { State } from "../selection/view_state";
 import type { Line, Source } from "../sources/source";
@@ -98,7 +98,7 @@ export class PictureView {
 
   private line(heads: number[], signal: AbortSignal): Promise<Line> {
     const { map, direction } = this.state();
-    return answered(this.source, direction, map, heads, this.token, signal);
+    return weightsOf(this.source, direction, map, heads, this.token, signal);
   }
 
   private fill(line: Line, signal: AbortSignal): void {
@@ -130,7 +130,7 @@ export class PictureView {
         "h2",
         {},
         el("bdi", { class: "token" }, this.called(own, chosen)),
-        ` #${chosen} ${deed(direction)}, in ${named(this.heads)}`,
+        ` #${chosen} ${verb(direction)}, in ${headsName(this.heads)}`,
       ),
       el(
         "div",
@@ -283,21 +283,21 @@ export class PictureView {
   /** The shaded picture, if there is one, and what every token weighs. */
   private saving(text: number, line: Line, legend: Legend | null): HTMLElement {
     const { direction } = this.state();
-    const of = fileName(this.index, this.state(), named(this.heads));
+    const of = fileName(this.index, this.state(), headsName(this.heads));
     const file = (kind: string) => `${of}-token-${this.token}-${direction}.${kind}`;
-    const table = numbers(file, () => weighed(line, this.index.texts[text]));
-    const deeds = legend ? [...pictures(file, () => this.drawing(legend)), table] : [table];
-    return new Menu("Save …", deeds).root;
+    const table = tableItem(file, () => tokenTable(line, this.index.texts[text]));
+    const items = legend ? [...pictureItems(file, () => this.drawing(legend)), table] : [table];
+    return new Menu("Save …", items).root;
   }
 
   private drawing(legend: Legend): Drawing {
     const drawn = [...this.root.querySelectorAll<HTMLCanvasElement>("canvas.shaded")].at(-1)!;
-    const of = title(this.index, this.state(), named(this.heads));
+    const of = figureTitle(this.index, this.state(), headsName(this.heads));
     const { direction } = this.state();
     const { queryText, keyText } = this.map;
     const own = this.called(direction === "looks" ? queryText : keyText, this.token);
-    const what = asked(own, this.token, direction);
-    return plate(`${of} · ${what}`, shown(drawn), legend, inksOf(this.root), RAMP);
+    const what = questionLine(own, this.token, direction);
+    return figure(`${of} · ${what}`, canvasBody(drawn), legend, inksOf(this.root), RAMP);
   }
 
   /** The same question to every head of the layer, side by side. */

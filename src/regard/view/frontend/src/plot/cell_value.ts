@@ -18,7 +18,7 @@ export interface Spot {
 }
 
 /** What a cell counts for, before it is given a colour. */
-export function value(of: Pooled, at: number, spot: Spot, map: MapInfo, pool: Pool): number {
+export function pooledValue(of: Pooled, at: number, spot: Spot, map: MapInfo, pool: Pool): number {
   if (pool === "max") return of.most[at]!;
   if (pool === "mean") return of.mean[at]!;
   const { row, column, cell } = spot;
@@ -34,7 +34,7 @@ export function scaled(found: number, scale: Scale, facts: Facts | null, row: nu
 }
 
 /** What a cell counts for, on the axis of the scale. */
-export function counted(
+export function scaledValue(
   of: Pooled,
   at: number,
   spot: Spot,
@@ -44,5 +44,5 @@ export function counted(
 ): number {
   // Even attention has a sum as well: over it, a sum is what a mean is over an even weight.
   const pooling = scale === "ratio" && pool === "sum" ? "mean" : pool;
-  return scaled(value(of, at, spot, map, pooling), scale, facts, spot.row);
+  return scaled(pooledValue(of, at, spot, map, pooling), scale, facts, spot.row);
 }

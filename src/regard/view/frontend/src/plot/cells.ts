@@ -6,8 +6,8 @@ import { SIDE } from "../sources/wire_format";
 import { scaled } from "./cell_value";
 import type { Lens, Point } from "./lens";
 import type { RowFacts } from "./row_facts";
-import type { Held } from "./tile_cache";
-import { picture, type Colours } from "./tile_image";
+import type { CachedTile } from "./tile_cache";
+import { tileImage, type Colours } from "./tile_image";
 
 type Context = CanvasRenderingContext2D;
 
@@ -15,7 +15,7 @@ type Context = CanvasRenderingContext2D;
 export interface Cells {
   lens: Lens;
   /** Tiles from coarse to fine: the later cover the earlier. */
-  tiles: Held[];
+  tiles: CachedTile[];
   facts: RowFacts | null;
   colours: Colours;
   /** Single pairs over cells that are larger. */
@@ -33,7 +33,7 @@ export function paintCells(context: Context, cells: Cells): void {
   if (strongest) context.globalAlpha = 0.4;
   const under = strongest ? { ...colours, pool: "mean" as const } : colours;
   for (const held of tiles) {
-    const image = picture(held, map, under, facts);
+    const image = tileImage(held, map, under, facts);
     if (!image) continue;
     const cell = 1 << held.place.level;
     const [x, y] = [lens.x(held.place.column * SIDE * cell), lens.y(held.place.row * SIDE * cell)];

@@ -3,7 +3,7 @@
 import type { Place, Source } from "../sources/source";
 import type { Tile } from "../sources/wire_format";
 
-export interface Held {
+export interface CachedTile {
   place: Place;
   tile: Tile | null;
   failed: string | null;
@@ -14,8 +14,8 @@ export interface Held {
 
 const MOST = 320;
 
-export class Tiles {
-  private held = new Map<string, Held>();
+export class TileCache {
+  private held = new Map<string, CachedTile>();
 
   constructor(
     private source: Source,
@@ -27,14 +27,14 @@ export class Tiles {
     return [map, head, level, row, column, quantity].join();
   }
 
-  peek(place: Place): Held | undefined {
-    const found = this.held.get(Tiles.key(place));
+  peek(place: Place): CachedTile | undefined {
+    const found = this.held.get(TileCache.key(place));
     return found?.tile ? found : undefined;
   }
 
   /** The tile, asked for if it is not there. */
-  want(place: Place): Held {
-    const key = Tiles.key(place);
+  want(place: Place): CachedTile {
+    const key = TileCache.key(place);
     let found = this.held.get(key);
     if (found) {
       this.held.delete(key);
@@ -62,7 +62,7 @@ export class Tiles {
   }
 
   /** Read a draft in full. */
-  async refine(held: Held, signal: AbortSignal): Promise<void> {
+  async refine(held: CachedTile, signal: AbortSignal): Promise<void> {
     held.refining = true;
     try {
       const tile = await this.source.tile({ ...held.place, exact: true }, signal);

@@ -3,9 +3,9 @@
 import { place, ramp, type Pool, type Range, type Scale } from "../drawing/colour";
 import type { Place } from "../sources/source";
 import { SIDE, type MapInfo } from "../sources/wire_format";
-import { counted, type Spot } from "./cell_value";
+import { scaledValue, type Spot } from "./cell_value";
 import type { RowFacts } from "./row_facts";
-import type { Held } from "./tile_cache";
+import type { CachedTile } from "./tile_cache";
 
 export interface Colours {
   theme: "light" | "dark";
@@ -19,8 +19,8 @@ function spot({ level, row, column }: Place, r: number, c: number): Spot {
 }
 
 /** The picture of a tile, drawn again only when the colours changed. */
-export function picture(
-  held: Held,
+export function tileImage(
+  held: CachedTile,
   map: MapInfo,
   colours: Colours,
   facts: RowFacts | null,
@@ -43,7 +43,7 @@ export function picture(
     for (let c = 0; c < tile.columns; c++) {
       const at = r * tile.columns + c;
       if (!(tile.most[at]! > 0)) continue;
-      const shown = counted(tile, at, spot(held.place, r, c), map, colours, rows);
+      const shown = scaledValue(tile, at, spot(held.place, r, c), map, colours, rows);
       const [red, green, blue] = table[Math.round(255 * place(shown, scale, range))]!;
       image.data.set([red, green, blue, 255], 4 * at);
     }
@@ -55,7 +55,7 @@ export function picture(
 
 /** The largest value in view, on the axis of the scale. */
 export function largestIn(
-  all: Held[],
+  all: CachedTile[],
   map: MapInfo,
   how: { pool: Pool; scale: Scale },
   facts: RowFacts | null,
@@ -69,7 +69,7 @@ export function largestIn(
       for (let c = 0; c < tile.columns; c++) {
         const at = r * tile.columns + c;
         if (!(tile.most[at]! > 0)) continue;
-        const shown = counted(tile, at, spot(held.place, r, c), map, how, rows);
+        const shown = scaledValue(tile, at, spot(held.place, r, c), map, how, rows);
         most = Math.max(most, shown);
       }
   }

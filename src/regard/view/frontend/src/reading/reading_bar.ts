@@ -1,7 +1,7 @@
 /** Type a text, choose who reads it, see how far that is, and stop it. */
 
 import { el } from "../elements/element";
-import type { Desk, Reader, Work } from "../sources/reader";
+import type { Reader, ReaderStatus, ReadingProgress } from "../sources/reader";
 
 const OFTEN = 150;
 const TALL = 160;
@@ -82,12 +82,12 @@ export class ReadingBar {
     void this.start();
   }
 
-  /** What lies on the desk, and whether something is being read already. */
+  /** What was read last, and whether something is being read already. */
   private async start(): Promise<void> {
     try {
-      const desk = await this.reader.desk();
-      this.fill(desk);
-      if (desk.work.state === "running") await this.follow(desk);
+      const current = await this.reader.status();
+      this.fill(current);
+      if (current.work.state === "running") await this.follow(current);
     } catch (error) {
       this.complain(String(error));
     }
@@ -95,43 +95,44 @@ export class ReadingBar {
 
   /** Another window had a text read: what is shown of it is told here too. */
   async renew(): Promise<void> {
-    const desk = await this.reader.desk();
-    if (desk.model && this.about.has(desk.model)) this.model.value = desk.model;
+    const current = await this.reader.status();
+    if (current.model && this.about.has(current.model)) this.model.value = current.model;
     // What was typed here meanwhile stays.
-    if (this.text.value === this.last) this.text.value = desk.text;
-    this.say(desk);
+    if (this.text.value === this.last) this.text.value = current.text;
+    this.say(current);
     this.explain();
     this.grow();
   }
 
-  private fill(desk: Desk): void {
-    this.about = new Map(desk.models.map(({ name, about }) => [name, about]));
-    const now = desk.model && this.about.has(desk.model) ? desk.model : desk.models[0]?.name;
+  private fill(current: ReaderStatus): void {
+    this.about = new Map(current.models.map(({ name, about }) => [name, about]));
+    const now =
+      current.model && this.about.has(current.model) ? current.model : current.models[0]?.name;
     this.model.replaceChildren(
-      ...desk.models.map(({ name, about }) =>
+      ...current.models.map(({ name, about }) =>
         el("option", { value: name, title: about, selected: name === now }, name),
       ),
     );
-    if (!this.text.value) this.text.value = desk.text;
-    this.say(desk);
+    if (!this.text.value) this.text.value = current.text;
+    this.say(current);
     this.explain();
     this.grow();
   }
 
   /** What the model wrote, and the heads of which it is known what they do. */
-  private say(desk: Desk): void {
-    this.known.hidden = !desk.heads.length;
+  private say(current: ReaderStatus): void {
+    this.known.hidden = !current.heads.length;
     this.known.replaceChildren(
       el("span", { class: "label" }, "What its heads do"),
-      ...desk.heads.map(({ kind, map, head }) => {
+      ...current.heads.map(({ kind, map, head }) => {
         const [name, about] = KINDS[kind] ?? [kind, ""];
         const go = () => this.show(map, head);
         return el("button", { type: "button", title: about, onclick: go }, name);
       }),
     );
-    this.last = desk.text;
-    this.wrote.hidden = !desk.wrote;
-    this.wrote.replaceChildren("Wrote: ", el("bdi", {}, desk.wrote));
+    this.last = current.text;
+    this.wrote.hidden = !current.wrote;
+    this.wrote.replaceChildren("Wrote: ", el("bdi", {}, current.wrote));
   }
 
   private explain(): void {
@@ -147,14 +148,14 @@ export class ReadingBar {
   private async begin(): Promise<void> {
     this.complain("");
     try {
-      const wish = {
+      const request = {
         text: this.text.value,
         model: this.model.value,
         tokens: Math.trunc(Number(this.tokens.value) || 0),
       };
-      const desk = await this.reader.read(wish);
-      if (desk.refused) this.complain(desk.refused);
-      if (!desk.refused || desk.work.state === "running") await this.follow(desk);
+      const current = await this.reader.read(request);
+      if (current.refused) this.complain(current.refused);
+      if (!current.refused || current.work.state === "running") await this.follow(current);
     } catch (error) {
       this.rest();
       const gone = error instanceof TypeError;
@@ -163,22 +164,22 @@ export class ReadingBar {
   }
 
   /** Show how far the work is until it ends, and then what came of it. */
-  private async follow(desk: Desk): Promise<void> {
+  private async follow(current: ReaderStatus): Promise<void> {
     this.go.disabled = true;
     this.root.setAttribute("aria-busy", "true");
-    while (desk.work.state === "running") {
-      this.progress(desk.work);
+    while (current.work.state === "running") {
+      this.progress(current.work);
       await new Promise((next) => setTimeout(next, OFTEN));
-      desk = await this.reader.desk();
+      current = await this.reader.status();
     }
     this.rest();
     this.complain("");
-    if (desk.work.state === "done") {
+    if (current.work.state === "done") {
       await this.opened();
-      this.say(desk);
+      this.say(current);
       this.speak("The text was read.");
-    } else if (desk.work.state === "failed") this.complain(desk.work.error ?? "");
-    else if (desk.work.state === "stopped")
+    } else if (current.work.state === "failed") this.complain(current.work.error ?? "");
+    else if (current.work.state === "stopped")
       this.note("Stopped. What was shown before is still here.");
   }
 
@@ -200,7 +201,7 @@ export class ReadingBar {
     this.status.replaceChildren(el("span", {}, text));
   }
 
-  private progress({ doing, done, total, stopping }: Work): void {
+  private progress({ doing, done, total, stopping }: ReadingProgress): void {
     const share = total ? `${Math.round((100 * done) / total)}%` : "";
     const many = total ? `${done} of ${total} tokens` : done ? `${done} tokens` : "";
     const text = stopping ? "stopping …" : `${doing} … ${doing === "writing" ? many : share}`;

@@ -3,7 +3,7 @@
 import { el } from "../elements/element";
 import type { MapInfo } from "../sources/wire_format";
 
-export function headSet(
+export function headButtons(
   { heads, keyHeads }: MapInfo,
   chosen: number[],
   off: boolean,

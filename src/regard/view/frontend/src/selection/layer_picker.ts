@@ -8,7 +8,7 @@ import type { State } from "./view_state";
 
 type Change = (part: Partial<State>) => void;
 
-export class Where {
+export class LayerPicker {
   readonly root = el("div", { class: "where" });
 
   render(maps: MapInfo[], { map, head }: State, change: Change): void {

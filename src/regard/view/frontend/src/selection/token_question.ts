@@ -7,28 +7,28 @@ import type { State } from "./view_state";
 
 export type Direction = State["direction"];
 
-const DEEDS: Record<Direction, string> = { looks: "looks at", seen: "is seen by" };
+const VERBS: Record<Direction, string> = { looks: "looks at", seen: "is seen by" };
 
 /** What a token does, in a sentence. */
-export const deed = (direction: Direction) => DEEDS[direction];
+export const verb = (direction: Direction) => VERBS[direction];
 
 /** The question without its heads, in a line. */
-export const asked = (name: string, token: number, direction: Direction) =>
-  [name, `#${token}`, deed(direction)].filter(Boolean).join(" ");
+export const questionLine = (name: string, token: number, direction: Direction) =>
+  [name, `#${token}`, verb(direction)].filter(Boolean).join(" ");
 
 export function directionChoice(
   now: Direction,
   change: (part: Partial<State>) => void,
 ): HTMLElement {
-  const options = (Object.keys(DEEDS) as Direction[]).map((each): [Direction, string] => {
-    const name = deed(each);
+  const options = (Object.keys(VERBS) as Direction[]).map((each): [Direction, string] => {
+    const name = verb(each);
     return [each, name[0]!.toUpperCase() + name.slice(1)];
   });
   return choice("Direction", options, now, (direction) => change({ direction }));
 }
 
 /** The weights that a token gives, or gets. */
-export function answered(
+export function weightsOf(
   source: Source,
   direction: Direction,
   map: number,
@@ -47,5 +47,5 @@ export function headsOf({ set, head }: State, { heads }: MapInfo): number[] {
   return known.length ? known : [head];
 }
 
-export const named = (heads: number[]) =>
+export const headsName = (heads: number[]) =>
   heads.length === 1 ? `head ${heads[0]}` : `the mean of ${heads.length} heads`;

@@ -3,17 +3,17 @@
 import { legendNodes } from "../drawing/legend";
 import { el } from "../elements/element";
 import { Menu } from "../elements/menu";
-import { GridsView } from "../heads/head_grids";
-import { HeadsView } from "../heads/head_table";
+import { HeadGrids } from "../heads/head_grids";
+import { HeadTable } from "../heads/head_table";
 import { Overview } from "../heads/overview";
-import { press } from "../map/keyboard";
-import { deeds } from "../map/map_files";
-import { legendOf, type Reading } from "../map/map_legend";
+import { pressKey } from "../map/keyboard";
+import { mapFiles } from "../map/map_files";
+import { legendOf, type MapStatus } from "../map/map_legend";
 import { choices, facts } from "../map/map_options";
-import { Atlas } from "../map/map_view";
+import { MapView } from "../map/map_view";
 import { PictureView } from "../picture/picture_view";
 import { ReadingBar } from "../reading/reading_bar";
-import { Where } from "../selection/layer_picker";
+import { LayerPicker } from "../selection/layer_picker";
 import { read, START, write, type State, type View } from "../selection/view_state";
 import { AppSource } from "../sources/app_source";
 import type { Source } from "../sources/source";
@@ -43,18 +43,18 @@ export interface Options {
 export class Shell {
   private state: State;
   /** Made, like the four below it, where the index has maps. */
-  private atlas!: Atlas;
+  private mapView!: MapView;
   private text!: TextView;
   private overview!: Overview;
   private picture!: PictureView;
   private saving!: Menu;
-  private grids!: GridsView;
-  private heads!: HeadsView;
+  private grids!: HeadGrids;
+  private heads!: HeadTable;
   private model = el("span", { class: "model" });
   private stage = el("main", { class: "stage" });
   private side = el("aside", { class: "side", "aria-label": "How the map is drawn" });
   private legend = el("div", { class: "legend" });
-  private where = new Where();
+  private layerPicker = new LayerPicker();
   private tabs = el("nav", { class: "tabs", "aria-label": "Views" });
   private chosen: "light" | "dark" | null = null;
   private system = window.matchMedia("(prefers-color-scheme: dark)");
@@ -82,7 +82,7 @@ export class Shell {
         { class: "top" },
         el("span", { class: "brand" }, "regard"),
         this.tabs,
-        this.where.root,
+        this.layerPicker.root,
         this.model,
         el(
           "button",
@@ -114,24 +114,31 @@ export class Shell {
   /** Views of an index, which are made anew for another one. */
   private open(index: Index): void {
     const { source } = this;
-    if (this.index !== index && this.index.maps.length) this.atlas.close();
+    if (this.index !== index && this.index.maps.length) this.mapView.close();
     this.index = index;
     this.model.title = this.model.textContent = index.model;
     const state = () => this.state;
     const theme = () => this.theme;
     const change = (part: Partial<State>, quiet?: boolean) => this.change(part, quiet);
-    this.grids = new GridsView(index, state, change, theme);
-    this.heads = new HeadsView(source, index, change);
+    this.grids = new HeadGrids(index, state, change, theme);
+    this.heads = new HeadTable(source, index, change);
     if (!index.maps.length) return;
-    this.atlas = new Atlas(source, index, state, change, (reading) => this.explain(reading), theme);
+    this.mapView = new MapView(
+      source,
+      index,
+      state,
+      change,
+      (status) => this.explain(status),
+      theme,
+    );
     this.text = new TextView(source, index, state, change, theme, (query, key) => {
       this.change({
         view: "map",
         ...(this.state.set.length === 1 ? { head: this.state.set[0]! } : {}),
       });
-      requestAnimationFrame(() => this.atlas.show(query, key));
+      requestAnimationFrame(() => this.mapView.show(query, key));
     });
-    this.saving = new Menu("Save …", deeds(this.atlas, index, source, state));
+    this.saving = new Menu("Save …", mapFiles(this.mapView, index, source, state));
     this.picture = new PictureView(source, index, state, change);
     this.overview = new Overview(source, index, state, change, theme);
   }
@@ -253,10 +260,10 @@ export class Shell {
     this.root.dataset["theme"] = this.theme;
     this.root.dataset["view"] = view;
     this.renderTabs();
-    if (this.map) this.where.render(this.index.maps, this.state, (part) => this.change(part));
-    this.where.root.hidden = !this.map;
+    if (this.map) this.layerPicker.render(this.index.maps, this.state, (part) => this.change(part));
+    this.layerPicker.root.hidden = !this.map;
     const views = {
-      map: this.atlas,
+      map: this.mapView,
       picture: this.picture,
       overview: this.overview,
       text: this.text,
@@ -267,8 +274,8 @@ export class Shell {
     this.side.hidden = view !== "map";
     if (view === "map" && this.map) {
       this.renderSide(this.map);
-      this.atlas.point(null);
-      this.atlas.draw();
+      this.mapView.point(null);
+      this.mapView.draw();
     } else if (view !== "map") void views[view].show();
   }
 
@@ -293,16 +300,16 @@ export class Shell {
   private renderSide(map: MapInfo): void {
     const focused = document.activeElement as HTMLInputElement | null;
     const again = focused?.closest(".side") ? focused.value : null;
-    const { atlas } = this;
+    const { mapView } = this;
     this.side.replaceChildren(
       this.legend,
       ...choices(this.state, this.index.quantities, (part) => this.change(part)),
       el(
         "div",
         { class: "buttons", role: "group", "aria-label": "Zoom" },
-        el("button", { onclick: () => atlas.zoom(1.6), "aria-label": "Zoom in" }, "+"),
-        el("button", { onclick: () => atlas.zoom(1 / 1.6), "aria-label": "Zoom out" }, "−"),
-        el("button", { onclick: () => atlas.all() }, "Whole text"),
+        el("button", { onclick: () => mapView.zoom(1.6), "aria-label": "Zoom in" }, "+"),
+        el("button", { onclick: () => mapView.zoom(1 / 1.6), "aria-label": "Zoom out" }, "−"),
+        el("button", { onclick: () => mapView.all() }, "Whole text"),
       ),
       facts(map),
       this.saving.root,
@@ -311,9 +318,9 @@ export class Shell {
     if (again) this.side.querySelector<HTMLElement>(`input[value="${CSS.escape(again)}"]`)?.focus();
   }
 
-  private explain(reading: Reading): void {
-    const legend = legendOf(reading, this.state, this.index.quantities);
-    this.legend.replaceChildren(...legendNodes(legend, reading.failed, this.theme));
+  private explain(status: MapStatus): void {
+    const legend = legendOf(status, this.state, this.index.quantities);
+    this.legend.replaceChildren(...legendNodes(legend, status.failed, this.theme));
   }
 
   private key(event: KeyboardEvent): void {
@@ -329,7 +336,8 @@ export class Shell {
       });
     else if (event.key === "{" || event.key === "}")
       this.change({ map: step(map, event.key === "}" ? 1 : -1, this.layers.length), set: [] });
-    else if (this.state.view === "map" && target === document.body) return press(event, this.atlas);
+    else if (this.state.view === "map" && target === document.body)
+      return pressKey(event, this.mapView);
     else return;
     event.preventDefault();
   }

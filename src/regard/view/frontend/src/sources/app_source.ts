@@ -1,13 +1,13 @@
 /** The local app, which answers requests, and has models read texts. */
 
-import type { Desk, Reader, Wish } from "./reader";
+import type { Reader, ReaderStatus, ReadingRequest } from "./reader";
 import { RemoteSource, type Asked } from "./remote_source";
 import type { Index } from "./wire_format";
 
 const GONE = "the app does not answer; see whether regard view still runs where it was started";
 
 export class AppSource extends RemoteSource implements Reader {
-  /** Called when another text lies on the desk than the one that was opened. */
+  /** Called when another text was read than the one that was opened. */
   outdated: () => void = () => {};
   private edition = "";
 
@@ -24,13 +24,13 @@ export class AppSource extends RemoteSource implements Reader {
   page = async (signal: AbortSignal): Promise<Blob> =>
     new Blob([await this.ask("page", {}, signal)], { type: "text/html" });
 
-  desk(): Promise<Desk> {
+  status(): Promise<ReaderStatus> {
     return this.told(fetch(`${this.base}desk`));
   }
-  read(wish: Wish): Promise<Desk> {
-    return this.sent("read", wish);
+  read(request: ReadingRequest): Promise<ReaderStatus> {
+    return this.sent("read", request);
   }
-  stop(): Promise<Desk> {
+  stop(): Promise<ReaderStatus> {
     return this.sent("stop", {});
   }
 
@@ -51,15 +51,15 @@ export class AppSource extends RemoteSource implements Reader {
     return answer.arrayBuffer();
   }
 
-  private sent(name: string, body: object): Promise<Desk> {
+  private sent(name: string, body: object): Promise<ReaderStatus> {
     const headers = { "Content-Type": "application/json" };
     return this.told(
       fetch(`${this.base}${name}`, { method: "POST", headers, body: JSON.stringify(body) }),
     );
   }
-  private async told(asking: Promise<Response>): Promise<Desk> {
+  private async told(asking: Promise<Response>): Promise<ReaderStatus> {
     const answer = await asking;
     if (!answer.ok) throw new Error((await answer.text()) || answer.statusText);
-    return (await answer.json()) as Desk;
+    return (await answer.json()) as ReaderStatus;
   }
 }

@@ -1,6 +1,6 @@
-/** What the app tells of the text on its desk, and of one that is being read. */
+/** What the app tells of the text that was read last, and of one that is being read. */
 
-export interface Work {
+export interface ReadingProgress {
   state: "idle" | "running" | "done" | "failed" | "stopped";
   doing: string;
   done: number;
@@ -10,7 +10,7 @@ export interface Work {
   error?: string;
 }
 
-export interface Desk {
+export interface ReaderStatus {
   models: { name: string; about: string }[];
   edition: number;
   text: string;
@@ -18,13 +18,13 @@ export interface Desk {
   wrote: string;
   /** Heads of which it is known what they do. */
   heads: { kind: string; map: number; head: number }[];
-  work: Work;
-  /** Why a wish was not met at all. */
+  work: ReadingProgress;
+  /** Why a request was refused. */
   refused?: string;
 }
 
 /** A text to read: who shall, and how many tokens to go on. */
-export interface Wish {
+export interface ReadingRequest {
   text: string;
   model: string;
   tokens: number;
@@ -32,7 +32,7 @@ export interface Wish {
 
 /** Someone who lets models read texts. */
 export interface Reader {
-  desk(): Promise<Desk>;
-  read(wish: Wish): Promise<Desk>;
-  stop(): Promise<Desk>;
+  status(): Promise<ReaderStatus>;
+  read(request: ReadingRequest): Promise<ReaderStatus>;
+  stop(): Promise<ReaderStatus>;
 }

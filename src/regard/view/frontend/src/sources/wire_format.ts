@@ -1,4 +1,4 @@
-/** What the Python side sends: the index as JSON, everything else as bytes (see tiles.py). */
+/** What the Python side sends: the index as JSON, everything else as bytes (see `tile` in Python). */
 
 export const SIDE = 256;
 

@@ -22,7 +22,7 @@ interface Placed {
   width: number;
 }
 
-export function passage(of: Words, shading: Shading, inks: Inks): Body {
+export function textBody(of: Words, shading: Shading, inks: Inks): Body {
   const { set, width, height } = lines(wordsOf(of, shading));
   return {
     width,
@@ -68,7 +68,7 @@ function drawn({ word, x, y, width }: Placed, inks: Inks): Shape[] {
   };
   const made: Shape[] = [];
   // Where there is no colour, there is still something to point at.
-  made.push({ kind: "box", ...box, fill: colours?.ground ?? inks.paper, tip: about });
+  made.push({ kind: "box", ...box, fill: colours?.ground ?? inks.paper, tooltip: about });
   const fill = hidden ? inks.faint : (colours?.ink ?? inks.ink);
   made.push({ kind: "text", x: x + PAD, y: middle, text, font: MONO, size: SIZE, fill });
   if (written) {

@@ -1,7 +1,7 @@
 /** The text, shaded by where one token looks, or by who looks at it. */
 
 import { css, ink, place, ramp, type Range } from "../drawing/colour";
-import { plate } from "../drawing/figure";
+import { figure } from "../drawing/figure";
 import { inksOf } from "../drawing/inks";
 import { legendBox, type Legend } from "../drawing/legend";
 import { percent } from "../drawing/number_format";
@@ -10,23 +10,23 @@ import { spelled } from "../drawing/token_spelling";
 import { choice } from "../elements/choice";
 import { el, refill } from "../elements/element";
 import { Menu } from "../elements/menu";
-import { numbers, pictures } from "../export/file_menu";
-import { fileName, title } from "../export/file_name";
-import { weighed } from "../export/token_table";
-import { headSet } from "../selection/head_buttons";
+import { pictureItems, tableItem } from "../export/file_menu";
+import { figureTitle, fileName } from "../export/file_name";
+import { tokenTable } from "../export/token_table";
+import { headButtons } from "../selection/head_buttons";
 import { partOf } from "../selection/model_parts";
 import {
-  answered,
-  asked,
-  deed,
   directionChoice,
+  headsName,
   headsOf,
-  named,
+  questionLine,
+  verb,
+  weightsOf,
 } from "../selection/token_question";
 import type { State } from "../selection/view_state";
 import type { Line, Source } from "../sources/source";
 import type { Index, MapInfo } from "../sources/wire_format";
-import { passage } from "./text_figure";
+import { textBody } from "./text_figure";
 import { words, type Colours, type Shading, type Words } from "./words";
 
 const WINDOW = 1500;
@@ -45,13 +45,13 @@ export class TextView {
   private asking: AbortController | null = null;
   private answer: Answer | null = null;
   private saving = new Menu("Save …", [
-    ...pictures(
+    ...pictureItems(
       (kind) => this.file(kind),
       () => this.drawing(this.answer!),
     ),
-    numbers(
+    tableItem(
       (kind) => this.file(kind),
-      () => weighed(this.answer!.line, this.names(this.looks ? "key" : "query")),
+      () => tokenTable(this.answer!.line, this.names(this.looks ? "key" : "query")),
     ),
   ]);
 
@@ -116,7 +116,7 @@ export class TextView {
   private async line(token: number, signal: AbortSignal): Promise<Line> {
     const { map, layers, direction } = this.state();
     const ask = (map: number, heads: number[]) =>
-      answered(this.source, direction, map, heads, token, signal);
+      weightsOf(this.source, direction, map, heads, token, signal);
     if (layers === "one") return ask(map, this.heads);
     const all = this.alike.map((at) => ask(at, [...Array(this.index.maps[at]!.heads).keys()]));
     return mean(await Promise.all(all));
@@ -144,7 +144,7 @@ export class TextView {
         ),
         this.layerChoice(),
         this.map.heads > 1
-          ? headSet(this.map, this.heads, this.state().layers === "all", (set) =>
+          ? headButtons(this.map, this.heads, this.state().layers === "all", (set) =>
               this.change({ set }),
             )
           : "",
@@ -154,7 +154,7 @@ export class TextView {
         "h2",
         {},
         name === undefined ? "" : el("bdi", { class: "token" }, spelled(name, 32)),
-        ` #${token} ${deed(direction)}, in ${this.which()}`,
+        ` #${token} ${verb(direction)}, in ${this.which()}`,
       ),
       this.strongest(answer),
       legendBox(this.legend(answer), this.theme()),
@@ -169,7 +169,7 @@ export class TextView {
   private which(): string {
     return this.state().layers === "all"
       ? `the mean of all heads of ${this.alike.length} layers`
-      : named(this.heads);
+      : headsName(this.heads);
   }
 
   private layerChoice(): HTMLElement | string {
@@ -259,12 +259,12 @@ export class TextView {
   /** What is seen of the text, with its heading and its colours. */
   private drawing(answer: Answer): Drawing {
     const { layers, direction } = this.state();
-    const of = title(this.index, this.state(), this.which(), layers === "all");
+    const of = figureTitle(this.index, this.state(), this.which(), layers === "all");
     const name = this.names(this.looks ? "query" : "key")?.[answer.token];
-    const what = asked(name ? spelled(name, 32) : "", answer.token, direction);
+    const what = questionLine(name ? spelled(name, 32) : "", answer.token, direction);
     const inks = inksOf(this.root);
-    const body = passage(...this.shaded(answer), inks);
-    return plate(`${of} · ${what}`, body, this.legend(answer), inks, this.theme());
+    const body = textBody(...this.shaded(answer), inks);
+    return figure(`${of} · ${what}`, body, this.legend(answer), inks, this.theme());
   }
 
   /** The words that answer, and their colours. */
