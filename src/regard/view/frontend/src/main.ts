@@ -1,10 +1,9 @@
 /** One front end for the page, the notebook and the app: where each of them starts. */
 
 import { el } from "./elements/element";
-import readingStyle from "./reading/reading.css";
 import type { State } from "./selection/view_state";
 import { Shell, type Options } from "./shell/shell";
-import style from "./shell/style.css";
+import { STYLE } from "./shell/style";
 import { AppSource } from "./sources/app_source";
 import { PageSource } from "./sources/page_source";
 import type { Source } from "./sources/source";
@@ -17,7 +16,7 @@ async function mount(
   options: Options,
 ): Promise<Shell | undefined> {
   const sheet = el("style");
-  sheet.textContent = style + readingStyle;
+  sheet.textContent = STYLE;
   const root = el("div", { class: "regard" }, el("p", { class: "note wait" }, "Opening …"));
   place.replaceChildren(sheet, root);
   try {

@@ -1,0 +1,27 @@
+/** The style of everything, from the general to the particular: the later rules win. */
+
+import elements from "../elements/elements.css";
+import headGrids from "../heads/head_grids.css";
+import headTable from "../heads/head_table.css";
+import overview from "../heads/overview.css";
+import map from "../map/map.css";
+import picture from "../picture/picture.css";
+import reading from "../reading/reading.css";
+import text from "../text/text.css";
+import base from "./base.css";
+import narrow from "./narrow.css";
+import shell from "./shell.css";
+
+export const STYLE = [
+  base,
+  shell,
+  map,
+  elements,
+  overview,
+  headGrids,
+  text,
+  picture,
+  headTable,
+  narrow,
+  reading,
+].join("");
