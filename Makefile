@@ -51,7 +51,7 @@ check: $(READY) $(PACKAGES)  ## style, types and layers
 
 frontend: $(BUNDLE)  ## the web views as one file; needs node 18 or later and npm
 
-$(BUNDLE): $(wildcard $(FRONTEND)/src/*) $(FRONTEND)/package.json $(FRONTEND)/build.mjs $(PACKAGES)
+$(BUNDLE): $(wildcard $(FRONTEND)/src/* $(FRONTEND)/src/*/*) $(FRONTEND)/package.json $(FRONTEND)/build.mjs $(PACKAGES)
 	npm --prefix $(FRONTEND) run --silent build
 
 $(PACKAGES): $(FRONTEND)/package-lock.json

@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--out", type=Path, help="folder for the results")
     parser.add_argument("--commit", help="what is measured, where there is no git to ask")
-    parser.add_argument("--quick", action="store_true", help="short and not kept")
+    parser.add_argument("--quick", action="store_true", help="short; kept only with --out")
     parser.add_argument("--tokens", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--peak", choices=list(CASES), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -260,7 +260,7 @@ def main() -> None:
             speed(n, options.device, repeats) for n in lengths
         ]
         tables["Peak memory beside the weights"] = [memory(n, options.device) for n in lengths]
-    folder = None if options.quick else options.out or RESULTS
+    folder = options.out or (None if options.quick else RESULTS)
     write("watching" if cpu else "watching_gpu", tables, more, folder)
 
 

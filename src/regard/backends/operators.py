@@ -48,14 +48,6 @@ class Operators(NamedTuple):
     """A call run in a way of its own, from all its inputs beside q, k and v, and these."""
 
 
-_SCHEMA = (
-    "(Tensor q, Tensor k, Tensor v, Tensor? sink, Tensor? seed, Tensor[]? tensors, str text, "
-    "SymInt[] integers, float[] floats, float? softcap, float dropout, bool statistics, bool bias)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
-)
-"""Of the forward pass. That a list of tensors may be missing cannot be read from types."""
-
-
 def register(
     passes: Passes,
     empty_kept: Callable[[Tensor], Tensor],
@@ -68,14 +60,14 @@ def register(
     """
     name = passes.name
 
-    @torch.library.custom_op(f"regard::{name}", mutates_args=(), schema=_SCHEMA)
+    @torch.library.custom_op(f"regard::{name}", mutates_args=())
     def there(
         q: Tensor,
         k: Tensor,
         v: Tensor,
         sink: Tensor | None,
         seed: Tensor | None,
-        tensors: Sequence[Tensor] | None,
+        tensors: Sequence[Tensor],
         text: str,
         integers: Sequence[int],
         floats: Sequence[float],
@@ -86,7 +78,7 @@ def register(
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         _refuse_forward_mode(name)
         call = Call((text, integers, floats, softcap, dropout))
-        x = call.inputs(q, k, v, sink, seed, *(tensors or ()))
+        x = call.inputs(q, k, v, sink, seed, *tensors)
         rows, keeps = passes.forward(x, statistics=statistics)
         return *rows, keeps
 
@@ -188,8 +180,7 @@ def register(
         lists: tuple[Any, Any] = (None if integers else [], None if floats else [])
         constants = (None, *lists, None, None, None, None)
         if g_out is None and g_lse is None and g_entropy is None:
-            nothing = [None] * len(tensors) if listed else None
-            return None, None, None, None, None, nothing, *constants
+            return None, None, None, None, None, [None] * listed, *constants
         given = back(
             g_out, g_lse, g_entropy, out, lse, keeps, entropy, q, k, v, sink, seed, tensors, text,
             integers, floats, softcap, dropout, bias,
@@ -203,7 +194,7 @@ def register(
             g if g is not None and g.shape == t.shape else None
             for g, t in zip(own, tensors, strict=True)
         ]
-        return dq, dk, dv, d_sink, None, own if listed else None, *constants
+        return dq, dk, dv, d_sink, None, own or [None] * listed, *constants
 
     @torch.library.custom_op(f"regard::{name}_tangent", mutates_args=())
     def onward(
@@ -254,8 +245,10 @@ def register(
             return passes.forward(x, statistics=statistics)
         call, (q, k, v, sink, seed, *tensors) = taken_apart(x)
         bias = x.bias is not None and may_learn(x.bias.tensors())
-        # Programs that AOTInductor wrote hand over no list where it is empty.
-        *rows, keeps = there(q, k, v, sink, seed, tensors or None, *call.told, statistics, bias)
+        # Programs that AOTInductor wrote hand over no list where it is empty, and crash or copy
+        # what is in it where there may be none (torch 2.11): so something stands in.
+        inside = tensors or [q]
+        *rows, keeps = there(q, k, v, sink, seed, inside, *call.told, statistics, bias)
         return Rows(*rows), keeps
 
     def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: bool) -> Given:
@@ -388,11 +381,11 @@ def _like(gradient: Tensor, t: Tensor) -> Tensor:
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     q, k, v, sink, seed, given, text, integers, floats, *more = inputs
-    tensors = given or ()
+    tensors = given if '"tensor"' in text else ()
     softcap, dropout, _, bias = more
     out, lse, _, entropy, keeps = output
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(out, lse, keeps, entropy, q, k, v, sink, seed, *tensors)
-    ctx.rest = (text, integers, floats, softcap, dropout, bias, given is not None)
+    ctx.rest = (text, integers, floats, softcap, dropout, bias, len(given))
     # The text names functions by number; they must be there when the backward pass reads it.
     ctx.functions = decode(text, integers, floats, tensors, here=True) if "local" in text else ()
