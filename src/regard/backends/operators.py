@@ -52,15 +52,20 @@ def register(
     passes: Passes,
     empty_kept: Callable[[Tensor], Tensor],
     empty_out: Callable[[Tensor, Tensor], Tensor],
+    *,
+    reads: bool = False,
 ) -> Operators:
     """Make operators regard::{name}, regard::{name}_backward and regard::{name}_tangent.
 
     `empty_kept` gives, from an lse, an empty tensor like the one that the forward pass keeps, and
-    `empty_out`, from q and v, one like its output.
+    `empty_out`, from q and v, one like its output. With `reads` they are regard::{name}_reads and
+    so on, and look at tensors on the host: the compiler leaves them out of the CUDA graphs that it
+    records.
     """
-    name = passes.name
+    name = f"{passes.name}_reads" if reads else passes.name
+    tags = (torch.Tag.cudagraph_unsafe,) if reads else ()
 
-    @torch.library.custom_op(f"regard::{name}", mutates_args=())
+    @torch.library.custom_op(f"regard::{name}", mutates_args=(), tags=tags)
     def there(
         q: Tensor,
         k: Tensor,
@@ -94,7 +99,7 @@ def register(
         more = [torch.empty_like(lse) if statistics else lse.new_empty(0) for _ in range(2)]
         return out, lse, more[0], more[1], empty_kept(lse)
 
-    @torch.library.custom_op(f"regard::{name}_backward", mutates_args=())
+    @torch.library.custom_op(f"regard::{name}_backward", mutates_args=(), tags=tags)
     def back(
         g_out: Tensor | None,
         g_lse: Tensor | None,
@@ -196,7 +201,7 @@ def register(
         ]
         return dq, dk, dv, d_sink, None, own or [None] * listed, *constants
 
-    @torch.library.custom_op(f"regard::{name}_tangent", mutates_args=())
+    @torch.library.custom_op(f"regard::{name}_tangent", mutates_args=(), tags=tags)
     def onward(
         d_q: Tensor,
         d_k: Tensor,
@@ -234,7 +239,7 @@ def register(
         return torch.empty_like(out), torch.empty_like(lse), torch.empty_like(entropy)
 
     def refuse(ctx: Any, *grads: Any) -> None:
-        refuse_second(name)
+        refuse_second(passes.name)
 
     torch.library.register_autograd(f"regard::{name}", differentiate, setup_context=_remember)
     torch.library.register_autograd(f"regard::{name}_backward", refuse)

@@ -12,6 +12,7 @@ from regard.backends.tiled.tangent import push
 from regard.backends.triton.arguments import on_card
 from regard.backends.triton.backward import backward
 from regard.backends.triton.forward import empty_out, forward
+from regard.backends.triton.layout import is_simple
 from regard.backends.triton.replay import RepeatedPass, RepeatedPull
 from regard.inputs import AttentionInputs
 
@@ -39,7 +40,15 @@ def _kept(lse: Tensor) -> Tensor:
 
 
 _passes = Passes("triton", _forward, _backward, _push)
-run, _learning = register(_passes, _kept, empty_out)
+_run, _learning = register(_passes, _kept, empty_out)
+_run_listed, _ = register(_passes, _kept, empty_out, reads=True)
+
+
+def run(x: AttentionInputs, *, statistics: bool) -> Rows:
+    """The forward pass, differentiable. Where a mask is told by lists of tiles, these are made on
+    the host from what its tensors hold, and a recorded graph would go on with old ones."""
+    listed = not is_simple(x.mask) and x.mask is not None and bool(x.mask.tensors())
+    return (_run_listed if listed else _run)(x, statistics=statistics)
 
 
 def repeated(x: AttentionInputs, *, statistics: bool) -> Repeated:
