@@ -1,4 +1,4 @@
-"""The public functions: check the call, choose a backend, run it."""
+"""The public functions: check the call, choose a backend once for its kind, run it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.backends.contract import Backend, Repeated, Rows, SecondPass
-from regard.backends.flex import Flex
-from regard.backends.reference import Reference, ReferencePass
-from regard.backends.sdpa import Sdpa, hides
-from regard.backends.tiled import Tiled, TiledPass, outruns_pytorch
-from regard.backends.triton import Triton, outruns_cudnn, why_not
 from regard.biases.bias import Bias
+from regard.choice import BACKENDS, choose, refusals
 from regard.cost.counting import dense_pairs, forward_flops, least_bytes, needed_pairs
-from regard.errors import RegardError
 from regard.inputs import AttentionInputs, check
 from regard.jagged import any_nested, pack
 from regard.jagged_traces import JaggedTrace
@@ -28,13 +23,9 @@ from regard.masks.algebra import Mask
 from regard.plans import Plan
 from regard.scores.score import Score
 from regard.traces import Trace
-from regard.transforms import under_torch_func
 from regard.watchers import show, unwatched, watched
 
-# In order of preference. The reference runs only when asked for by name.
-BACKENDS: dict[str, Backend] = {
-    backend.name: backend for backend in (Sdpa(), Triton(), Flex(), Tiled(), Reference())
-}
+__all__ = ["BACKENDS", "attention", "plan", "trace"]
 
 
 def attention(
@@ -158,12 +149,14 @@ class _Known:
     backend: str
     rest: tuple[Any, ...]
     """Their inputs but for q, k and v."""
-    second_pass: SecondPass
+    questions: SecondPass | None
+    """Where what it observes can be asked about."""
 
     def trace(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
+        assert self.questions is not None
         rows: Rows = self.run(q, k, v)  # type: ignore[assignment]
         inputs = AttentionInputs(q, k, v, *self.rest)
-        return Trace(inputs, rows, self.backend, self.second_pass, mask)
+        return Trace(inputs, rows, self.backend, self.questions, mask)
 
 
 _KNOWN: dict[Hashable, _Known] = {}
@@ -186,7 +179,8 @@ def _remembered(
     if len(_KNOWN) >= _ROOM:
         _KNOWN.clear()
     run = chosen.repeated(inputs, statistics=statistics)
-    known = _Known(run, chosen.name, inputs.beside_tensors(), second_pass(chosen))
+    questions = chosen.questions() if statistics else None
+    known = _Known(run, chosen.name, inputs.beside_tensors(), questions)
     _KNOWN[kind] = known
     return known
 
@@ -240,11 +234,6 @@ def plan(
     B, H, Q, _ = inputs.shape
     rows = B * H * Q * (3 if statistics else 0) * inputs.compute_dtype.itemsize
     output = B * H * Q * inputs.v.shape[-1] * inputs.v.element_size()
-    refusals = {
-        name: _why_not(other, inputs, statistics, backend)
-        for name, other in BACKENDS.items()
-        if name != chosen.name
-    }
     kind = "trace" if statistics else "attention"
     dtype = str(q.dtype).removeprefix("torch.")
     call = (
@@ -253,7 +242,7 @@ def plan(
     return Plan(
         call=call + ("" if mask is None else f", mask={mask!r}"),
         backend=chosen.name,
-        refusals=refusals,
+        refusals=refusals(inputs, chosen, backend, statistics=statistics),
         flops_needed=forward_flops(inputs, needed_pairs(inputs)),
         flops_executed=forward_flops(inputs, work.pairs),
         flops_dense=forward_flops(inputs, dense_pairs(inputs)),
@@ -263,35 +252,8 @@ def plan(
     )
 
 
-def choose(inputs: AttentionInputs, name: str | None, *, statistics: bool) -> Backend:
-    """The backend asked for, or the first that can run the call."""
-    if name is None:
-        for backend in BACKENDS.values():
-            if statistics and not backend.observes:
-                continue
-            if _volunteers(backend, inputs) and not backend.refuses(inputs, statistics=statistics):
-                return backend
-    if name not in BACKENDS:
-        raise RegardError(
-            "unknown backend", got=repr(name), accepted=", ".join(map(repr, BACKENDS)) + " or None"
-        )
-    reasons = BACKENDS[name].refuses(inputs, statistics=statistics)
-    if reasons:
-        able = [
-            repr(other.name)
-            for other in BACKENDS.values()
-            if not other.refuses(inputs, statistics=statistics)
-        ]
-        raise RegardError(
-            f"backend {name!r} cannot run this call: {'; '.join(reasons)}",
-            accepted=f"backends that can: {', '.join(able)}",
-            do="name one of them, or leave backend= out",
-        )
-    return BACKENDS[name]
-
-
 def _observed(inputs: AttentionInputs, chosen: Backend, mask: Mask | None) -> Trace:
-    return Trace(inputs, chosen.observe(inputs), chosen.name, second_pass(chosen), mask)
+    return Trace(inputs, chosen.observe(inputs), chosen.name, chosen.questions(), mask)
 
 
 def _shown(make: Callable[[], Trace]) -> Trace:
@@ -318,61 +280,3 @@ def _attend_and_show(
         return seen.rows.out
     with unwatched():
         return chosen.attend(inputs)
-
-
-def second_pass(backend: Backend) -> SecondPass:
-    """Who answers questions about a trace of this backend."""
-    if backend.name == "reference":
-        return ReferencePass()
-    if backend.name == "triton":
-        from regard.backends.triton.second_pass import TritonPass
-
-        return TritonPass()
-    return TiledPass()
-
-
-def _volunteers(backend: Backend, inputs: AttentionInputs) -> bool:
-    """Whether a backend is used without being asked for by name."""
-    if backend.name == "reference":
-        return False
-    if backend.name == "triton":
-        # Interpreted kernels are for tests.
-        return inputs.q.device.type == "cuda"
-    if backend.name == "sdpa":
-        # PyTorch has no rule to map its kernels: it would loop.
-        mapped = under_torch_func()
-        return not mapped and not outruns_pytorch(inputs) and not _left_to_triton(inputs)
-    # On CPU FlexAttention compiles C++ for seconds and wins nothing over the others; on CUDA its
-    # kernels with a bias can ask for more memory than a multiprocessor has.
-    return backend.name != "flex" or (inputs.q.device.type == "cuda" and inputs.bias is None)
-
-
-def _left_to_triton(inputs: AttentionInputs) -> bool:
-    """PyTorch's CUDA kernels let a NaN behind a mask reach other rows. Ours mend that without
-    waiting for the device; around PyTorch's one has to ask. And some calls they run sooner."""
-    if inputs.q.device.type != "cuda" or why_not(inputs):
-        return False
-    return hides(inputs) or outruns_cudnn(inputs)
-
-
-def _why_not(
-    backend: Backend, inputs: AttentionInputs, statistics: bool, asked: str | None
-) -> list[str]:
-    reasons = backend.refuses(inputs, statistics=statistics)
-    if reasons or asked is not None:
-        return reasons
-    if backend.name == "reference":
-        return ["runs only when asked for: it builds the n×n matrix"]
-    if backend.name == "triton" and not _volunteers(backend, inputs):
-        return ["runs only when asked for on CPU: it is interpreted"]
-    if backend.name == "sdpa" and under_torch_func():
-        return ["runs only when asked for under torch.func: PyTorch would map it in a loop"]
-    if backend.name == "sdpa" and not _volunteers(backend, inputs):
-        if hides(inputs) and inputs.q.device.type == "cuda":
-            return ["runs only when asked for: to keep hidden NaN out it waits for the device"]
-        if inputs.q.device.type == "cuda":
-            return ["runs only when asked for: triton is quicker"]
-        return ["runs only when asked for: tiled, compiled for this CPU, is quicker"]
-    if not _volunteers(backend, inputs):
-        return ["runs only when asked for on CPU or with a bias: it compiles for seconds"]
-    return []

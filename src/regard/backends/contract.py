@@ -68,6 +68,11 @@ class Backend(Protocol):
         """Every reason why this backend cannot run the call. Empty: it can."""
         ...
 
+    def reserved(self, inputs: AttentionInputs) -> str:
+        """Why a call that it can run is left to others, unless it is asked for by name. Empty: it
+        is not."""
+        ...
+
     def attend(self, inputs: AttentionInputs) -> Float[Tensor, "b h q e"]:
         """The output."""
         ...
@@ -83,6 +88,10 @@ class Backend(Protocol):
     def repeated(self, inputs: AttentionInputs, *, statistics: bool) -> Repeated:
         """How calls of the same kind as this one, with other q, k and v, are run. Their masks hold
         no tensors, and they have no bias, sink or dropout."""
+        ...
+
+    def questions(self) -> SecondPass:
+        """Who answers questions about what it observed."""
         ...
 
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.backends.contract import Repeated, Rows, Work, run_again
+from regard.backends.contract import Repeated, Rows, SecondPass, Work, run_again
 from regard.backends.poison import all_finite, finite, poison
 from regard.biases.alibi import Alibi
 from regard.biases.bias import Bias
@@ -68,6 +68,12 @@ class Flex:
                 reasons.append("it needs a C++ compiler on CPU")
         return reasons
 
+    def reserved(self, inputs: AttentionInputs) -> str:
+        # On CPU it compiles C++ for seconds and wins nothing over the others; on CUDA its kernels
+        # with a bias can ask for more memory than a multiprocessor has.
+        plain = inputs.q.device.type == "cuda" and inputs.bias is None
+        return "" if plain else "on CPU or with a bias: it compiles for seconds"
+
     def attend(self, inputs: AttentionInputs) -> Float[Tensor, "b h q e"]:
         x = inputs
         if x.mask is None or torch.compiler.is_compiling() or all_finite(x.q, x.k, x.v):
@@ -79,6 +85,9 @@ class Flex:
 
     def repeated(self, inputs: AttentionInputs, *, statistics: bool) -> Repeated:
         return run_again(self, inputs, statistics=statistics)
+
+    def questions(self) -> SecondPass:
+        raise RegardError(f"{self.name} keeps no row statistics, so there is nothing to ask")
 
     def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         rows, keys = (-(-n // TILE) for n in inputs.shape[2:])

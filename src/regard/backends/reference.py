@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.backends.contract import Pool, Repeated, Rows, Top, Work, run_again
+from regard.backends.contract import Pool, Repeated, Rows, SecondPass, Top, Work, run_again
 from regard.backends.dropping import kept
 from regard.backends.exactness import as_found, widened
 from regard.backends.poison import finite, poison
@@ -32,6 +32,9 @@ class Reference:
 
     def refuses(self, inputs: AttentionInputs, *, statistics: bool) -> list[str]:
         return []
+
+    def reserved(self, inputs: AttentionInputs) -> str:
+        return "it builds the n×n matrix"
 
     def attend(self, inputs: AttentionInputs) -> Float[Tensor, "b h q e"]:
         return self.observe(inputs).out
@@ -56,6 +59,9 @@ class Reference:
 
     def repeated(self, inputs: AttentionInputs, *, statistics: bool) -> Repeated:
         return run_again(self, inputs, statistics=statistics)
+
+    def questions(self) -> SecondPass:
+        return ReferencePass()
 
     def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         B, H, Q, K = inputs.shape

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.backends.contract import Repeated, Rows, Work, run_again
+from regard.backends.contract import Repeated, Rows, SecondPass, Work, run_again
 from regard.backends.poison import all_finite, finite, poison
 from regard.biases.dense import Dense
 from regard.cost.counting import dense_pairs, visited_pairs
@@ -55,6 +55,9 @@ class Sdpa:
             reasons.append("it has no fused kernel for empty tensors")
         return reasons or self._unfused(x)
 
+    def reserved(self, inputs: AttentionInputs) -> str:
+        return "under torch.func: PyTorch would map it in a loop" if under_torch_func() else ""
+
     def attend(self, inputs: AttentionInputs) -> Float[Tensor, "b h q e"]:
         x = inputs
         q, k, v = x.q, x.k, x.v
@@ -82,6 +85,9 @@ class Sdpa:
 
     def repeated(self, inputs: AttentionInputs, *, statistics: bool) -> Repeated:
         return run_again(self, inputs, statistics=statistics)
+
+    def questions(self) -> SecondPass:
+        raise RegardError(f"{self.name} keeps no row statistics, so there is nothing to ask")
 
     def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         mask = None if _causal(inputs) else _written(inputs)

@@ -21,7 +21,7 @@ from torch import Tensor
 from regard import biases, masks
 from regard.backends.contract import Rows
 from regard.biases.bias import Bias
-from regard.dispatch import BACKENDS, second_pass
+from regard.choice import BACKENDS
 from regard.errors import RegardError
 from regard.inputs import DTYPES, check
 from regard.masks.algebra import And, Mask, Not, Or, pairs
@@ -150,7 +150,7 @@ def restored(record: dict[str, Any], read: Read) -> Trace:
     backend = BACKENDS[record["backend"]]
     # Where the backend cannot run, another answers: any second pass can.
     able = here != "meta" and not backend.refuses(inputs, statistics=True)
-    answers = second_pass(backend if able else BACKENDS["tiled"])
+    answers = (backend if able else BACKENDS["tiled"]).questions()
     return Trace(inputs, rows, backend.name, answers, _remade_mask(given))
 
 

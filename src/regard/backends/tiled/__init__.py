@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.backends.contract import Repeated, Rows, Work, run_again
+from regard.backends.contract import Repeated, Rows, SecondPass, Work, run_again
 from regard.backends.tiled.fused import fusing, outruns_pytorch
 from regard.backends.tiled.inner_loop import described
 from regard.backends.tiled.operators import run
@@ -25,6 +25,9 @@ class Tiled:
     def refuses(self, inputs: AttentionInputs, *, statistics: bool) -> list[str]:
         return []
 
+    def reserved(self, inputs: AttentionInputs) -> str:
+        return ""
+
     def attend(self, inputs: AttentionInputs) -> Float[Tensor, "b h q e"]:
         return run(inputs, statistics=False).out
 
@@ -33,6 +36,9 @@ class Tiled:
 
     def repeated(self, inputs: AttentionInputs, *, statistics: bool) -> Repeated:
         return run_again(self, inputs, statistics=statistics)
+
+    def questions(self) -> SecondPass:
+        return TiledPass()
 
     def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         loop = fusing(inputs)

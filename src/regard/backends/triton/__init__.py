@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.backends.contract import Repeated, Rows, Work
+from regard.backends.contract import Repeated, Rows, SecondPass, Work
 from regard.biases.dense import Dense
 from regard.biases.pairwise import BoundPairwise
 from regard.biases.relative import Relative
@@ -37,6 +37,9 @@ class Triton:
     def refuses(self, inputs: AttentionInputs, *, statistics: bool) -> list[str]:
         return why_not(inputs)
 
+    def reserved(self, inputs: AttentionInputs) -> str:
+        return "" if inputs.q.device.type == "cuda" else "on CPU: it is interpreted"
+
     def attend(self, inputs: AttentionInputs) -> Float[Tensor, "b h q e"]:
         from regard.backends.triton.operators import run
 
@@ -51,6 +54,11 @@ class Triton:
         from regard.backends.triton.operators import repeated
 
         return repeated(inputs, statistics=statistics)
+
+    def questions(self) -> SecondPass:
+        from regard.backends.triton.second_pass import TritonPass
+
+        return TritonPass()
 
     def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         if not INSTALLED:

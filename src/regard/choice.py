@@ -1,0 +1,92 @@
+"""Which backend runs a call: the one that is asked for by name, or the first that can.
+
+All backends are known here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from regard.backends.contract import Backend
+from regard.backends.flex import Flex
+from regard.backends.reference import Reference
+from regard.backends.sdpa import Sdpa, hides
+from regard.backends.tiled import Tiled, outruns_pytorch
+from regard.backends.triton import Triton, outruns_cudnn
+from regard.errors import RegardError
+from regard.inputs import AttentionInputs
+
+# In order of preference.
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend for backend in (Sdpa(), Triton(), Flex(), Tiled(), Reference())
+}
+
+
+def choose(inputs: AttentionInputs, name: str | None, *, statistics: bool) -> Backend:
+    """The backend asked for, or the first that can run the call and is not reserved."""
+    if name is None:
+        for backend in BACKENDS.values():
+            if statistics and not backend.observes:
+                continue
+            if not _reserved(backend, inputs) and not backend.refuses(
+                inputs, statistics=statistics
+            ):
+                return backend
+    if name not in BACKENDS:
+        raise RegardError(
+            "unknown backend", got=repr(name), accepted=", ".join(map(repr, BACKENDS)) + " or None"
+        )
+    reasons = BACKENDS[name].refuses(inputs, statistics=statistics)
+    if reasons:
+        able = [
+            repr(other.name)
+            for other in BACKENDS.values()
+            if not other.refuses(inputs, statistics=statistics)
+        ]
+        raise RegardError(
+            f"backend {name!r} cannot run this call: {'; '.join(reasons)}",
+            accepted=f"backends that can: {', '.join(able)}",
+            do="name one of them, or leave backend= out",
+        )
+    return BACKENDS[name]
+
+
+def refusals(
+    inputs: AttentionInputs, chosen: Backend, asked: str | None, *, statistics: bool
+) -> dict[str, list[str]]:
+    """Why the backends that were not chosen were not."""
+    return {
+        name: _why_not(backend, inputs, asked, statistics=statistics)
+        for name, backend in BACKENDS.items()
+        if backend is not chosen
+    }
+
+
+def _why_not(
+    backend: Backend, inputs: AttentionInputs, asked: str | None, *, statistics: bool
+) -> list[str]:
+    reasons = backend.refuses(inputs, statistics=statistics)
+    if reasons or asked is not None:
+        return reasons
+    reserved = _reserved(backend, inputs)
+    if not reserved:
+        return []
+    where = "" if reserved.startswith(("on ", "under ")) else ":"
+    return [f"runs only when asked for{where} {reserved}"]
+
+
+def _reserved(backend: Backend, inputs: AttentionInputs) -> str:
+    """Why a backend that can run a call is left out unless it is asked for by name."""
+    return backend.reserved(inputs) or (_slower(inputs) if backend.name == "sdpa" else "")
+
+
+def _slower(inputs: AttentionInputs) -> str:
+    """Why PyTorch's own kernels, which would come first, are left for ours."""
+    if inputs.q.device.type != "cuda":
+        quicker = outruns_pytorch(inputs)
+        return "tiled, compiled for this CPU, is quicker" if quicker else ""
+    if BACKENDS["triton"].refuses(inputs, statistics=False):
+        return ""
+    # PyTorch's CUDA kernels let a NaN behind a mask reach other rows. Ours mend that without
+    # waiting for the device; around PyTorch's one has to ask.
+    if hides(inputs):
+        return "to keep hidden NaN out it waits for the device"
+    return "triton is quicker" if outruns_cudnn(inputs) else ""
