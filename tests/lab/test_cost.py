@@ -9,7 +9,7 @@ import torch
 
 import regard
 from regard import masks
-from regard.cost.devices import Device
+from regard.cost.rates import Device
 from regard.lab import cost
 from regard.lab.experiments import seeded
 from regard.lab.held_memory import peak

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from regard.cost.comparison import Comparison, compare
     from regard.cost.configuration import Configuration
     from regard.cost.costs import Cost
-    from regard.cost.devices import DEVICES, Device, device
+    from regard.cost.devices import DEVICES, device
     from regard.cost.parts import Part
     from regard.cost.presets import PRESETS, preset
+    from regard.cost.rates import Device
 
 __all__ = [
     "DEVICES",
@@ -57,9 +58,10 @@ _HOMES = {
     "comparison": ("Comparison", "compare"),
     "configuration": ("Configuration",),
     "costs": ("Cost",),
-    "devices": ("DEVICES", "Device", "device"),
+    "devices": ("DEVICES", "device"),
     "parts": ("Part",),
     "presets": ("PRESETS", "preset"),
+    "rates": ("Device",),
 }
 
 

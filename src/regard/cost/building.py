@@ -12,10 +12,10 @@ from regard.cost.attending import Memory, attention_parts, eager_memory, fused_m
 from regard.cost.cache import cache_bytes, decoding
 from regard.cost.configuration import Configuration
 from regard.cost.costs import Cost
-from regard.cost.devices import Device
 from regard.cost.devices import device as find_device
 from regard.cost.parts import TILE, Part, linear
 from regard.cost.presets import preset
+from regard.cost.rates import Device
 from regard.cost.units import tokens, width_of
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs, check

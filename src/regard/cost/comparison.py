@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regard.cost.costs import Cost
-from regard.cost.printing import WIDTH, table
+from regard.cost.tables import WIDTH, table
 from regard.cost.units import counted, sized, timed
 from regard.display import table_html
 from regard.errors import RegardError

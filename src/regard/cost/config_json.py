@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.cost.configuration import Configuration
 from regard.errors import RegardError
 from regard.files import is_folder, read_json
 
@@ -45,8 +44,8 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def read(path: Path) -> Configuration:
-    """The configuration in a file, or in a folder's `config.json`."""
+def read(path: Path) -> dict[str, Any]:
+    """The fields of a `Configuration`, from a file or from a folder's `config.json`."""
     if is_folder(path):
         path = path / "config.json"
     found = _loaded(path)
@@ -62,23 +61,23 @@ def read(path: Path) -> Configuration:
     layers = _size(path, found, "num_hidden_layers", "n_layer")
     if layers > _MOST_LAYERS:
         raise RegardError(f"{path}: so many layers?", got=str(layers), accepted=f"≤ {_MOST_LAYERS}")
-    return Configuration(
-        name=path.parent.name or kind,
-        width=_size(path, found, "hidden_size", "n_embd"),
-        heads=_size(path, found, "num_attention_heads", "n_head"),
-        layers=layers,
-        key_heads=_optional(path, found, "num_key_value_heads"),
-        head_width=_optional(path, found, "head_dim") or family.head_width,
-        feed_forward=_optional(path, found, "intermediate_size", "n_inner"),
-        gated=family.gated,
-        experts=_optional(path, found, "num_local_experts") or 1,
-        active_experts=_optional(path, found, "num_experts_per_tok") or 1,
-        vocabulary=_size(path, found, "vocab_size"),
-        tied=bool(found.get("tie_word_embeddings", family.tied)),
-        windows=_windows(path, found, family, layers),
-        dtype=_dtype(found),
-        trained_context=_optional(path, found, "max_position_embeddings", "n_positions") or None,
-    )
+    return {
+        "name": path.parent.name or kind,
+        "width": _size(path, found, "hidden_size", "n_embd"),
+        "heads": _size(path, found, "num_attention_heads", "n_head"),
+        "layers": layers,
+        "key_heads": _optional(path, found, "num_key_value_heads"),
+        "head_width": _optional(path, found, "head_dim") or family.head_width,
+        "feed_forward": _optional(path, found, "intermediate_size", "n_inner"),
+        "gated": family.gated,
+        "experts": _optional(path, found, "num_local_experts") or 1,
+        "active_experts": _optional(path, found, "num_experts_per_tok") or 1,
+        "vocabulary": _size(path, found, "vocab_size"),
+        "tied": bool(found.get("tie_word_embeddings", family.tied)),
+        "windows": _windows(path, found, family, layers),
+        "dtype": _dtype(found),
+        "trained_context": _optional(path, found, "max_position_embeddings", "n_positions") or None,
+    }
 
 
 def _loaded(path: Path) -> dict[str, Any]:

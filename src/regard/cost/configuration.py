@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from regard.cost.config_json import read
 from regard.cost.units import MOST, width_of
 from regard.errors import RegardError
 
@@ -86,9 +87,7 @@ class Configuration:
     @classmethod
     def from_json(cls, path: str | Path) -> Configuration:
         """From the `config.json` of a Hugging Face model, or the folder it lies in."""
-        from regard.cost.config_json import read
-
-        return read(Path(path))
+        return cls(**read(Path(path)))
 
     @property
     def itemsize(self) -> int:

@@ -9,9 +9,11 @@ from typing import Any, Literal, NamedTuple
 from regard.cost.attending import Memory
 from regard.cost.cache import CacheBytes, Decoding
 from regard.cost.configuration import Configuration
-from regard.cost.devices import Device
 from regard.cost.devices import device as find_device
 from regard.cost.parts import Count, Counts, Part, Step
+from regard.cost.rates import Device
+from regard.cost.tables import Block, as_html, as_text
+from regard.cost.units import counted, sized, timed
 from regard.errors import RegardError
 
 How = Literal["fused", "eager"]
@@ -158,15 +160,11 @@ class Cost:
         return json.dumps(self.as_dict(), indent=1)
 
     def __str__(self) -> str:
-        from regard.cost.printing import printed
-
-        return printed(self)
+        return as_text(self.what, _blocks(self), _notes(self))
 
     def _repr_html_(self) -> str:
         """The same as the last line of a notebook's cell."""
-        from regard.cost.printing import in_html
-
-        return in_html(self)
+        return as_html(self.what, _blocks(self), _notes(self))
 
     def _on(self, name: str | Device | None) -> Device:
         found = self.device if name is None else find_device(name)
@@ -175,3 +173,98 @@ class Cost:
                 "a time needs a device", do='name one: device="H100 SXM", or "here" if measured'
             )
         return found
+
+
+def _blocks(cost: Cost) -> list[Block]:
+    found = (_work(cost), _memory(cost), _cache(cost), _roofline(cost))
+    return [block for block in found if block is not None]
+
+
+def _work(cost: Cost) -> Block:
+    total = max(cost.flops("needed"), 1)
+    rows = [["forward pass", "MACs", "FLOPs: needed", "executed", "dense", "share"]]
+    rows += [
+        [
+            part.name,
+            counted(part.macs.dense),
+            *(counted(part.flops(c)) for c in ("needed", "executed", "dense")),
+            f"{part.flops('needed') / total:.1%}",
+        ]
+        for part in cost.parts
+    ]
+    after = len(rows)
+    steps: tuple[tuple[str, Step], ...] = (
+        ("forward", "forward"), ("backward", "backward"), ("training step", "training")
+    )  # fmt: skip
+    for label, step in steps:
+        macs = counted(cost.macs.dense) if step == "forward" else ""
+        flops = [counted(cost.flops(c, step)) for c in ("needed", "executed", "dense")]
+        rows.append([label, macs, *flops, "100.0%" if step == "forward" else ""])
+    return Block(rows, (1, after))
+
+
+def _memory(cost: Cost) -> Block:
+    moved = [sized(cost.bytes_moved(how)) for how in ("eager", "fused")]
+    layers = cost.configuration is not None
+    rows = [
+        ["memory", "eager", "fused"],
+        ["bytes moved, forward", *moved],
+        ["FLOPs for each byte", *(_ratio(cost.intensity(how)) for how in ("eager", "fused"))],
+        [
+            "most held by attention" + (" (one layer)" if layers else ""),
+            *(sized(m.peak) for m in (cost.eager, cost.fused)),
+        ],
+        [
+            "kept for backward" + (" (all layers)" if layers else ""),
+            *(sized(m.kept) for m in (cost.eager, cost.fused)),
+        ],
+    ]
+    return Block(rows, (1,))
+
+
+def _ratio(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}"
+
+
+def _cache(cost: Cost) -> Block | None:
+    if cost.cache is None:
+        return None
+    rows = [
+        ["weights", sized(cost.weights)],
+        ["cache, one token", sized(cost.cache.per_token)],
+        ["cache, this context", sized(cost.cache.in_context)],
+    ]
+    return Block(rows)
+
+
+def _roofline(cost: Cost) -> Block | None:
+    if cost.device is None:
+        return None
+    device = cost.device
+    peaks = f"{counted(device.rate(cost.dtype))}FLOP/s, {counted(device.bandwidth)}B/s"
+    ridge = f"ridge {_ratio(device.ridge(cost.dtype))} FLOPs a byte"
+    rows = [[f"at best on {device.name}", f"{peaks}; {ridge}"]]
+    for label, (seconds, by) in (
+        ("forward, fused", cost.time()),
+        ("forward, eager", cost.time(how="eager")),
+        ("training step, fused", cost.time(step="training")),
+    ):
+        rows.append([label, f"{timed(seconds)}, bound by {by}"])
+    if cost.decoding is not None:
+        each = cost.decode_time()
+        rate = cost.tokens_per_second()
+        rows.append(["decoding", f"{rate:,.1f} tokens/s, bound by {each.by}"])
+        if device.memory is not None and cost.cache is not None:
+            need = cost.weights + cost.cache.in_context
+            fits = "fits" if need <= device.memory else "does not fit"
+            rows.append(["weights and cache", f"{sized(need)}: {fits} in {sized(device.memory)}"])
+    return Block(rows, (1,), words=True)
+
+
+def _notes(cost: Cost) -> list[str]:
+    tile = "×".join(map(str, cost.tile))
+    text = (
+        "One MAC is two FLOPs; MACs are of all pairs, as in textbooks. needed: pairs that the mask "
+        f"allows; executed: tiles of {tile} that hold one; dense: all. share: of what is needed."
+    )
+    return [*cost.notes, text]

@@ -18,51 +18,9 @@ Real programs reach 60 to 80 % of such peaks, so a time from here is a bound. `r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
+from regard.cost.measured import here
+from regard.cost.rates import Device
 from regard.errors import RegardError
-
-
-@dataclass(frozen=True)
-class Device:
-    """What a device does in a second, at best."""
-
-    name: str
-    rates: dict[str, float]
-    """FLOPs a second, for each dtype."""
-    bandwidth: float
-    """Bytes a second between memory and processor."""
-    memory: float | None = None
-    """Bytes it has."""
-    about: str = ""
-    """What it is, where its name does not say."""
-
-    def rate(self, dtype: str) -> float:
-        """FLOPs a second in a dtype; what has no rate of its own is computed in float32."""
-        found = self.rates.get(dtype, self.rates.get("float32") if dtype != "float64" else None)
-        if found is None:
-            raise RegardError(
-                f"no rate is known for {dtype} on {self.name}", accepted=", ".join(self.rates)
-            )
-        return found
-
-    def ridge(self, dtype: str) -> float:
-        """FLOPs for each byte above which arithmetic, not memory, sets the time.
-
-        >>> round(device("H100 SXM").ridge("bfloat16"))
-        295
-        """
-        return self.rate(dtype) / self.bandwidth
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "rates": self.rates,
-            "bandwidth": self.bandwidth,
-            "memory": self.memory,
-            "about": self.about,
-        }
 
 
 def _device(name: str, half: float, single: float, bandwidth: float, memory: float) -> Device:
@@ -96,8 +54,6 @@ def device(name: str | Device) -> Device:
     if isinstance(name, Device):
         return name
     if _bare(name) == "here":
-        from regard.cost.measured import here
-
         return here()
     wanted = _bare(name)
     exact = [d for d in DEVICES.values() if _bare(d.name) == wanted]

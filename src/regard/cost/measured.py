@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from regard.cost.devices import Device
+from regard.cost.rates import Device
 from regard.errors import RegardError
 from regard.files import read_json
 

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 import regard
 from regard import cost, masks
-from regard.cost.devices import Device
+from regard.cost.rates import Device
 from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
 from regard.lab.held_memory import peak
 from regard.lab.panels import Bars, Line, Lines

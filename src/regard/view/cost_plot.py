@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from regard.cost import Configuration, Cost, model
-from regard.cost.devices import Device
 from regard.cost.devices import device as find_device
+from regard.cost.rates import Device
 from regard.cost.units import counted, sized, timed, tokens
 from regard.errors import RegardError
 from regard.view.line_ends import COLOURS, End, name_ends
