@@ -10,8 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 import regard
 from regard import RegardError, masks
-from regard.masks.algebra import EMPTY, FULL, PARTIAL
-from regard.masks.tiles import grid, seen_keys, survey
+from regard.masks.tiles import EMPTY, FULL, PARTIAL, grid, seen_keys, survey
 from regard.values import Shape
 
 CPU = torch.device("cpu")

@@ -22,8 +22,7 @@ from regard.biases.relative import Relative
 from regard.cost.counting import visited_pairs
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
-from regard.masks.algebra import FULL, PARTIAL
-from regard.masks.tiles import grid
+from regard.masks.tiles import FULL, PARTIAL, grid
 from regard.scores.comparison import Dot
 from regard.transforms import transformed
 

@@ -2,47 +2,24 @@
 
 A mask holds no lengths. `bind` gives it the lengths of one call and returns a bound mask, in which
 alignment and shapes are settled; everything that needs lengths is asked of the bound one.
-
-Tiles are judged with three ordered states. With EMPTY < PARTIAL < FULL, `&` is the smaller state,
-`|` the larger and `~` the mirror, so combinations need no case analysis. A PARTIAL that comes out
-of two PARTIALs may really be empty or full; a single pair is never PARTIAL, which is what makes
-counting by subdivision exact (see tiles.py).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int, Int8
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.masks.tiles import PairRule, Tiles, count, draw, grid, judge_band, states
 from regard.values import Axes, Pick, Shape, Value
 
-EMPTY, PARTIAL, FULL = 0, 1, 2
 
-
-class Tiles(NamedTuple):
-    """Rectangles of queries [q0, q1) and keys [k0, k1), one of each per tile."""
-
-    q0: Int[Tensor, "t"]
-    q1: Int[Tensor, "t"]
-    k0: Int[Tensor, "t"]
-    k1: Int[Tensor, "t"]
-
-
-class Mask(Value):
+class Mask(PairRule, Value):
     """Which query may see which key. Combine with `&`, `|` and `~`."""
-
-    batch: int = 1
-    """How many batch entries the mask tells apart: 1 when it is the same for all."""
-    heads: int = 1
-    """How many heads the mask tells apart."""
-    relative: bool = False
-    """Whether only the distance between key and query matters."""
 
     def on(self, axes: Axes) -> Mask:
         """This mask with the axes of its tensors read as those of a caller's inputs."""
@@ -52,21 +29,9 @@ class Mask(Value):
         """This mask with alignment settled and shapes checked for one call."""
         raise NotImplementedError
 
-    def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
-        """Whether pairs are allowed; indices broadcast. Bound masks only."""
-        raise NotImplementedError
-
-    def judge(self, tiles: Tiles) -> Int8[Tensor, "b h t"]:
-        """EMPTY, PARTIAL or FULL for each tile, without looking at its pairs. Bound masks only."""
-        raise NotImplementedError
-
     def select(self, batch: Pick, heads: Pick) -> Mask:
         """The part of a bound mask that speaks of some batch entries and heads."""
         return self
-
-    def band(self) -> tuple[float, float] | None:
-        """(low, high) when the mask allows exactly low <= k - q <= high. Bound masks only."""
-        return None
 
     def __and__(self, other: Mask) -> Mask:
         return And(self, _mask(other, "&"))
@@ -109,8 +74,6 @@ class Mask(Value):
         >>> masks.causal().count(1_000_000)
         500000500000
         """
-        from regard.masks.tiles import count
-
         shape, bound = self._alone(queries, keys)
         return count(bound, shape, self.device)
 
@@ -126,8 +89,6 @@ class Mask(Value):
                 [2, 2, 1, 0],
                 [2, 2, 2, 1]], dtype=torch.int8)
         """
-        from regard.masks.tiles import grid
-
         if size < 1:
             raise RegardError("tiles: size counts tokens", got=str(size), accepted="1 or more")
         shape, bound = self._alone(queries, keys)
@@ -144,8 +105,6 @@ class Mask(Value):
         ··██████··
         ····██████
         """
-        from regard.masks.drawing import draw
-
         if width < 1:
             raise RegardError("draw: width counts cells", got=str(width), accepted="1 or more")
         shape, bound = self._alone(queries, keys)
@@ -175,21 +134,6 @@ def pairs(bound: Mask, q: Int[Tensor, "q"], k: Int[Tensor, "k"]) -> Bool[Tensor,
     h = torch.arange(bound.heads, device=q.device).view(-1, 1, 1)
     allowed = bound.allows(b, h, q[:, None], k)
     return allowed.expand(bound.batch, bound.heads, len(q), len(k))
-
-
-def judge_band(tiles: Tiles, low: float, high: float) -> Int8[Tensor, "1 1 t"]:
-    """A tile holds every k - q between its two far corners, so two comparisons settle it."""
-    least, most = tiles.k0 - tiles.q1 + 1, tiles.k1 - 1 - tiles.q0
-    empty = (most < low) | (least > high) | (low > high)
-    return states(full=(least >= low) & (most <= high), empty=empty)
-
-
-def states(full: Bool[Tensor, "..."], empty: Bool[Tensor, "..."]) -> Int8[Tensor, "b h t"]:
-    """Tile states from two facts, as [b, h, t]."""
-    state = 1 + full.to(torch.int8) - empty.to(torch.int8)
-    while state.ndim < 3:
-        state = state.unsqueeze(0)
-    return state
 
 
 def _mask(other: object, operator: str) -> Mask:

@@ -10,8 +10,8 @@ from jaxtyping import Bool, Int8
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.masks.algebra import Mask, Tiles
-from regard.masks.tables import AreaTable
+from regard.masks.algebra import Mask
+from regard.masks.tiles import AreaTable, Tiles
 from regard.values import Pick, Shape, broadcasts, whole
 
 

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Bool, Int8
 from torch import Tensor
 
-from regard.masks.algebra import Mask, Tiles, judge_band
+from regard.masks.algebra import Mask
+from regard.masks.tiles import Tiles, judge_band
 from regard.values import Shape, end_aligned, whole
 
 

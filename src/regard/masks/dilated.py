@@ -9,7 +9,8 @@ from jaxtyping import Bool, Int8
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.masks.algebra import Mask, Tiles, states
+from regard.masks.algebra import Mask
+from regard.masks.tiles import Tiles, states
 from regard.values import Shape, end_aligned, whole
 
 

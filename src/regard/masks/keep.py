@@ -10,8 +10,8 @@ from jaxtyping import Bool, Int8
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.masks.algebra import Mask, Not, Tiles
-from regard.masks.tables import AreaTable
+from regard.masks.algebra import Mask, Not
+from regard.masks.tiles import AreaTable, Tiles
 from regard.values import Axes, Pick, Shape, broadcasts
 
 

@@ -15,8 +15,9 @@ from jaxtyping import Bool, Int, Int8
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.masks.algebra import EMPTY, PARTIAL, And, Mask, Not, Or, Tiles
+from regard.masks.algebra import And, Mask, Not, Or
 from regard.masks.prefix import Prefix
+from regard.masks.tiles import EMPTY, PARTIAL, Tiles
 from regard.values import Pick, Shape, readable
 
 

@@ -18,13 +18,13 @@ from jaxtyping import Bool, Int8
 from torch import Tensor, fx
 
 from regard.errors import RegardError
-from regard.masks.algebra import EMPTY, FULL, PARTIAL, And, Mask, Not, Or, Tiles
+from regard.masks.algebra import And, Mask, Not, Or
 from regard.masks.causal import Causal
 from regard.masks.documents import Documents
 from regard.masks.keep import Keep
 from regard.masks.linear_forms import is_of_distance
 from regard.masks.prefix import Prefix
-from regard.masks.tiles import pairs_one_by_one
+from regard.masks.tiles import EMPTY, FULL, PARTIAL, Tiles, pairs_one_by_one
 from regard.masks.window import Window
 from regard.pair_programs import Code, Program, read, reading
 from regard.values import Pick, Shape

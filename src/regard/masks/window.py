@@ -10,7 +10,8 @@ from jaxtyping import Bool, Int8
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.masks.algebra import Mask, Tiles, judge_band
+from regard.masks.algebra import Mask
+from regard.masks.tiles import Tiles, judge_band
 from regard.values import Shape, end_aligned, whole
 
 

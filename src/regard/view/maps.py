@@ -19,7 +19,8 @@ from torch.nn.functional import pad
 
 from regard.backends.contract import Pool, Rows
 from regard.errors import RegardError
-from regard.masks.algebra import EMPTY, Mask, Tiles
+from regard.masks.algebra import Mask
+from regard.masks.tiles import EMPTY, Tiles
 from regard.stopping import step
 from regard.strict_json import finite_or_null
 from regard.traces import Trace

@@ -20,8 +20,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from regard import masks
 from regard.errors import RegardError
-from regard.masks.algebra import EMPTY, FULL, Mask, pairs
-from regard.masks.tiles import grid
+from regard.masks.algebra import Mask, pairs
+from regard.masks.tiles import EMPTY, FULL, grid
 from regard.pair_programs import Function
 from regard.values import Shape
 from regard.watching.pair_functions import PairFunction

@@ -21,8 +21,8 @@ from regard.backends.dropping import kept
 from regard.backends.poison import all_finite, finite
 from regard.backends.tiled.inner_loop import loop_for
 from regard.inputs import AttentionInputs
-from regard.masks.algebra import EMPTY, FULL, PARTIAL, Mask, pairs
-from regard.masks.tiles import grid
+from regard.masks.algebra import Mask, pairs
+from regard.masks.tiles import EMPTY, FULL, PARTIAL, grid
 from regard.scores.comparison import Dot
 from regard.stopping import step
 from regard.values import Shape

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from regard.backends.triton.rules import ALL, BAND, TILES, Rule, Walk
-from regard.masks.algebra import FULL, PARTIAL, And, Mask
+from regard.masks.algebra import And, Mask
 from regard.masks.prefix import Prefix
-from regard.masks.tiles import grid
+from regard.masks.tiles import FULL, PARTIAL, grid
 from regard.values import Shape, encode
 
 FAR = 1 << 30

@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Int, Int8
 from torch import Tensor
 
-from regard.masks.algebra import EMPTY, FULL, PARTIAL, Mask, Tiles
+from regard.masks.tiles.pair_rule import PairRule
+from regard.masks.tiles.states import EMPTY, FULL, PARTIAL, Tiles
 from regard.values import Shape
 
 _AT_ONCE = 4096
@@ -33,7 +34,7 @@ class Survey(NamedTuple):
 
 
 def grid(
-    bound: Mask, shape: Shape, q_size: int, k_size: int, device: torch.device, *, exact: bool
+    bound: PairRule, shape: Shape, q_size: int, k_size: int, device: torch.device, *, exact: bool
 ) -> Int8[Tensor, "b h tq tk"]:
     """The state of every tile. `exact` looks inside tiles that combination left undecided."""
     q0 = torch.arange(0, shape.Q, q_size, device=device)
@@ -54,7 +55,7 @@ def grid(
     return state.reshape(bound.batch, bound.heads, rows, columns)
 
 
-def _settled(bound: Mask, tiles: Tiles, state: Tensor) -> Tensor:
+def _settled(bound: PairRule, tiles: Tiles, state: Tensor) -> Tensor:
     """Partial tiles that are really full or empty, found by counting."""
     doubtful = (state == PARTIAL).flatten(0, 1).any(0).nonzero().squeeze(-1)
     if not len(doubtful):
@@ -70,7 +71,7 @@ def _settled(bound: Mask, tiles: Tiles, state: Tensor) -> Tensor:
     return state
 
 
-def _pairs_inside(bound: Mask, tiles: Tiles) -> Int[Tensor, "b h t"]:
+def _pairs_inside(bound: PairRule, tiles: Tiles) -> Int[Tensor, "b h t"]:
     """Allowed pairs in each tile, for each batch entry and head.
 
     Partial tiles are quartered, which soon leaves few of them where a mask has an outline. Where
@@ -82,7 +83,7 @@ def _pairs_inside(bound: Mask, tiles: Tiles) -> Int[Tensor, "b h t"]:
     return torch.cat([_pairs_inside_some(bound, Tiles(*part)) for part in parts], -1)
 
 
-def _pairs_inside_some(bound: Mask, tiles: Tiles) -> Int[Tensor, "b h t"]:
+def _pairs_inside_some(bound: PairRule, tiles: Tiles) -> Int[Tensor, "b h t"]:
     total = torch.zeros(
         bound.batch, bound.heads, len(tiles.q0), dtype=torch.int64, device=tiles.q0.device
     )
@@ -104,7 +105,7 @@ def _pairs_inside_some(bound: Mask, tiles: Tiles) -> Int[Tensor, "b h t"]:
     return total
 
 
-def pairs_one_by_one(bound: Mask, tiles: Tiles) -> Int[Tensor, "b h t"]:
+def pairs_one_by_one(bound: PairRule, tiles: Tiles) -> Int[Tensor, "b h t"]:
     """Allowed pairs in each tile, by asking about each pair, some tiles at a time."""
     B, H, device = bound.batch, bound.heads, tiles.q0.device
     sides = (int((tiles.q1 - tiles.q0).max()), int((tiles.k1 - tiles.k0).max()))
@@ -133,7 +134,7 @@ def _quartered(tiles: Tiles, owner: Tensor) -> tuple[Tiles, Tensor]:
     return Tiles(q0[real], q1[real], k0[real], k1[real]), owner.repeat(4)[real]
 
 
-def survey(bound: Mask, shape: Shape, q_size: int, k_size: int, device: torch.device) -> Survey:
+def survey(bound: PairRule, shape: Shape, q_size: int, k_size: int, device: torch.device) -> Survey:
     """Count allowed pairs, and the pairs of all tiles that hold any."""
     if not shape.Q or not shape.K:
         return Survey(0, 0)
@@ -169,7 +170,7 @@ def survey(bound: Mask, shape: Shape, q_size: int, k_size: int, device: torch.de
     return Survey(pairs + int(inside.sum()), pairs + int(((inside > 0) * area[open_]).sum()))
 
 
-def count(bound: Mask, shape: Shape, device: torch.device) -> int:
+def count(bound: PairRule, shape: Shape, device: torch.device) -> int:
     """Allowed pairs over the batch entries and heads that the mask tells apart."""
     if not shape.Q or not shape.K:
         return 0
@@ -178,7 +179,7 @@ def count(bound: Mask, shape: Shape, device: torch.device) -> int:
     return survey(bound, shape, 128, 128, device).pairs
 
 
-def _count_by_distance(bound: Mask, shape: Shape, device: torch.device) -> int:
+def _count_by_distance(bound: PairRule, shape: Shape, device: torch.device) -> int:
     """Each distance k - q occurs a known number of times."""
     band = bound.band()
     if band is not None:
@@ -202,7 +203,7 @@ def band_edges(
     return start, torch.maximum(start, stop)
 
 
-def seen_keys(bound: Mask, shape: Shape, device: torch.device) -> Int[Tensor, "b h q"]:
+def seen_keys(bound: PairRule, shape: Shape, device: torch.device) -> Int[Tensor, "b h q"]:
     """How many keys each query may see, for the batch entries and heads that the mask tells apart.
 
     Bands take two edges a query. Of other masks whole tiles are added up, and only those that are

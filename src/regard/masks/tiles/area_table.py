@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Int, Int8
 from torch import Tensor
 
-from regard.masks.algebra import states
+from regard.masks.tiles.states import states
 
 
 class AreaTable:
