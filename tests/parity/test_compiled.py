@@ -20,7 +20,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import regard
-import regard.backends.triton
+import regard.backends.triton.refusals
 from regard import Trace, biases, masks, scores
 from regard.inputs import check
 from regard.values import encode
@@ -155,9 +155,9 @@ def test_the_compiler_is_not_asked_to_look_for_triton(monkeypatch: pytest.Monkey
     def refuse(name: str) -> None:
         raise AssertionError(f"looked for {name}")
 
-    monkeypatch.setattr(regard.backends.triton, "find_spec", refuse)
+    monkeypatch.setattr(regard.backends.triton.refusals, "find_spec", refuse)
     monkeypatch.setattr(importlib.util, "find_spec", refuse)
-    assert regard.backends.triton.why_not(check(*qkv(), **DEFAULTS)) is not None
+    assert regard.backends.triton.refusals.why_not(check(*qkv(), **DEFAULTS)) is not None
     regard.plan(*qkv())
 
 

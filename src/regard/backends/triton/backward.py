@@ -22,7 +22,7 @@ from torch import Tensor
 
 from regard.backends.contract import Rows
 from regard.backends.passes import Given, Pull
-from regard.backends.triton import cudnn, is_shared
+from regard.backends.triton import cudnn
 from regard.backends.triton.arguments import (
     added,
     broadcast_strides,
@@ -43,6 +43,7 @@ from regard.backends.triton.backward_kernels import (
 from regard.backends.triton.launching import together
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import LOG2E, MANY
+from regard.backends.triton.refusals import is_shared
 from regard.backends.triton.rules import ALL
 from regard.backends.triton.tuning import backward_settings, forward_settings
 from regard.biases.alibi import Alibi

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.contract import Noted, Rows
-from regard.backends.triton import MOST, cudnn
+from regard.backends.triton import cudnn
 from regard.backends.triton.arguments import (
     added,
     describable,
@@ -32,6 +32,7 @@ from regard.backends.triton.hopper.forward import run_on_hopper
 from regard.backends.triton.launching import together
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import MANY
+from regard.backends.triton.refusals import MOST
 from regard.backends.triton.rules import ALL, TILES, Rule
 from regard.backends.triton.tuning import Forward, forward_settings
 from regard.errors import RegardError

@@ -40,6 +40,7 @@ from regard.backends.triton.pairs import (
     norms,
     product,
 )
+from regard.backends.triton.refusals import why_not
 from regard.backends.triton.replay import Step, launch_again, steps_of
 from regard.backends.triton.rules import allowed, full_at, keys_for, limit_of, part_at, rows_for
 from regard.backends.triton.tuning import fits_hopper, looking_settings
@@ -287,8 +288,6 @@ class TritonPass(TiledPass):
 
 
 def _takes(x: AttentionInputs) -> bool:
-    from regard.backends.triton import why_not
-
     return not why_not(x)
 
 

@@ -1,0 +1,68 @@
+"""Which calls the kernels cannot run, and why."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import torch
+
+from regard.biases.dense import Dense
+from regard.biases.pairwise import BoundPairwise
+from regard.biases.relative import Relative
+from regard.inputs import AttentionInputs
+from regard.scores.comparison import Dot
+from regard.transforms import may_learn
+from regard.values import Shape
+
+INSTALLED = find_spec("triton") is not None
+"""Asked once: the compiler, which asks with every graph, does not know how."""
+WIDEST = 256
+MOST = 65_535
+"""Programs along the axis of a grid that counts heads: CUDA has no more."""
+_WRONG_DEVICE = "its kernels run on CUDA; elsewhere only interpreted, with TRITON_INTERPRET=1"
+
+
+def why_not(x: AttentionInputs) -> list[str]:
+    """Every reason why the kernels cannot run a call."""
+    if not INSTALLED:
+        return ["triton is not installed"]
+    reasons = []
+    if x.q.device.type != "cuda" and not (x.q.device.type == "cpu" and _interpreted()):
+        reasons.append(_WRONG_DEVICE)
+    if x.q.dtype == torch.float64:
+        reasons.append("its kernels compute in float32")
+    if not isinstance(x.comparison, Dot):
+        reasons.append("it compares by dot products only")
+    if isinstance(x.bias, BoundPairwise):
+        reasons.append("it has no kernel for a bias made of a function")
+    if max(x.q.shape[-1], x.v.shape[-1]) > WIDEST:
+        reasons.append(f"its tiles hold heads up to {WIDEST} wide")
+    # A graph is not bound to batches of fewer: the kernels themselves refuse more.
+    if not torch.compiler.is_compiling() and x.shape.B * x.shape.H > MOST:
+        reasons.append(f"it has programs for {MOST:,} heads of all sequences at most")
+    if 0 in (*x.shape, x.q.shape[-1], x.v.shape[-1]):
+        reasons.append("it has no kernel for empty tensors")
+    if torch.are_deterministic_algorithms_enabled() and (learned := _added_by_many(x)):
+        reasons.append(f"its gradient of {learned} is added up by atomics, in no fixed order")
+    return reasons
+
+
+def is_shared(bias: Dense, shape: Shape) -> bool:
+    """Whether several pairs have one number of a dense bias."""
+    return any(have < need for have, need in zip(bias.tensor.shape, shape, strict=True))
+
+
+def _added_by_many(x: AttentionInputs) -> str | None:
+    """What the call learns that many programs add to."""
+    if x.bias is None or not may_learn(x.bias.tensors()):
+        return None
+    if isinstance(x.bias, Relative):
+        return "a relative table"
+    if isinstance(x.bias, Dense) and is_shared(x.bias, x.shape):
+        return "a shared dense bias"
+    return None
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
