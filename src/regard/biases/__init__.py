@@ -1,4 +1,4 @@
-"""What is added to the logits, by place."""
+"""Biases: what is added to the logits, by position."""
 
 from regard.biases.alibi import alibi, slopes
 from regard.biases.bias import Bias

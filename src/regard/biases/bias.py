@@ -1,4 +1,4 @@
-"""What a bias is: a number added to the logit of each pair, found from its place."""
+"""What a bias is: a number added to the logit of each pair, found from its position."""
 
 from __future__ import annotations
 

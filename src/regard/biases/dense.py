@@ -65,7 +65,7 @@ def dense(tensor: Float[Tensor, "*bh q k"]) -> Bias:
     """Any tensor that broadcasts to [B, H, Q, K]; [Q, K] is the same for every batch and head. For
     inputs with other axes than [B, H, N, D], those in place of B and H: for one head, [B, Q, K].
 
-    Minus infinity hides a pair, as a float mask does elsewhere.
+    Minus infinity masks a pair, as a float mask does elsewhere.
 
     >>> import regard, torch
     >>> x = torch.zeros(2, 4)
@@ -84,7 +84,7 @@ def dense(tensor: Float[Tensor, "*bh q k"]) -> Bias:
         # It stands for a mask, and its memory holds nothing.
         raise RegardError(
             "dense: numbers to add to the logits",
-            got=f"a {type(tensor).__name__}, which says what is hidden and holds no numbers",
+            got=f"a {type(tensor).__name__}, which says what is masked and holds no numbers",
             do="mask=masks.from_sdpa(t)",
         )
     return Dense(tensor[None, None] if tensor.ndim == 2 else tensor)

@@ -117,7 +117,7 @@ def model(
     device: str | Device | None = None,
     tile: tuple[int, int] = TILE,
 ) -> Cost:
-    """The cost of reading a context with a whole model, and of decoding after it.
+    """The cost of a whole model: a forward pass over a context (prefill), and decoding after it.
 
     `of` is the name of a well-known model or a `Configuration`. The mask is causal unless another
     is given; windows of the model's layers come on top of it.

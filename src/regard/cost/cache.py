@@ -1,4 +1,4 @@
-"""What a decoder's cache of keys and values holds, and what reading it at every token costs."""
+"""What a decoder's KV cache holds, and what reading it at every token costs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from regard.cost.configuration import Configuration
 
 
 class CacheBytes(NamedTuple):
-    """The cache of keys and values."""
+    """The KV cache: keys and values."""
 
     per_token: int
     """Bytes that one more token takes, while no window is full."""
@@ -29,7 +29,7 @@ class Decoding(NamedTuple):
 
 
 def cache_bytes(c: Configuration, context: int, batch: int = 1) -> CacheBytes:
-    """The cache of a model: 2 (keys and values) · key heads · head width · bytes, for each layer.
+    """The KV cache of a model: 2 (keys, values) · key heads · head width · bytes, for each layer.
 
     >>> from regard.cost import preset
     >>> cache_bytes(preset("llama-3-8b"), 131072).per_token

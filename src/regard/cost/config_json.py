@@ -92,7 +92,7 @@ def _loaded(path: Path) -> dict[str, Any]:
         raise RegardError(
             "the configuration cannot be read", got=f"{path}: {error}", accepted=wanted
         ) from None
-    # Models that also see keep the sizes of the part that reads inside.
+    # Models with vision keep the sizes of their language model inside.
     inner = found.get("text_config")
     return inner if isinstance(inner, dict) and "model_type" in inner else found
 

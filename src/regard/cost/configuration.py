@@ -22,7 +22,7 @@ class Configuration:
 
     name: str
     width: int
-    """Of the vector that runs through the layers (Hugging Face: hidden_size)."""
+    """Of the residual stream (Hugging Face: hidden_size)."""
     heads: int
     layers: int
     key_heads: int = 0
@@ -40,12 +40,12 @@ class Configuration:
     vocabulary: int = 0
     """0: nothing is counted for it."""
     tied: bool = False
-    """Whether one matrix serves for words that come in and words that go out."""
+    """Whether input and output embeddings share one matrix."""
     windows: tuple[int | None, ...] = (None,)
     """How many keys a query sees, itself counted; None is all. Layers go through it in turns."""
     dtype: str = "bfloat16"
     trained_context: int | None = None
-    """The longest text it was made for."""
+    """The longest context it was trained for."""
 
     def __post_init__(self) -> None:
         for name, value in (
@@ -124,8 +124,8 @@ class Configuration:
         return self.layers * layer + (1 if self.tied else 2) * self.vocabulary * self.width
 
     def parameters_read(self, tokens: int = 1) -> int:
-        """What a step that decodes so many tokens reads at most: of the words that come in only
-        one row each, of the experts only those chosen."""
+        """What a step that decodes so many tokens reads at most: of the input embeddings
+        only one row each, of the experts only those chosen."""
         experts = min(self.experts, tokens * self.active_experts)
         choice = self.width * self.experts if self.experts > 1 else 0
         layer = self.attention_parameters + experts * self.expert_parameters + choice

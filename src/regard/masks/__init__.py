@@ -1,4 +1,4 @@
-"""Which query may see which key: values that combine with `&`, `|` and `~`.
+"""Masks: which query may attend to which key. Values that combine with `&`, `|` and `~`.
 
 >>> from regard import masks
 >>> longformer = masks.window(256, 256) | masks.global_tokens([0])

@@ -1,4 +1,4 @@
-"""What a mask is: a rule for which query may see which key, and how rules combine.
+"""What a mask is: a rule for which query may attend to which key, and how rules combine.
 
 A mask holds no lengths. `bind` gives it the lengths of one call and returns a bound mask, in which
 alignment and shapes are settled; everything that needs lengths is asked of the bound one.
@@ -19,7 +19,7 @@ from regard.values import Axes, Pick, Shape, Value
 
 
 class Mask(PairRule, Value):
-    """Which query may see which key. Combine with `&`, `|` and `~`."""
+    """Which query may attend to which key. Combine with `&`, `|` and `~`."""
 
     def on(self, axes: Axes) -> Mask:
         """This mask with the axes of its tensors read as those of a caller's inputs."""
@@ -39,7 +39,7 @@ class Mask(PairRule, Value):
     def __or__(self, other: Mask) -> Mask:
         return Or(self, _mask(other, "|"))
 
-    # A tensor on the left lands here: it is refused with the same words.
+    # A tensor on the left comes here, and is refused with the same words.
     __rand__, __ror__ = __and__, __or__
 
     def __invert__(self) -> Mask:

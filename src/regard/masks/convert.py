@@ -3,7 +3,7 @@
 | source | what True means | causal aligns | a window of W sees |
 |---|---|---|---|
 | torch SDPA | may be seen | to the start | – |
-| nn.MultiheadAttention | hidden | – | – |
+| nn.MultiheadAttention | masked | – | – |
 | Hugging Face | 1 may be seen | by position | W keys, the query counted |
 | FlashAttention | – | to the end | W keys besides the query; -1 is open |
 
@@ -71,7 +71,7 @@ def from_multihead(
     key_padding_mask: Bool[Tensor, "b k"] | None = None,
     heads: int | None = None,
 ) -> Mask | None:
-    """The masks of `nn.MultiheadAttention`: True is hidden. 3-D masks are [B·heads, Q, K].
+    """The masks of `nn.MultiheadAttention`: True is masked. 3-D masks are [B·heads, Q, K].
 
     >>> import torch
     >>> print(from_multihead(key_padding_mask=torch.tensor([[False, False, True]])).draw(1, 3))

@@ -1,4 +1,4 @@
-"""Any mask at all, as a tensor of booleans with its polarity said aloud."""
+"""Any mask at all, as a tensor of booleans whose polarity is named."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def keep(table: Bool[Tensor, "..."]) -> Mask:
 
 
 def ignore(table: Bool[Tensor, "..."]) -> Mask:
-    """True is hidden: the opposite of `keep`.
+    """True is masked: the opposite of `keep`.
 
     >>> import torch
     >>> print(ignore(torch.tensor([True, False, True])).draw(1, 3))

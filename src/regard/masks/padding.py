@@ -37,10 +37,10 @@ class Padding(Prefix):
 
 
 def padding(lengths: Int[Tensor, "b"] | Sequence[int]) -> Mask:
-    """Keys at or beyond a sequence's length are hidden: `lengths` has one number per sequence.
+    """Keys at or beyond a sequence's length are masked: `lengths` has one number per sequence.
 
     A length may not be negative or exceed the keys of the call. (Lengths on a GPU are not looked
-    at, which would wait for it; there a length beyond the keys hides nothing.)
+    at, which would wait for it; there a length beyond the keys masks nothing.)
 
     >>> print(padding([3]).draw(2, 4))
     ██████··

@@ -1,4 +1,4 @@
-"""Transformer blocks: attention, then a network at each position, each on a normalised input."""
+"""Transformer blocks, pre-norm: attention, then a feed-forward network at each position."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EncoderBlock(nn.Module):
     """x + attention(norm(x)), then x + network(norm(x)).
 
     With `mask=masks.causal()` and a cache it is the block of a decoder-only language model.
-    `hidden` is the width of the network, 4·d_model unless said.
+    `hidden` is the width of the feed-forward network, 4·d_model unless said.
 
     >>> import torch
     >>> from regard import masks, nn

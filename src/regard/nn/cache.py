@@ -1,4 +1,4 @@
-"""What a decoder remembers between steps: the keys and values of every token so far."""
+"""The KV cache: what a decoder keeps between steps, the keys and values of every token so far."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Cache:
 
 
 def _so_far(mask: Mask) -> Mask:
-    """The mask of whole sequences while they grow: a length that is not reached yet hides nothing,
+    """The mask of whole sequences while they grow: a length that is not reached yet masks nothing,
     which `padding` would refuse."""
     match mask:
         case Padding():

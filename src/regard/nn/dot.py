@@ -1,4 +1,4 @@
-"""Queries meet keys in a plain dot product, or in a learned bilinear form (Luong)."""
+"""Queries and keys compared by a plain dot product, or by a learned bilinear form (Luong)."""
 
 from __future__ import annotations
 

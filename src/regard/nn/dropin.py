@@ -111,7 +111,7 @@ class DropIn(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `nn.MultiheadAttention.forward`: True in a mask hides, floats are added to scores.
+        """As `nn.MultiheadAttention.forward`: True in a mask is masked, floats are added to logits.
 
         [length, batch, width], or [batch, length, width] with `batch_first`, or [length, width];
         or one nested tensor as all three."""
@@ -313,7 +313,7 @@ def _check_mask(name: str, mask: Tensor | None, sizes: list[list[int]]) -> None:
         return
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise DropInError(
-            f"{name} says what is hidden, or what is added to scores",
+            f"{name} says what is masked, or what is added to scores",
             got=str(mask.dtype),
             accepted="torch.bool, where True hides; or floats, which are added",
         )

@@ -19,12 +19,12 @@ from regard.traces import Trace
 class MultiHeadAttention(nn.Module):
     """Each head compares its own projection of queries and keys and mixes its own values.
 
-    - `kv_heads`: fewer key heads than query heads is grouped-query attention, 1 is multi-query.
-    - `head_width`: d_model / heads unless said.
+    - `kv_heads`: fewer than query heads is grouped-query attention (GQA), 1 is multi-query.
+    - `head_width`: the head dimension; d_model / heads unless said.
     - `key_width`, `value_width`: how wide the inputs of keys and values are, when not d_model.
     - `bias`: none by default. What a bias adds to every key is the same for all of them, and
       softmax does not see it; those of values and output can live in the layer that follows.
-    - `rotary`: a `Rotary`; positions turn queries and keys.
+    - `rotary`: a `Rotary`; positions rotate queries and keys (RoPE).
     - `qk_norm`: queries and keys are normalised per head (RMS), which bounds the logits.
     - `dropout`: the share of weights dropped in training.
 
@@ -97,10 +97,10 @@ class MultiHeadAttention(nn.Module):
         cache: Cache | None = None,
         trace: bool = False,
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], Trace]:
-        """x attends to itself; or to `memory`; or to `memory` as keys with `values` of their own.
+        """Self-attention; or cross-attention to `memory`, whose `values` may be others.
 
-        With `cache`, x continues what the cache remembers. With `trace=True` the answer is
-        (output, Trace); the output is the same.
+        With `cache`, x continues the sequence whose keys and values the cache holds. With
+        `trace=True` the answer is (output, Trace); the output is the same.
         """
         self._check(x, memory, values, cache)
         source = x if memory is None else memory

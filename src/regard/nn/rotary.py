@@ -1,7 +1,7 @@
-"""Rotary positions: pairs of numbers turned by an angle that grows with the position.
+"""Rotary position embeddings (RoPE): pairs of numbers rotated, further with each position.
 
-Queries and keys turned by m·θ and n·θ meet at the angle (m - n)·θ: a score that was absolute on
-both sides depends on the distance alone.
+The dot product of a query rotated by m·θ and a key rotated by n·θ depends on (m - n)·θ: on their
+distance alone.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from regard.errors import RegardError
 
 @dataclass(frozen=True)
 class Rotary:
-    """Turns the numbers of each head: pair i at position n by n · base^(-2i / width).
+    """Rotates the numbers of each head: pair i at position n by n · base^(-2i / width).
 
-    `width` turns only the first numbers of a head and leaves the rest alone. Pairs are
-    (i, i + half) as in Llama and its kin; `interleaved=True` pairs neighbours, (2i, 2i + 1), as in
+    `width` rotates only the first numbers of a head and leaves the rest alone. Pairs are
+    (i, i + half) as in Llama; `interleaved=True` pairs neighbours, (2i, 2i + 1), as in
     GPT-J.
 
     >>> import torch
@@ -35,7 +35,7 @@ class Rotary:
     interleaved: bool = False
 
     def __call__(self, x: Float[Tensor, "b h n d"], first: int = 0) -> Float[Tensor, "b h n d"]:
-        """x turned; its first entry stands at position `first`."""
+        """x rotated; its first entry stands at position `first`."""
         width = self.check(x.shape[-1])
         turned, rest = x[..., :width], x[..., width:]
         cos, sin = self._angles(x, first, width)
@@ -48,7 +48,7 @@ class Rotary:
         return torch.cat([parts.to(x.dtype), rest], -1)
 
     def check(self, head_width: int) -> int:
-        """How many numbers of a head are turned; refuses what cannot be paired.
+        """How many numbers of a head are rotated; refuses what cannot be paired.
 
         >>> Rotary(width=32).check(64)
         32

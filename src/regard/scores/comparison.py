@@ -1,4 +1,4 @@
-"""How one query meets one key, once both are prepared.
+"""How one query is compared with one key, once both are prepared.
 
 Whatever a score does to queries or keys alone is done beforehand, in O(n). What is left for the
 pairs is a comparison, of which there are three. Each says its logits for a tile of pairs, the

@@ -47,7 +47,7 @@ def same_width(name: str, q: Tensor, k: Tensor) -> None:
 
 def apart(x: Float[Tensor, "... d"]) -> tuple[Bool[Tensor, "... 1"], Float[Tensor, "... d"]]:
     """Which vectors are not finite, and all of them with 0 in place of those: in what is learned,
-    0 · NaN would let hidden ones be felt."""
+    0 · NaN would let masked ones through."""
     broken = ~x.isfinite().all(-1, keepdim=True)
     return broken, x.masked_fill(broken, 0.0)
 

@@ -1,7 +1,7 @@
 """Cutting a mask into tiles, and counting its pairs, with work that follows the mask's outline.
 
 Counting subdivides: the whole rectangle is judged, and only what is neither all allowed nor all
-hidden is cut in four. The work is that of the boundary, not of the area, so a causal mask over a
+masked is cut in four. The work is that of the boundary, not of the area, so a causal mask over a
 million tokens takes milliseconds.
 """
 
