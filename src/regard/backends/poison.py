@@ -1,6 +1,6 @@
 """What a NaN or an infinity among the values does to the rows that see it, and to no other.
 
-0 · NaN is NaN, so a hidden value that is not finite would spoil the products it takes no part in.
+0 · NaN is NaN, so a masked value that is not finite would spoil the products it takes no part in.
 Products are therefore made with finite stand-ins, and this is added afterwards.
 """
 

@@ -1,6 +1,6 @@
 """The definition of right: attention as the formula says it, with the whole n×n matrix.
 
-    s = compare(q, k),  soft-capped, + bias,  -inf where the mask hides a pair
+    s = compare(q, k),  soft-capped, + bias,  -inf where a pair is masked
     p = exp(s - lse),   lse = log Σ exp(s)     (a sink is one more term of that sum)
     out = p v
 
@@ -69,7 +69,7 @@ class Reference:
 
 
 def logits(x: AttentionInputs) -> Float[Tensor, "b h q k"]:
-    """Every logit, minus infinity where the mask hides a pair."""
+    """Every logit, minus infinity where a pair is masked."""
     dtype = x.compute_dtype
     q, k = x.q.to(dtype), x.k.to(dtype).repeat_interleave(x.group, dim=1)
     broken = ~q.isfinite().all(-1)[..., :, None] | ~k.isfinite().all(-1)[..., None, :]
@@ -108,7 +108,7 @@ def _compare(how: Comparison, q: Tensor, k: Tensor) -> Tensor:
 
 
 def _mix(x: AttentionInputs, p: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q e"]:
-    """p v, in which a hidden value does not count even if it is not a number."""
+    """p v, in which a masked value does not count even if it is NaN."""
     if x.dropout:
         assert x.seed is not None
         b, h, q, k = (torch.arange(n, device=p.device) for n in x.shape)

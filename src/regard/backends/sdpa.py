@@ -69,8 +69,8 @@ class Sdpa:
             return _sdpa(x, q, k, v, causal, mask)
         if _may_ask(x):
             # A value that leaked shows in the output, a key perhaps only in gradients. The CPU
-            # kernel's rows come in blocks of 32 or more, and a hidden value spoils a causal block
-            # as a whole; on a GPU the last row, from which nothing is hidden, tells.
+            # kernel's rows come in blocks of 32 or more, and a masked value spoils a causal block
+            # as a whole; on a GPU the last row, of which nothing is masked, tells.
             out = _sdpa(x, q, k, v, causal, mask)
             rows = slice(None, None, 32) if x.q.device.type == "cpu" else slice(-1, None)
             told = out[:, :, rows] if causal else out

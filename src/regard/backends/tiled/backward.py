@@ -54,7 +54,7 @@ class Backward:
         self.bias = [torch.zeros_like(t, dtype=dtype) for t in biased]
 
     def run(self) -> Backward:
-        """Walk over the tiles; the gradients are then in q, k, v, sink, comparison and bias."""
+        """Go over the tiles; the gradients are then in q, k, v, sink, comparison and bias."""
         x = self.x
         is_finite = x.mask is None or all_finite(x.q, x.k, x.v)
         loop = fusing(x) if is_finite else None

@@ -16,7 +16,7 @@ from regard.masks.algebra import pairs
 def chosen_logits(
     x: AttentionInputs, queries: Int[Tensor, "q"], keys: Int[Tensor, "k"]
 ) -> Float[Tensor, "b h q k"]:
-    """Logits of chosen queries and keys; minus infinity where a pair is hidden."""
+    """Logits of chosen queries and keys; minus infinity where a pair is masked."""
     return logits_at(x, x.q[:, :, queries], queries, keys)
 
 

@@ -91,7 +91,7 @@ class Loop:
 
     def attend(self, call: Attend, threads: int) -> bool:
         """The forward pass of some row tiles; the call's pointers must stay good until then.
-        Whether no hidden value can have done harm: all is finite where something is hidden."""
+        Whether no masked value can have done harm: all is finite where something is masked."""
         self.attend_tiles(call, threads)
         return not call.harmed
 
@@ -124,7 +124,7 @@ class Loop:
         hidden: Bool[Tensor, "b2 g2 r2 q2 some_k"],
         value: float,
     ) -> None:
-        """Write a value where pairs are hidden among some of a tile's keys, in place."""
+        """Write a value where pairs are masked among some of a tile's keys, in place."""
         part = keys.stop - keys.start
         *strides, _ = hidden.expand(*t.shape[:4], part).stride()
         self.fill_rows(

@@ -1,4 +1,4 @@
-"""The forward pass: output and row statistics in one walk over the tiles.
+"""The forward pass: output and row statistics in one pass over the tiles.
 
 For each row, with m the largest logit so far, l = Σ exp(s - m), e = Σ exp(s - m)(s - m) and
 o = Σ exp(s - m) v are kept. When m moves by δ = m_old - m_new, the sums shrink by α = exp(δ):

@@ -46,7 +46,7 @@ def cuts(x: AttentionInputs) -> Iterator[tuple[RowTile, Cut]]:
 
 
 class TiledPass:
-    """A walk over the tiles for each question."""
+    """One pass over the tiles for each question."""
 
     @torch.no_grad()
     @in_full_precision

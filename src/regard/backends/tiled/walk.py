@@ -1,4 +1,4 @@
-"""Walking over the pairs tile by tile.
+"""Going over the pairs tile by tile.
 
 A call is cut into slabs (some batch entries and heads, so that a tile of logits stays in cache),
 each slab into row tiles (some queries), each row tile into cuts (runs of keys that hold allowed
@@ -28,7 +28,7 @@ from regard.stopping import step
 from regard.values import Shape
 
 KEY_TILE = 128
-"""Keys per judged tile; neighbouring tiles of one state are walked together."""
+"""Keys per judged tile; neighbouring tiles of one state are computed together."""
 
 
 @dataclass(frozen=True)
@@ -278,8 +278,8 @@ def _runs(flags: list[bool]) -> list[tuple[int, int]]:
 
 
 def spans(x: AttentionInputs, size: TileSize) -> Iterator[tuple[slice, slice]]:
-    """Batch entries and key heads that are walked together. Where the mask differs between batch
-    entries, each is walked alone."""
+    """Batch entries and key heads that are computed together. Where the mask differs between batch
+    entries, each is computed alone."""
     B, groups = x.k.shape[:2]
     heads = max(1, min(groups, size.heads))
     together = max(1, size.heads // max(groups, 1)) if x.mask is None or x.mask.batch == 1 else 1
