@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import regard
-from regard.watching.reports import Finding, Report
+from regard.monitoring import Finding, Report
 
 LETTERS, SPAN, WIDTH, HEADS, LAYERS, BATCH = 32, 32, 64, 4, 2, 16
 EVERY = 10

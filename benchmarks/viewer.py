@@ -28,10 +28,10 @@ from viewer_pages import HEADS, LAYERS
 
 import regard
 from regard import masks
+from regard.seen import Seen
 from regard.view import App
 from regard.view.atlas import Atlas
 from regard.view.tiles import decoded, levels, tile
-from regard.watching.seen import Seen
 
 WIDTH = 64
 PAGES = Path(__file__).with_name("viewer_pages.py")

@@ -17,10 +17,10 @@ import torch
 from measuring import RESULTS, write
 
 import regard
+from regard.seen import Seen
 from regard.view.atlas import Atlas
 from regard.view.maps import Map
 from regard.view.tiles import decoded, levels, tile
-from regard.watching.seen import Seen
 from watching import HEADS, LAYERS, build
 
 Row = dict[str, Any]

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 import transformers
 from measuring import RESULTS, interleaved, ratios, write
-from monitoring import steps
 
 import regard
+from monitoring import steps
 
 LAYERS, HEADS, WIDTH = 12, 12, 768
-KEEPS: tuple[regard.watching.watcher.Keep, ...] = ("statistics", "traces")
+KEEPS: tuple[regard.watching.Keep, ...] = ("statistics", "traces")
 CASES = {"unwatched": "sdpa", "watched": "sdpa", "eager with weights": "eager"}
 """The implementation of attention that each is built with."""
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 import regard
 from regard import cli, models
+from regard.seen import Seen
 from regard.view import subjects
 from regard.view.showing import Look, Subject, Wanted, drawn, look
-from regard.watching import Seen
 from tests.view import tiny_models
 from tests.view.drawing import seen_model
 

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import regard
 from regard import RegardError, cli
+from regard.seen import Seen
 from regard.visible import visible
-from regard.watching import Seen
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202edne\u2066\x08\r"
 """Names the window, clears the screen, colours, turns the line around, goes back."""

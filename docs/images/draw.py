@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 import regard
 from regard import models
+from regard.seen import Seen
 from regard.view import picture
-from regard.watching import Seen
 
 HERE = Path(__file__).parent
 

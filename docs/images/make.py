@@ -19,8 +19,8 @@ from playwright.sync_api import sync_playwright
 from scenes import seen as scene
 
 from regard import models
+from regard.seen import Seen
 from regard.view import page
-from regard.watching import Seen
 
 HERE = Path(__file__).parent
 MODEL = "regard-small"

@@ -8,8 +8,8 @@ from torch.nn import Linear, Module, Parameter
 from torch.nn.functional import cross_entropy
 
 import regard
+from regard.seen import Seen
 from regard.view import Patches
-from regard.watching import Seen
 
 GRID, SIDE = 12, 96
 

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 from regard import biases, cost, interpret, masks, nn, scores
 from regard.dispatch import attention, plan, trace
 from regard.errors import RegardError, RegardWarning
+from regard.monitoring import Monitor
 from regard.plans import Plan
+from regard.trace_files import load
 from regard.traces import Trace
 from regard.warming import warm_up
-from regard.watching import Monitor, load, watch
+from regard.watching import watch
 
 if TYPE_CHECKING:
     from regard import lab, models, view

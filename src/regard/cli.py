@@ -35,13 +35,13 @@ from regard.backends.triton import shipped
 from regard.claims import claimed
 from regard.models.opening import load
 from regard.models.recording import record as record_text
+from regard.seen import shown
 from regard.view.app import App
 from regard.view.console import PlainConsole
 from regard.view.opening import first_view, why_not
 from regard.view.showing import Look, Subject, Wanted, drawn, look, show
 from regard.view.subjects import Spelling, subject_of, text_of
-from regard.watching.memory import shown
-from regard.watching.watcher import Keep
+from regard.watching import Keep
 
 
 class Explained(TyperGroup):

@@ -16,8 +16,8 @@ from rich.text import Text
 from regard.errors import RegardError
 from regard.files import replacing
 from regard.lab.experiments import NAMES, Result, experiment
+from regard.seen import shown
 from regard.view.console import PlainConsole
-from regard.watching.memory import shown
 
 
 def lab(

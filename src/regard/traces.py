@@ -268,7 +268,7 @@ class Trace(Displayed):
         ...         torch.equal(file.trace.weights(), t.weights())
         True
         """
-        from regard.watching.store import save_trace
+        from regard.trace_files import save_trace
 
         save_trace(self, path)
 

@@ -14,7 +14,7 @@ import torch
 
 import regard
 from regard import biases, masks
-from regard.watching import Seen
+from regard.seen import Seen
 from tests.fuzz.mutation import NUMBERS, bytes_changed, json_changed
 from tests.fuzz.targets import Target
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import regard
 from regard import RegardError, Trace, interpret
 from regard.interpret.alignment import comparable, warped
-from regard.watching import Seen
+from regard.seen import Seen
 from tests.interpret.conftest import numbers
 
 transformers = pytest.importorskip("transformers")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import regard
 from regard import RegardError, interpret
-from regard.watching import Seen
+from regard.seen import Seen
 
 transformers = pytest.importorskip("transformers")
 

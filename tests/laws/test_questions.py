@@ -20,8 +20,8 @@ from torch.testing import assert_close
 import regard
 from regard import biases, masks, scores
 from regard.backends.exactness import SURE
-from regard.watching.statistics import Statistics
-from regard.watching.telemetry import Telemetry
+from regard.monitoring.telemetry import Telemetry
+from regard.seen import Statistics
 
 every_backend = pytest.mark.parametrize("backend", ["reference", "tiled", "uncompiled"])
 

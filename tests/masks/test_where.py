@@ -309,7 +309,7 @@ def test_files_hold_tables(name: str, tmp_path: Any) -> None:
 
 
 def test_files_hold_no_large_tables(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.watching.records.LARGEST_TABLE", 2 * 3 * N * N - 1)
+    monkeypatch.setattr("regard.trace_files.records.LARGEST_TABLE", 2 * 3 * N * N - 1)
     model = torch.nn.Sequential(Layer(mask=masks.where(FUNCTIONS["products"][0])))
     with regard.watch(model, keep="traces") as seen:
         model(torch.randn(2, 3, N, 8))

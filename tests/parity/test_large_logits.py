@@ -12,7 +12,7 @@ from torch import Tensor
 import regard
 from regard import biases, masks
 from regard.backends.exactness import SURE
-from regard.watching.statistics import Statistics
+from regard.seen import Statistics
 from tests.parity import cases
 from tests.parity.answers import NEAR, assert_one_answer
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import regard
 from regard import interpret
-from regard.watching import Seen
+from regard.seen import Seen
 from tests.real.agreement import agree
 from tests.real.whisper import features, speech, tiny_en, tokenizer
 

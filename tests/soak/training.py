@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 
 import regard
-from regard.watching.reports import Report
+from regard.monitoring import Report
+from tests.monitoring.full_disk import full_disk
 from tests.soak.interrupts import interrupted, listening
 from tests.soak.models import batch, models
 from tests.soak.neighbours import Neighbours
-from tests.watching.full_disk import full_disk
 from tests.watching.left_behind import (
     nothing_in,
     nothing_in_the_process,
@@ -233,6 +233,9 @@ class Memory:
         assert most - self._first[1] < MOST_GROWTH, f"{most - self._first[1]:,} more bytes"
 
 
+ROOMS = ("regard.seen", "regard.trace_files", "regard.watching", "regard.monitoring")
+
+
 def _alive() -> Counter[str]:
     """Tensors, and objects of watching."""
     gc.collect()
@@ -241,7 +244,7 @@ def _alive() -> Counter[str]:
         {
             f"{kind.__module__}.{kind.__name__}": count
             for kind, count in kinds.items()
-            if issubclass(kind, Tensor) or str(kind.__module__).startswith("regard.watching")
+            if issubclass(kind, Tensor) or str(kind.__module__).startswith(ROOMS)
         }
     )
 

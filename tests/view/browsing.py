@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from regard.watching.seen import Seen
+from regard.seen import Seen
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page

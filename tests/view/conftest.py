@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from regard.seen import Seen
 from regard.view.page import page as write_page
-from regard.watching.seen import Seen
 from tests.view.browsing import Open
 from tests.view.toys import seen, tokens
 

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 import regard
-from regard.watching import Seen
+from regard.seen import Seen
 
 
 def drawn(thing: object, width: int = 80, **options: object) -> str:

@@ -9,10 +9,10 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 import torch
 
+from regard.seen import Seen
 from regard.view.app import App
 from regard.view.page import page as write_page
 from regard.view.redirect_file import RedirectFile
-from regard.watching.seen import Seen
 from tests.view.browsing import MAP, Open, contrast, hover, tip_weight, until, weights
 from tests.view.toys import HOSTILE, seen, tokens
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from regard.seen import Seen
 from regard.view.app import App
 from regard.view.page import page as write_page
-from regard.watching.seen import Seen
 from tests.view.browsing import MAP, Open, hover, tip_weight, until, weights
 from tests.view.toys import seen, tokens
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from regard.backends.tiled import TiledPass
+from regard.seen import Seen
 from regard.view import connections, server
 from regard.view.app import App
 from regard.view.connections import Connections
-from regard.watching.seen import Seen
 from tests.view.toys import seen
 from tests.view.visiting import Visitor, sent
 

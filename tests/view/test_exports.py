@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from regard.seen import Seen
 from regard.view import tiles
 from regard.view.app import App
 from regard.view.page import page as write_page
-from regard.watching.seen import Seen
 from tests.view.browsing import MAP, Open, until, weights
 from tests.view.toys import HOSTILE, seen, tokens
 

@@ -7,10 +7,10 @@ import torch
 import regard
 from regard import biases, masks
 from regard.models import CausalConfig, CausalModel
+from regard.seen import Layer, Seen
 from regard.view.atlas import Atlas
 from regard.view.folding import Folding
-from regard.watching.seen import Layer, Seen
-from tests.watching.test_joint_trace import STEPS, steps, text
+from tests.seen.test_joint_trace import STEPS, steps, text
 
 
 def test_an_atlas_joins_what_a_model_wrote() -> None:

@@ -210,7 +210,7 @@ def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(regard.RegardError, match="unknown statistic\n  got:      'vibes'"):
         head_grid(seen_model(3), ["vibes"])
     with pytest.raises(regard.RegardError, match="no attention was seen"):
-        head_grid(regard.watching.Seen())
+        head_grid(regard.seen.Seen())
 
 
 def test_a_trace_is_a_model_of_one_layer() -> None:

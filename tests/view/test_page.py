@@ -15,13 +15,13 @@ import torch
 
 import regard
 from regard import RegardError
+from regard.seen import Layer
 from regard.view import bundle
 from regard.view.app import App
 from regard.view.atlas import Atlas
 from regard.view.page import chosen_levels, page
 from regard.view.patches import Patches
 from regard.view.tiles import HEADER, decoded
-from regard.watching.seen import Layer
 from tests.view.toys import HOSTILE, drawn, seen, tokens
 from tests.view.visiting import Visitor
 

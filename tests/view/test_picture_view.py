@@ -213,7 +213,7 @@ def test_without_a_picture_there_is_no_such_view(open_page: Open, tmp_path: Path
 def test_a_layer_that_looks_at_no_picture_says_so(open_page: Open, tmp_path: Path) -> None:
     q, k = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 9, 8)
     found = seen(4, layers=1, heads=1, key_heads=1)
-    other = regard.watching.seen.Layer("cross")
+    other = regard.seen.Layer("cross")
     other.take(regard.trace(q, k, k), 0, 0, keep=True)
     found._layers["cross"] = other
     url = write_page(found, tmp_path / "p.html", tokens=Patches(drawn(96), (3, 3))).as_uri()

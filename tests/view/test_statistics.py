@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import regard
 from regard import cli
+from regard.seen import Layer, Seen
 from regard.view import head_grid, notebook
 from regard.view.answers import Answers
 from regard.view.app import App
@@ -23,7 +24,6 @@ from regard.view.page import page
 from regard.view.showing import Subject, Wanted
 from regard.view.subjects import subject_of
 from regard.view.widget import widget
-from regard.watching.seen import Layer, Seen
 from tests.view.browsing import Open
 from tests.view.drawing import drawn, seen_model
 

@@ -9,9 +9,9 @@ import torch
 
 import regard
 from regard import masks
+from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.page import page as write_page
-from regard.watching.seen import Seen
 from tests.view.browsing import Open, until, weights
 from tests.view.toys import tokens
 

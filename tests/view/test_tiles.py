@@ -10,11 +10,11 @@ import torch
 
 import regard
 from regard import masks
+from regard.seen import Layer, Seen
 from regard.view import tiles
 from regard.view.atlas import Atlas
 from regard.view.maps import Map
 from regard.view.tiles import CancelledError, decoded, halves, levels, tile
-from regard.watching.seen import Layer, Seen
 
 
 def a_map(
@@ -130,11 +130,11 @@ def test_the_steps_of_generating_are_one_map() -> None:
     torch.manual_seed(0)
     k = torch.randn(1, 2, 9, 4)
     parts = [(0, 6), (6, 7), (7, 8), (8, 9)]
-    layer = regard.watching.seen.Layer("attn")
+    layer = regard.seen.Layer("attn")
     for step, (start, stop) in enumerate(parts):
         t = regard.trace(k[:, :, start:stop], k[:, :, :stop], k[:, :, :stop], mask=masks.causal())
         layer.take(t, step, step, keep=True)
-    seen = regard.watching.seen.Seen("toy")
+    seen = regard.seen.Seen("toy")
     seen._layers["attn"] = layer
     of = Atlas.of(seen, tokens=list("abcdefghi"))[0]
     assert of.shape == (2, 9, 9)
@@ -217,7 +217,7 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
     with pytest.raises(regard.RegardError, match="this cannot be looked at"):
         Atlas.of(torch.zeros(3))  # type: ignore[arg-type]
     with pytest.raises(regard.RegardError, match="no attention was seen"):
-        Atlas.of(regard.watching.seen.Seen())
+        Atlas.of(regard.seen.Seen())
     x = torch.zeros(4, 2)
     with pytest.raises(regard.RegardError, match="tokens are one text for each place"):
         Atlas.of(regard.trace(x, x, x), tokens=["a"])

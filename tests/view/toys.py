@@ -6,7 +6,7 @@ import torch
 
 import regard
 from regard import masks
-from regard.watching.seen import Layer, Seen
+from regard.seen import Layer, Seen
 
 HOSTILE = [
     "<script>alert(1)</script>",

@@ -8,6 +8,6 @@ from tests.watching.left_behind import nothing_in_the_process
 
 
 @pytest.fixture(autouse=True)
-def _nothing_stays() -> Iterator[None]:
+def nothing_stays() -> Iterator[None]:
     yield
     nothing_in_the_process()

@@ -13,7 +13,9 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import _get_current_function_mode_stack
 
 from regard import watchers
-from regard.watching import flex_functions, torch_functions, watcher
+from regard.watching import followed_run
+from regard.watching.flex import calls as flex_calls
+from regard.watching.pytorch import attention_mode
 
 _sdpa, _multi_head = F.scaled_dot_product_attention, F.multi_head_attention_forward
 _flex_code, _flex_defaults = flex_attention.__code__, flex_attention.__defaults__
@@ -25,10 +27,10 @@ def nothing_in_the_thread() -> None:
     assert torch._C._is_torch_function_enabled()
     assert watchers._watchers.get() == ()
     assert watchers.caller.get() is None
-    assert watcher._HERE.get() == ()
-    assert torch_functions._looking.get() is False
-    huggingface: Any = sys.modules.get("regard.watching.huggingface")
-    assert huggingface is None or huggingface._made.get() is None
+    assert followed_run._HERE.get() == ()
+    assert attention_mode._looking.get() is False
+    shared: Any = sys.modules.get("regard.watching.huggingface.shared_values")
+    assert shared is None or shared.made_in_run.get() is None
 
 
 def nothing_in_the_process() -> None:
@@ -39,9 +41,9 @@ def nothing_in_the_process() -> None:
     assert flex_attention.__code__ is _flex_code
     assert flex_attention.__defaults__ == _flex_defaults
     assert not hasattr(flex_attention, "_torchdynamo_disable")
-    assert flex_functions._watching == []
-    huggingface: Any = sys.modules.get("regard.watching.huggingface")
-    assert huggingface is None or huggingface._switched == {}
+    assert flex_calls._watching == []
+    switch: Any = sys.modules.get("regard.watching.huggingface.switch")
+    assert switch is None or switch.switched == {}
 
 
 def nothing_in(model: nn.Module) -> None:

@@ -26,9 +26,10 @@ import regard
 from regard import RegardError, biases, masks
 from regard.backends.flex import VECTORS
 from regard.values import Shape
-from regard.watching import flex_functions, mask_mods, pair_functions
-from regard.watching.mask_mods import mask_of
-from regard.watching.score_mods import change_of
+from regard.watching.flex import calls as flex_calls
+from regard.watching.flex import mask_mods, pair_functions
+from regard.watching.flex.mask_mods import mask_of
+from regard.watching.flex.score_mods import change_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
@@ -232,7 +233,7 @@ def test_a_layer_that_cannot_be_traced_can_be_left_out() -> None:
 
 
 def test_a_bias_too_large_to_write_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.watching.score_mods.LARGEST", N * N)
+    monkeypatch.setattr("regard.watching.flex.score_mods.LARGEST", N * N)
     change_of(SCORES["alibi"], SHAPE, CPU)
     with pytest.raises(RegardError, match="too large to be written out"):
         change_of(SCORES["dense"], SHAPE, CPU)
@@ -345,7 +346,7 @@ def test_nothing_is_left_behind() -> None:
     with pytest.raises(RegardError), torch.no_grad(), regard.watch(failing):
         failing(*qkv())
     assert function() == before
-    assert flex_functions._watching == []
+    assert flex_calls._watching == []
 
 
 def test_other_threads_are_not_seen() -> None:
@@ -372,7 +373,7 @@ def test_other_threads_are_not_seen() -> None:
 
 def test_masks_are_read_once_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     reads = []
-    monkeypatch.setattr(flex_functions, "mask_of_blocks", lambda *given, **how: reads.append(given))
+    monkeypatch.setattr(flex_calls, "mask_of_blocks", lambda *given, **how: reads.append(given))
     layers = [Flex(block_mask=blocks(causal)) for _ in range(3)]
     for layer in layers:
         layer.how = layers[0].how
@@ -460,4 +461,4 @@ def test_a_compiled_model_in_one_graph_says_how_to_watch_it() -> None:
     refused = pytest.raises(Exception, match="compile without fullgraph=True to watch")
     with refused, torch.no_grad(), regard.watch(model):
         model(*qkv())
-    assert flex_functions._watching == []
+    assert flex_calls._watching == []

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import regard
 from regard import RegardError, masks
 from regard.masks.keep import Keep
+from regard.seen import Layer
 from regard.values import Shape
-from regard.watching.seen import Layer
 
 transformers = pytest.importorskip("transformers")
 
@@ -24,7 +24,7 @@ from transformers import AttentionInterface, masking_utils  # noqa: E402
 from transformers.masking_utils import AttentionMaskInterface  # noqa: E402
 
 from regard.watching import huggingface  # noqa: E402
-from regard.watching.symbolic import SymbolicMask  # noqa: E402
+from regard.watching.huggingface.symbolic_mask import SymbolicMask  # noqa: E402
 
 Sizes = dict[str, Any]
 N = 9

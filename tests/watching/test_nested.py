@@ -12,8 +12,8 @@ from torch.nn import functional as F  # noqa: N812
 
 import regard
 from regard import dispatch
-from regard.watching import torch_functions
 from regard.watching.by_hand import HandWritten
+from regard.watching.pytorch import attention_mode
 
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 
@@ -194,13 +194,13 @@ def test_calls_that_cannot_be_padded_are_left_alone(monkeypatch: pytest.MonkeyPa
     """PyTorch takes such calls on a card only; here its answer is a stand-in."""
     left: list[str] = []
     by_hand = HandWritten(str, set)
-    mode = torch_functions.AttentionMode(str, lambda _: True, by_hand, left.append)
+    mode = attention_mode.AttentionMode(str, lambda _: True, by_hand, left.append)
     q, k = (
         torch.nested.nested_tensor([torch.randn(2, n, 8) for n in lengths])
         for lengths in ((2, 3), (4, 3))
     )
-    monkeypatch.setattr(torch_functions, "_pytorch", lambda query, *_, **__: query)
-    monkeypatch.setattr(torch_functions, "watched", lambda: True)
+    monkeypatch.setattr(attention_mode, "_pytorch", lambda query, *_, **__: query)
+    monkeypatch.setattr(attention_mode, "watched", lambda: True)
     monkeypatch.setattr(dispatch, "trace", lambda *_, **__: pytest.fail("it was traced"))
     assert mode.attend(q, k, k, is_causal=True) is q
     assert len(left) == 1

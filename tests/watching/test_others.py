@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import regard
 from regard import RegardError
-from regard.watching.ranks import split_along_the_sequence
+from regard.watching.pytorch.split_sequences import split_along_the_sequence
 
 if not distributed.is_available():
     pytest.skip("this PyTorch has no torch.distributed", allow_module_level=True)

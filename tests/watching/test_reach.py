@@ -113,7 +113,7 @@ def test_inside_of_somebodys_model_theirs_are_not_slowed(
                 y = x.float()[:, None, :, None]
                 return F.scaled_dot_product_attention(y, y, y)
 
-    monkeypatch.setattr(huggingface, "make_mask", spy)
+    monkeypatch.setattr(huggingface.interface, "make_mask", spy)
     model = Forgiving(build("llama", "sdpa"))
     watches = [regard.watch(model), regard.watch(model)]
     seen = [watch.attach() for watch in watches]

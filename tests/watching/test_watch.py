@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard import RegardError, masks, watchers
-from regard.watching import Seen, statistics
+from regard.seen import Seen, statistics
 
 
 class Plain(nn.Module):

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from regard.errors import RegardError
 from regard.interpret.rows import Heads, Run, choose, together
-from regard.watching.seen import Layer
+from regard.seen import Layer
 
 # How tokenizers write the space before a word: as it is, byte by byte, and SentencePiece's.
 SPACES = (" ", "Ġ", "▁")
@@ -50,7 +50,7 @@ def word_times(
     belong to the word before them, but it does not last until they are over.
 
     >>> import torch, regard
-    >>> from regard.watching import Seen
+    >>> from regard.seen import Seen
     >>> said = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 3])           # ten frames, four sounds
     >>> q, k = 9 * torch.eye(4)[None, None], torch.eye(4)[said][None, None]
     >>> seen = Seen()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.interpret.rows import Heads, Run, choose, together
-from regard.watching.seen import Layer
+from regard.seen import Layer
 
 
 class Citation(NamedTuple):
@@ -79,7 +79,7 @@ def citations(
     Only the rows of the answer are computed, and only at the passages.
 
     >>> import torch, regard
-    >>> from regard.watching import Seen
+    >>> from regard.seen import Seen
     >>> places = torch.tensor([3, 0, 0, 1, 1, 2])         # a first token, then three passages
     >>> k, q = torch.eye(4)[places][None, None], 8 * torch.eye(4)[[0, 1]][None, None]
     >>> seen = Seen()

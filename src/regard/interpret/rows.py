@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.seen import Layer
 from regard.traces import Chosen, Trace, places
-from regard.watching.seen import Layer
 
 Heads = Sequence[Sequence[int]]
 """Pairs (layer, head). Layers are counted from 0 among those that a pattern names, heads among

@@ -17,8 +17,7 @@ import regard
 from regard.errors import RegardError
 from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
 from regard.lab.panels import Line, Lines, smoothed
-from regard.watching.reports import Report
-from regard.watching.rules import LogitExplosion
+from regard.monitoring import LogitExplosion, Report
 
 ABOUT = About(
     name="scaling",

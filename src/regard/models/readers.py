@@ -15,10 +15,9 @@ from regard.models.card import Card
 from regard.models.causal import CausalModel, refuse_long
 from regard.models.tokenizer import MARK, MARK_TEXT, Tokenizer
 from regard.models.translator import TranslatorModel
+from regard.seen import Seen
 from regard.stopping import UnwantedError
-from regard.watching import Seen, watch
-from regard.watching.reading import spelled
-from regard.watching.watcher import Keep
+from regard.watching import Keep, spelled, watch
 
 STRAIGHT = str.maketrans("“”‘’", "\"\"''")
 

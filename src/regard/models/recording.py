@@ -10,8 +10,8 @@ import torch
 
 from regard.errors import RegardError
 from regard.models.readers import OwnReader, Reader
-from regard.watching import Seen, watch
-from regard.watching.watcher import Keep
+from regard.seen import Seen
+from regard.watching import Keep, watch
 
 Progress = Callable[[int, int], None]
 """Told how much is done, of how much."""

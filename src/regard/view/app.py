@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from regard.errors import RegardError
+from regard.seen import Seen, Tokens
 from regard.traces import Trace
 from regard.view.atlas import Atlas
 from regard.view.bundle import script
@@ -19,7 +20,6 @@ from regard.view.desk import Desk
 from regard.view.redirect_file import RedirectFile
 from regard.view.runs import Told
 from regard.view.server import Server
-from regard.watching.seen import Seen, Tokens
 
 logger = logging.getLogger(__name__)
 

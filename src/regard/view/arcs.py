@@ -13,12 +13,12 @@ from matplotlib.patches import Circle, PathPatch
 from matplotlib.path import Path as Outline
 
 from regard.errors import RegardError
+from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.choosing import Choice, Head, choose
 from regard.view.figures import allowed, given, got, worth_showing
 from regard.view.ink import SIZE, Sheet, sheet
 from regard.view.layout import CAP
-from regard.watching.seen import Seen
 
 WIDEST = 9.0
 """Inches of a sentence before its words are turned upright."""

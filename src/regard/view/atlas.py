@@ -11,13 +11,12 @@ from typing import Any
 
 from regard.errors import RegardError
 from regard.jagged_traces import JaggedTrace
+from regard.seen import Layer, Seen, Tokens, joined, let_go
 from regard.traces import Trace
 from regard.view.maps import Map, check_place
 from regard.view.patches import Patches
 from regard.view.quantities import QUANTITIES
 from regard.view.summaries import Summary, known_of, refuse_places
-from regard.watching.joint_trace import joined, let_go
-from regard.watching.seen import Layer, Seen, Tokens
 
 
 class Atlas:

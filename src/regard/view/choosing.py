@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from regard.errors import RegardError
 from regard.jagged_traces import JaggedTrace
+from regard.seen import Layer, Seen
 from regard.traces import Trace
 from regard.view.labels import clean
 from regard.view.summaries import KEEP
-from regard.watching.seen import Layer, Seen
 
 Head = int | Literal["mean"]
 """Which head, from 0, or the mean of all of them."""

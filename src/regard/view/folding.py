@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from regard.watching.joint_trace import joined
-from regard.watching.seen import Seen
+from regard.seen import Seen, joined
 
 
 class Folding:

@@ -10,13 +10,13 @@ from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 from regard.errors import RegardError
+from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.colours import glyph, ground
 from regard.view.heads import STATISTICS, HeadFigures, Statistic, head_figures
 from regard.view.labels import fit
 from regard.view.summaries import KEEP
 from regard.view.terminal import colourless
-from regard.watching.seen import Seen
 
 GAP = 3
 MEANING = {

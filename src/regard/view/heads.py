@@ -13,9 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.seen import Layer, Seen, open_places
 from regard.traces import Trace
-from regard.watching.seen import Layer, Seen
-from regard.watching.telemetry import open_places
 
 Statistic = Literal["entropy", "sink", "distance", "logit"]
 STATISTICS: tuple[Statistic, ...] = ("entropy", "sink", "distance", "logit")

@@ -21,13 +21,12 @@ from regard.backends.contract import Pool, Rows
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.masks.tiles import EMPTY, Tiles
+from regard.seen import Traces, open_places
 from regard.stopping import step
 from regard.strict_json import finite_or_null
 from regard.traces import Trace
 from regard.view.cores import one_core
 from regard.view.quantities import quantity_of
-from regard.watching.seen import Traces
-from regard.watching.telemetry import open_places
 
 POOLS: tuple[Pool, Pool] = ("mean", "max")
 NEAR = 128

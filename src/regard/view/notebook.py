@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from regard.errors import RegardError
+from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.atlas import Atlas
 from regard.view.bundle import BUNDLE
@@ -24,7 +25,6 @@ from regard.view.grid import head_grid
 from regard.view.page import chosen_levels, document, size
 from regard.view.showing import Subject, Wanted, look, show
 from regard.view.widget import installed, widget
-from regard.watching.seen import Seen
 
 MOST_PAIRS = 1 << 26
 """So many pairs are read for a cell: seconds on a CPU."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from urllib.parse import urlencode
 
 from regard.errors import RegardError
+from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.atlas import Atlas
 from regard.view.bundle import BUNDLE
@@ -18,7 +19,6 @@ from regard.view.labels import clean
 from regard.view.runs import SPELLING
 from regard.view.showing import Subject, Wanted, chosen_head, placed, refuse_parts
 from regard.view.summaries import refuse_places
-from regard.watching.seen import Seen
 
 SHORT = 1024
 """Of texts that are not longer, the sharpest head is looked for before the first is shown."""

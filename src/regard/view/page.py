@@ -29,6 +29,7 @@ import torch
 
 from regard.errors import RegardError
 from regard.files import replacing
+from regard.seen import Seen, Tokens
 from regard.traces import Trace
 from regard.view.atlas import Atlas
 from regard.view.bundle import script
@@ -37,7 +38,6 @@ from regard.view.maps import Map
 from regard.view.patches import Patches
 from regard.view.raw import raw
 from regard.view.tiles import SIDE, halves, levels, tile
-from regard.watching.seen import Seen, Tokens
 
 STRONGEST = 4
 MOST_KEYS = 1 << 16

@@ -18,13 +18,13 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from rich.cells import cell_len
 
 from regard.errors import RegardError
+from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.arcs import arcs
 from regard.view.choosing import Choice, Head, choose
 from regard.view.figures import allowed
 from regard.view.heads import HeadFigures, Statistic, head_figures
 from regard.view.layout import CAP
-from regard.watching.seen import Seen
 
 __all__ = ["arcs", "entropy_by_layer", "head_grid", "heat_map", "save"]
 

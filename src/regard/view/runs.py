@@ -13,10 +13,11 @@ from torch import nn
 from regard.errors import RegardError
 from regard.models.readers import OwnTranslator, Reader
 from regard.models.tokenizer import MARK_TEXT
+from regard.seen import Seen
 from regard.view.atlas import Atlas
 from regard.view.folding import Folding
 from regard.view.work import Tell
-from regard.watching import Seen, watch
+from regard.watching import watch
 
 SPELLING = "spelling"
 """The name that stands for no model: words are compared by their spelling."""

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from regard.errors import RegardError
+from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.atlas import Atlas
 from regard.view.choosing import Choice, Head, choose, layer_of
@@ -19,7 +20,6 @@ from regard.view.labels import clean
 from regard.view.runs import Names, Told, named, names_of
 from regard.view.summaries import KEEP, only_statistics, refuse_places
 from regard.view.terminal import HeatMap, colourless, shading
-from regard.watching.seen import Seen
 
 KINDS = ("map", "arcs", "heads", "entropy")
 

@@ -17,13 +17,14 @@ from regard.errors import RegardError
 from regard.masks import Mask
 from regard.models.opening import EMBEDDED
 from regard.scores import Score
+from regard.seen import Seen
+from regard.trace_files import load
 from regard.traces import Trace
 from regard.view.choosing import read
 from regard.view.runs import SPELLING, Told, known_heads, run
 from regard.view.showing import Subject
 from regard.view.spelling import vectors, words
 from regard.view.work import Tell
-from regard.watching import Seen, load
 
 SENTENCE = "A word attends to words like it: attention reads what readers read and reread."
 TOKEN = "reread"

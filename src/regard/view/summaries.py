@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.seen import Layer, Seen
 from regard.strict_json import finite_or_null
 from regard.traces import Trace
-from regard.watching.seen import Layer, Seen
 
 KEEP = 'watch(model, keep="traces"), or regard record --keep traces'
 """How there would have been weights."""

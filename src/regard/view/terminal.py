@@ -15,13 +15,13 @@ from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 from regard.errors import RegardError
+from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.choosing import Choice, Head, choose
 from regard.view.colours import GLYPHS, glyph, ground
 from regard.view.figures import FAINT, Figures, figures, given, got, runs, worth_showing
 from regard.view.labels import centre, fit, stack
 from regard.view.layout import CAP, ENTROPY, SHARE, Layout, lay_out
-from regard.watching.seen import Seen
 
 TALLEST = 10
 

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from regard.errors import RegardError
+from regard.seen import Seen, Tokens
 from regard.traces import Trace
 from regard.view.atlas import Atlas
-from regard.watching.seen import Seen, Tokens
 
 if TYPE_CHECKING:
     from regard.view.live import Live

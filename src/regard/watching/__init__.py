@@ -1,23 +1,8 @@
-"""Traces and statistics from a whole model, while it runs."""
+"""Models watched while they run: by PyTorch's functions, FlexAttention's and Hugging Face's."""
 
-from regard.watching.monitor import Monitor
-from regard.watching.projections import Projections
-from regard.watching.qk_clip import QKClip
-from regard.watching.reports import Report
-from regard.watching.seen import Layer, Seen
-from regard.watching.statistics import Statistics
-from regard.watching.store import load
+from regard.watching.choices import Keep
+from regard.watching.graph_breaks import uncompiled
+from regard.watching.tokens import spelled
 from regard.watching.watcher import Watch, watch
 
-__all__ = [
-    "Layer",
-    "Monitor",
-    "Projections",
-    "QKClip",
-    "Report",
-    "Seen",
-    "Statistics",
-    "Watch",
-    "load",
-    "watch",
-]
+__all__ = ["Keep", "Watch", "spelled", "uncompiled", "watch"]

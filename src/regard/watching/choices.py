@@ -1,18 +1,50 @@
-"""What a caller chose to look at: layers by patterns of their paths, heads by their numbers."""
+"""What a caller chose to look at, and to keep: layers by patterns of their paths, heads by their
+numbers."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatch
-from typing import Any
+from typing import Any, Literal
 
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.errors import RegardError
+from regard.watching.tokens import reads_two_texts
 
 Layers = str | Collection[str] | None
 Heads = int | Sequence[int] | Int[Tensor, "*n"] | None
+Keep = Literal["statistics", "traces"]
+
+
+def check(
+    model: Any, keep: Any, every: int, spill: str | os.PathLike[str] | None, tokenizer: Any
+) -> None:
+    """Say so if a watch is asked for what it cannot do."""
+    if not isinstance(model, nn.Module):
+        raise RegardError(
+            "watch looks at a model", got=type(model).__name__, accepted="a torch.nn.Module"
+        )
+    if keep not in ("statistics", "traces"):
+        raise RegardError(
+            "keep= says what to keep of each call",
+            got=repr(keep),
+            accepted='"statistics" or "traces"',
+        )
+    if every < 1:
+        raise RegardError("every= counts runs of the model", got=str(every), accepted="1 or more")
+    if spill is not None and keep != "traces":
+        raise RegardError(
+            "spill= is where traces are written", got=f"keep={keep!r}", do='add keep="traces"'
+        )
+    if tokenizer is not None and reads_two_texts(model):
+        raise RegardError(
+            "tokenizer= is for models that read one text",
+            got=f"{type(model).__name__}, which reads one and writes another",
+            do="watch without it, and say what the text of interest was: seen.save(tokens=...)",
+        )
 
 
 def patterns(layers: Any) -> tuple[str, ...] | None:

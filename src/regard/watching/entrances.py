@@ -16,7 +16,7 @@ from torch import nn
 from torch._C._dynamo import eval_frame
 from torch.nn.modules.module import _has_any_global_hook
 
-from regard.watching.compiling import stepped_over, uncompiled
+from regard.watching.graph_breaks import stepped_over, uncompiled
 
 _CALL, _STATE, _REPLICA = "_compiled_call_impl", "__getstate__", "_replicate_for_data_parallel"
 _changing = threading.RLock()

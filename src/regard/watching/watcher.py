@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-import warnings
 from collections.abc import Callable
-from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from regard.errors import RegardError, RegardWarning
+from regard.errors import RegardError
+from regard.seen import Seen, Waiting
+from regard.trace_files import Spill, Spilled
 from regard.traces import Trace
 from regard.watchers import begin, caller, end
-from regard.watching.choices import Heads, Layers, matches, numbers, patterns
-from regard.watching.compiling import uncompiled
+from regard.watching.choices import Heads, Keep, Layers, check, matches, numbers, patterns
 from regard.watching.entrances import UNFINISHED, follow, leave_alone
-from regard.watching.fast_path import FastPath
+from regard.watching.followed_run import FollowedRun
 from regard.watching.gaps import Gaps
-from regard.watching.memory import Weight
+from regard.watching.graph_breaks import uncompiled
+from regard.watching.kept_memory import KeptMemory
+from regard.watching.pytorch.attention_mode import AttentionMode, replaced
+from regard.watching.pytorch.fast_path import FastPath
 from regard.watching.reach import changed, hooks_so_far, needs_asking
-from regard.watching.reading import Reading, reads_two_texts
-from regard.watching.seen import Seen
-from regard.watching.spilling import Spill, Spilled
-from regard.watching.statistics import Waiting
-from regard.watching.torch_functions import AttentionMode, replaced
-
-Keep = Literal["statistics", "traces"]
+from regard.watching.tokens import Reading
 
 
 class Watch:
@@ -52,18 +47,12 @@ class Watch:
         self._reading = Reading(tokenizer)
         self.seen.tokens = self._reading.tokens
         self._spill = None if spill is None else Spill(spill)
-        self._weight: Weight | None = Weight() if keep == "traces" and spill is None else None
-        self._alike: dict[str, int] = {}
-        """How many layers are wanted that are like the one of a path."""
+        held_in_memory = keep == "traces" and spill is None
+        self._kept = KeptMemory(model, self._wanted) if held_in_memory else None
         self._waiting = Waiting()
-        self._running: list[str] = []
-        """The paths of the modules that are running, the innermost last."""
-        self._thread: int | None = None
-        """Where they run. A watch follows one run of its model at a time."""
-        self._claiming = threading.Lock()
-        self._aside: dict[int, int] = {}
-        """How many modules run in threads whose runs are not followed: no part of those is."""
-        self._runs = self._runs_elsewhere = 0
+        self._run = FollowedRun()
+        self._running = self._run.paths
+        self._runs = 0
         self._looking = self._started = False
         """Whether the run that is followed is one to look at, and whether that began."""
         self._asks = True
@@ -83,8 +72,6 @@ class Watch:
         """Theirs, by identity."""
         self._known: set[str] = set()
         """Of those whose attention said by itself whose it is."""
-        self._everywhere = True
-        """Whether runs count that somebody else makes, in another thread or task."""
         self._unlisten: Callable[[], None] = _nothing
 
     def attach(self) -> Seen:
@@ -92,14 +79,14 @@ class Watch:
 
         Runs of the model are seen in whatever thread it runs, one at a time. Inside a `with` only
         those are that the thread or task makes which is in it."""
-        self._everywhere = True
+        self._run.everywhere = True
         return self._attach()
 
     def _attach(self) -> Seen:
         if self._followed:
             raise RegardError("this watch is attached already", do="detach() it first")
         self._gaps.clear()
-        self._runs_elsewhere = 0
+        self._run.elsewhere = 0
         huggingface, modules = _huggingface(), list(self.model.named_modules())
         every = self._every = [module for _, module in modules]
         if huggingface is None:
@@ -140,7 +127,7 @@ class Watch:
             self._spill.finish(self.seen)
 
     def _leave_alone(self) -> None:
-        _HERE.set(tuple(watch for watch in _HERE.get() if watch is not self))
+        self._run.leave_here()
         for module in self._followed:
             leave_alone(module, self)
         self._followed.clear()
@@ -149,13 +136,13 @@ class Watch:
         self._every = []
         self._unlisten()
         self._unlisten = _nothing
-        if self._thread == threading.get_ident():
+        if self._run.is_here():
             self._stop()
 
     def __enter__(self) -> Seen:
-        self._everywhere = False
+        self._run.everywhere = False
         seen = self._attach()
-        _HERE.set((*_HERE.get(), self))
+        self._run.expect_here()
         return seen
 
     def __exit__(
@@ -182,10 +169,10 @@ class Watch:
         self._gaps.refuse(self.seen, self._runs, _huggingface())
 
     def _refuse_elsewhere(self) -> None:
-        if self._runs_elsewhere and not self._runs:
+        if self._run.elsewhere and not self._runs:
             raise RegardError(
                 "the model ran, but in other threads or tasks than the one that watches",
-                got=f"{type(self.model).__name__}, run {self._runs_elsewhere} times elsewhere",
+                got=f"{type(self.model).__name__}, run {self._run.elsewhere} times elsewhere",
                 do="watch in the thread that runs it, or use attach() and detach() instead of "
                 "with: they see the runs of all threads, one at a time",
             )
@@ -197,13 +184,12 @@ class Watch:
     def knows(self, path: str) -> bool:
         """Whether the attention of a module says by itself whose it is, in a run that is followed
         here: so it was before."""
-        return path in self._known and self._thread == threading.get_ident()
+        return path in self._known and self._run.is_here()
 
     @uncompiled
     def depth(self) -> int:
         """How many modules are running in this thread."""
-        here = threading.get_ident()
-        return len(self._running) if self._thread == here else self._aside.get(here, 0)
+        return self._run.depth()
 
     @uncompiled
     def enter(
@@ -216,13 +202,10 @@ class Watch:
         compiled: bool = False,
     ) -> None:
         """A module begins to run."""
-        again, here = _runs_again(), threading.get_ident()
-        if self._thread != here and (here in self._aside or not self._claim(again)):
-            self._aside[here] = self._aside.get(here, 0) + 1
+        again = _runs_again()
+        if not self._run.enter(path, again):
             return
-        first = not self._running
-        self._running.append(path)
-        if first:
+        if len(self._running) == 1:
             self._begin(args, kwargs, again, compiled)
         if self._looking and not again:
             self._ran.add(path)
@@ -231,18 +214,6 @@ class Watch:
             # A compiled model would not know of who watches.
             if path in self._islands and not compiled:
                 self._active.pause()
-
-    def _claim(self, again: bool) -> bool:
-        """Whether the run that begins in this thread is one to follow."""
-        if not (again or self._everywhere or any(watch is self for watch in _HERE.get())):
-            self._runs_elsewhere += 1
-            return False
-        with self._claiming:
-            if self._thread is None:
-                self._thread = threading.get_ident()
-                return True
-        self._runs_elsewhere += 1
-        return False
 
     def _begin(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], again: bool, compiled: bool
@@ -269,11 +240,8 @@ class Watch:
     @uncompiled
     def leave(self, path: str, depth: int, output: Any) -> None:
         """A module has run, or failed, or was interrupted."""
-        if self._thread != threading.get_ident():
-            if depth:
-                self._aside[threading.get_ident()] = depth
-            else:
-                self._aside.pop(threading.get_ident(), None)
+        if not self._run.is_here():
+            self._run.leave_aside(depth)
             return
         if depth and self._active is None:
             del self._running[depth:]
@@ -327,27 +295,8 @@ class Watch:
             layer.traces = Spilled(self._spill, path)
         keep = self.keep == "traces"
         layer.take(trace, self._runs - 1, self._reading.step, keep=keep, waiting=self._waiting)
-        if self._weight is not None:
-            self._warn_of_memory(path, trace)
-
-    def _warn_of_memory(self, path: str, trace: Trace) -> None:
-        """Once, and as soon as it can be known: after the first layer of the first run, if the
-        others are like it."""
-        assert self._weight is not None
-        if path not in self._alike:
-            modules = dict(self.model.named_modules())
-            kind = type(modules[path])
-            alike = [p for p, m in modules.items() if type(m) is kind]
-            self._alike |= dict.fromkeys(alike, sum(map(self._wanted, alike)))
-        found = self._weight.add(trace, self._alike[path])
-        if found is not None:
-            self._weight = None
-            warnings.warn(
-                f'keep="traces": {found}. Choose layers= or heads=, keep="statistics", or '
-                'spill="run.regard", which writes traces to disk as they come',
-                RegardWarning,
-                stacklevel=2,
-            )
+        if self._kept is not None:
+            self._kept.add(path, trace)
 
     def _start(self, *, asks: bool) -> None:
         self._started = True
@@ -384,15 +333,11 @@ class Watch:
                 if self._spill is not None:
                     self._spill.forget_shared()
         finally:
-            self._thread = None
+            self._run.thread = None
 
     def _rest(self) -> None:
         """A run that was looked at is over."""
         self._waiting.rest()
-
-
-_HERE: ContextVar[tuple[Watch, ...]] = ContextVar("here", default=())
-"""The watches whose `with` this thread or task is in."""
 
 
 def _nothing() -> None:
@@ -448,26 +393,5 @@ def watch(
     >>> seen["self_attn"].trace.weights().shape
     torch.Size([2, 4, 5, 5])
     """
-    if not isinstance(model, nn.Module):
-        raise RegardError(
-            "watch looks at a model", got=type(model).__name__, accepted="a torch.nn.Module"
-        )
-    if keep not in ("statistics", "traces"):
-        raise RegardError(
-            "keep= says what to keep of each call",
-            got=repr(keep),
-            accepted='"statistics" or "traces"',
-        )
-    if every < 1:
-        raise RegardError("every= counts runs of the model", got=str(every), accepted="1 or more")
-    if spill is not None and keep != "traces":
-        raise RegardError(
-            "spill= is where traces are written", got=f"keep={keep!r}", do='add keep="traces"'
-        )
-    if tokenizer is not None and reads_two_texts(model):
-        raise RegardError(
-            "tokenizer= is for models that read one text",
-            got=f"{type(model).__name__}, which reads one and writes another",
-            do="watch without it, and say what the text of interest was: seen.save(tokens=...)",
-        )
+    check(model, keep, every, spill, tokenizer)
     return Watch(model, layers, heads, keep, every, spill, tokenizer)

@@ -88,7 +88,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 
 
 @torch.no_grad()
-def _look_at(seen: regard.watching.Seen) -> None:
+def _look_at(seen: regard.seen.Seen) -> None:
     for layer in seen.values():
         for trace in layer.traces:
             _check(trace)

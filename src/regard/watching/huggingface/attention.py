@@ -1,0 +1,180 @@
+"""The attention of a module of transformers as a call of regard's."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from regard import biases, dispatch, masks
+from regard.biases.bias import Bias
+from regard.errors import RegardError
+from regard.masks.algebra import Mask
+from regard.watching.huggingface.shared_values import once
+from regard.watching.huggingface.switch import own_implementation
+from regard.watching.huggingface.symbolic_mask import SymbolicMask
+
+# Known to say nothing about who may see whom, or how much.
+_HARMLESS = frozenset({
+    "cache_position", "deterministic", "ignore_index", "num_items_in_batch", "output_attentions",
+    "output_hidden_states", "output_router_logits", "position_ids", "return_dict", "seq_idx",
+    "shift_labels", "use_cache",
+})  # fmt: skip
+_IGNORING = frozenset({"eager", "sdpa", "flex_attention"})
+"""Implementations of transformers that do not read cu_seq_lens_q and the like."""
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    max_length_q: Any = None,
+    max_length_k: Any = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The attention of a transformers module: the output [B, Q, H, E], and weights if asked for."""
+    if unknown := _unknown(others):
+        raise RegardError(
+            f"{type(module).__name__} asks its attention for something that is not known here",
+            got=", ".join(f"{name}=" for name in unknown),
+            accepted="dropout, scaling, is_causal, sliding_window, softcap, s_aux, position_bias, "
+            "indices, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k",
+            do="run the model unwatched, or without these arguments",
+        )
+    # The watcher has PyTorch ask about each function and each shape; here it need not.
+    with torch._C.DisableTorchFunction():
+        Q, K = query.size(2), key.size(2)
+        mask, bias = _mask_and_bias(module, attention_mask, position_bias, is_causal, Q, K)
+        if indices is not None:
+            chosen = indices.new_zeros(len(indices), 1, Q, K, dtype=torch.bool)
+            some = masks.keep(chosen.scatter(-1, indices[:, None].long(), True))
+            mask = some if mask is None else mask & some
+        packed = cu_seq_lens_q is not None and cu_seq_lens_k is not None
+        # Only those who read all four know of packed sequences.
+        whole = packed and max_length_q is not None and max_length_k is not None
+        if whole and own_implementation(module) not in _IGNORING:
+            alone = _packed(module, query, key, cu_seq_lens_q, cu_seq_lens_k)
+            mask = alone if mask is None else mask & alone
+        if attention_mask is None and sliding_window is not None and sliding_window < K:
+            raise RegardError(
+                f"{type(module).__name__} asks for a window and gives no mask to place it by",
+                got=f"sliding_window={sliding_window}, {Q} queries, {K} keys, attention_mask=None",
+                do="give the model an attention_mask",
+            )
+        sink = None if s_aux is None else s_aux.flatten()
+        weights = None
+        if _weights_wanted(others):
+            trace = dispatch.trace(
+                query, key, value, mask=mask, bias=bias, scale=scaling, softcap=softcap, sink=sink,
+                dropout=dropout, training=dropout > 0,
+            )  # fmt: skip
+            out, weights = trace.out, trace.weights().to(query.dtype)
+            if weights.requires_grad:
+                # Whoever asks for their gradients finds them between the output and the scores.
+                out = _mixed(weights, value, dropout)
+        else:
+            out = dispatch.attention(
+                query, key, value, mask=mask, bias=bias, scale=scaling, softcap=softcap, sink=sink,
+                dropout=dropout, training=dropout > 0,
+            )  # fmt: skip
+        return out.transpose(1, 2).contiguous(), weights
+
+
+def _mixed(weights: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """Values mixed by the very weights that the model gives away."""
+    group = weights.shape[1] // value.shape[1]
+    dropped = F.dropout(weights, dropout, training=dropout > 0)
+    return dropped @ value.repeat_interleave(group, 1)
+
+
+def _unknown(others: dict[str, Any]) -> list[str]:
+    """Arguments that may mean something. (A loop: this is asked at every layer.)"""
+    found = []
+    for name, given in others.items():
+        if given is not None and given is not False and name not in _HARMLESS:
+            found.append(name)
+    return found
+
+
+def _mask_and_bias(
+    module: nn.Module,
+    attention_mask: Tensor | None,
+    position_bias: Tensor | None,
+    is_causal: bool | None,
+    Q: int,
+    K: int,
+) -> tuple[Mask | None, Bias | None]:
+    if (
+        type(attention_mask) is SymbolicMask
+        and attention_mask.lengths == (Q, K)
+        and position_bias is None
+    ):
+        return attention_mask.mask, None
+    bias, mask = position_bias, None
+    if attention_mask is None:
+        # Who makes masks with transformers never comes here: make_mask always gives one.
+        causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+        mask = masks.causal(None if Q == K else 0) if causal and Q > 1 else None
+    elif isinstance(attention_mask, SymbolicMask):
+        if attention_mask.lengths != (Q, K):
+            raise RegardError(
+                f"{type(module).__name__} uses a mask made for other lengths",
+                got=f"a mask of {list(attention_mask.shape[2:])} for {Q} queries and {K} keys",
+            )
+        mask = attention_mask.mask
+    elif attention_mask.ndim != 4:
+        raise RegardError(
+            f"{type(module).__name__} uses a mask that could mean several things",
+            got=f"{attention_mask.dtype} {list(attention_mask.shape)}",
+            accepted="[B or 1, H or 1, Q, K]",
+        )
+    elif attention_mask.dtype == torch.bool:
+        mask = once(attention_mask, masks.keep)
+    else:
+        bias = attention_mask if bias is None else bias + attention_mask
+    return mask, None if bias is None else once(bias, biases.dense)
+
+
+def _packed(module: nn.Module, query: Tensor, key: Tensor, ends_q: Any, ends_k: Any) -> Mask:
+    """Sequences that stand one after the other see only themselves. They are counted through all
+    rows of the batch."""
+    B, _, Q, _ = query.shape
+    if key.shape[2] != Q or not torch.equal(ends_q, ends_k) or int(ends_k[-1]) != B * Q:
+        raise RegardError(
+            f"{type(module).__name__} packs queries in other sequences than keys",
+            got=f"cu_seq_lens_q={ends_q}, cu_seq_lens_k={ends_k}, {B} × {Q} queries, "
+            f"{B} × {key.shape[2]} keys",
+            accepted="the same sequences for both, which hold all of them",
+        )
+    places = torch.arange(B * Q, device=query.device)
+    ids = torch.bucketize(places, ends_k.to(query.device, torch.int64), right=True).view(B, Q)
+    if B > 1 and bool((ids[1:, 0] == ids[:-1, -1]).any()):
+        raise RegardError(
+            f"{type(module).__name__} packs sequences that go on in the next row of the batch",
+            got=f"cu_seq_lens_k={ends_k}, rows of {Q}",
+        )
+    return masks.documents(ids)
+
+
+def _weights_wanted(others: dict[str, Any]) -> bool:
+    """Whether the caller of the model asked for n×n weights in its output."""
+    if others.get("output_attentions"):
+        return True
+    capturing = sys.modules.get("transformers.utils.output_capturing")
+    collected = None if capturing is None else capturing._active_collector.get()
+    return bool(collected) and any("attentions" in key for key in collected or ())

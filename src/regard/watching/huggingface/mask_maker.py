@@ -1,0 +1,64 @@
+"""The masks that a model of transformers asks for, symbolic where their parts are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import masking_utils
+
+from regard.values import Shape
+from regard.watching.huggingface.mask_functions import Places, recovered
+from regard.watching.huggingface.symbolic_mask import SymbolicMask
+from regard.watching.whole_masks import EVERYTHING
+
+
+def make_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
+    attention_mask: Tensor | None = None,
+    device: torch.device | str = "cpu",
+    **others: Any,
+) -> Tensor:
+    """The mask of a call as transformers describes it: symbolic where its parts are known."""
+    where = torch.device(device)
+    at = Places(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), where)
+    mask = recovered(mask_function, attention_mask, at, _kinds())
+    if mask is None:
+        others |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        dense: Tensor = masking_utils.sdpa_mask(
+            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
+            device=device, **others,
+        )  # fmt: skip
+        return dense
+    shape = Shape(batch_size, 1, q_length, kv_length)
+    return SymbolicMask.of(None if mask == EVERYTHING else mask, shape, where)
+
+
+@cache
+def _kinds() -> dict[CodeType, str]:
+    """The parts transformers builds masks from, by their code."""
+    causal, table = masking_utils.causal_mask_function, torch.zeros(1, 1, dtype=torch.int64)
+    made_with: dict[str, tuple[Any, ...]] = {
+        "and_masks": (causal,),
+        "or_masks": (causal,),
+        "sliding_window_overlay": (1,),
+        "sliding_window_bidirectional_overlay": (1,),
+        "chunked_overlay": (1, table[0]),
+        "packed_sequence_mask_function": (table,),
+        "blockwise_overlay": (table,),
+        "padding_mask_function": (table,),
+    }
+    makers = {name: getattr(masking_utils, name, None) for name in made_with}
+    plain = (causal, masking_utils.bidirectional_mask_function)
+    return {function.__code__: function.__name__ for function in plain} | {
+        make(*made_with[name]).__code__: name for name, make in makers.items() if make is not None
+    }

@@ -1,0 +1,277 @@
+"""PyTorch's own attention functions, seen as they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
+
+from regard import biases, dispatch, masks
+from regard.masks.algebra import Mask
+from regard.masks.convert import is_causal_bias
+from regard.traces import Trace
+from regard.watchers import WatchingMode, watched
+from regard.watching.by_hand import STEPS, HandWritten
+from regard.watching.flex.calls import FlexCalls
+from regard.watching.graph_breaks import uncompiled
+from regard.watching.pytorch.nested import Padded
+from regard.watching.pytorch.split_sequences import split_along_the_sequence
+
+
+class AttentionMode(WatchingMode):
+    """While active, calls of PyTorch's attention are traced, and so shown to who watches.
+
+    Where nothing is differentiated the trace's output is used, so the work is done once. Where
+    gradients are wanted, or dropout draws random numbers, PyTorch's own call gives the output and
+    the trace is made beside it: gradients, checkpointing and random numbers stay as they were.
+
+    `leave` is told why a call cannot be traced: PyTorch then answers as if nobody watched.
+    """
+
+    def __init__(
+        self,
+        where: Callable[[], str],
+        wanted: Callable[[str], bool],
+        by_hand: HandWritten,
+        leave: Callable[[str], None],
+    ) -> None:
+        super().__init__()
+        self._flex = FlexCalls(where, wanted)
+        self._by_hand, self._leave = by_hand, leave
+        self.spared: Callable[[], AbstractContextManager[None]] = nullcontext
+        """What looking is done in: an observer keeps its errors from the model there."""
+
+    def __enter__(self) -> AttentionMode:
+        _looking.set(False)
+        self._flex.__enter__()
+        return super().__enter__()  # type: ignore[no-untyped-call, no-any-return]
+
+    def __exit__(self, *_: Any) -> None:
+        """Off, if it was on: an interrupt may have come while it was turned on."""
+        self.pause()
+        self._flex.__exit__()
+        _looking.set(False)
+
+    def pause(self) -> None:
+        """PyTorch asks about nothing, until `go_on`: what runs is known not to attend by it."""
+        above: list[TorchFunctionMode] = []
+        if self._on():
+            while (mode := _pop_mode()) is not self:
+                above.append(mode)
+            for mode in reversed(above):
+                _push_mode(mode)
+
+    def go_on(self) -> None:
+        if not self._on():
+            _push_mode(self)
+
+    def _on(self) -> bool:
+        return any(mode is self for mode in _get_current_function_mode_stack())
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _pytorch:
+            return self.attend(*args, **kwargs)
+        if func is _multi_head_forward:
+            return self._multi_head(*args, **kwargs)
+        if func in STEPS:
+            return self._step(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    # Disabled, like the others below: the compiler would put PyTorch's functions into its graph as
+    # they are, and what is done here with them.
+    @uncompiled
+    def attend(self, *args: Any, **kwargs: Any) -> Tensor:
+        """What F.scaled_dot_product_attention gives, and its trace."""
+        return _pytorch(*args, **kwargs) if _looking.get() else self._look(*args, **kwargs)
+
+    def _look(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        def answered() -> Tensor:
+            return _pytorch(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
+                enable_gqa=enable_gqa,
+            )  # fmt: skip
+
+        if not watched():
+            return answered()
+        with _alone():
+            if any(t.is_nested for t in (query, key, value)):
+                out = answered()
+                with self.spared():
+                    self._nested(query, key, value, attn_mask, is_causal, scale)
+                return out
+            split = split_along_the_sequence(query, key, value)
+            if split is not None:
+                self._leave(split)
+                return answered()
+            if dropout_p or (torch.is_grad_enabled() and _learns(query, key, value, attn_mask)):
+                out = answered()
+                with torch.no_grad(), self.spared():
+                    _traced(query, key, value, attn_mask, is_causal, scale)
+                return out
+            with self.spared():
+                out = _traced(query, key, value, attn_mask, is_causal, scale).rows.out
+                return out.reshape(*query.shape[:-1], out.shape[-1])
+            return answered()
+
+    def _nested(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        scale: float | None,
+    ) -> None:
+        """Trace sequences of several lengths, padded to the longest."""
+        padded = Padded.of(query, key, value)
+        if padded is None or attn_mask is not None or (is_causal and not padded.square):
+            self._leave("nested tensors of other lengths for queries than for keys, or with a mask")
+            return
+        padded.trace(is_causal=is_causal, scale=scale)
+
+    @uncompiled
+    def nested_multi_head(self, module: nn.MultiheadAttention, query: Tensor) -> None:
+        """Trace self-attention of nested tensors, which nn.MultiheadAttention gives to one kernel
+        together with its projections."""
+        with _alone(), torch.no_grad(), self.spared():
+            weight, bias = module.in_proj_weight, module.in_proj_bias
+            sizes = (3, module.num_heads, module.head_dim)
+            projected = (F.linear(x, weight, bias) for x in query.detach().unbind())
+            parts = [t.unflatten(-1, sizes).permute(1, 2, 0, 3).unbind() for t in projected]
+            q, k, v = zip(*parts, strict=True)
+            Padded.of_lists(q, k, v).trace()
+
+    @uncompiled
+    def _multi_head(self, *args: Any, **kwargs: Any) -> Any:
+        """nn.MultiheadAttention looks its function up where it is defined: it finds this one."""
+        if _looking.get():
+            return _multi_head_forward(*args, **kwargs)
+        named = dict(zip(_MULTI_HEAD, args, strict=False)) | kwargs
+        with _alone():
+            looked_at = self._looking_inside()
+            if not named.get("need_weights", True):
+                return looked_at(**named)
+            # With weights asked for it builds n×n and calls nothing that could be seen: it is
+            # asked once more without.
+            with torch.no_grad(), self.spared():
+                looked_at(**named | {"need_weights": False, "dropout_p": 0.0})
+            return _multi_head_forward(**named)
+
+    @uncompiled
+    def _step(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = func(*args, **kwargs)
+        if not _looking.get():
+            with self.spared():
+                self._by_hand.step(func, args, kwargs, out)
+        return out
+
+    def _looking_inside(self) -> Any:
+        """nn.MultiheadAttention's function, which finds our attention where it looks for
+        PyTorch's. Others, in other threads, find PyTorch's."""
+        finds = {**_multi_head_forward.__globals__, "has_torch_function": _no_more_asking}
+        finds["scaled_dot_product_attention"] = self._look
+        function = FunctionType(
+            _multi_head_forward.__code__, finds, "multi_head", _multi_head_forward.__defaults__
+        )
+        function.__kwdefaults__ = _multi_head_forward.__kwdefaults__
+        return function
+
+
+def _no_more_asking(*_: object) -> bool:
+    return False
+
+
+_looking: ContextVar[bool] = ContextVar("looking", default=False)
+"""Whether a call is being looked at: one watch shows it to all, and what it does for it is not the
+model's."""
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    token = _looking.set(True)
+    try:
+        yield
+    finally:
+        _looking.reset(token)
+
+
+def replaced() -> str | None:
+    """Who put another function in the place of F.scaled_dot_product_attention, if anybody did."""
+    found: Any = F.scaled_dot_product_attention
+    if found is _pytorch:
+        return None
+    return f"{getattr(found, '__module__', '?')}.{getattr(found, '__qualname__', found)}"
+
+
+_pytorch = F.scaled_dot_product_attention
+_multi_head_forward = F.multi_head_attention_forward
+_MULTI_HEAD = (
+    "query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias",
+    "bias_k", "bias_v", "add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias",
+    "training", "key_padding_mask", "need_weights", "attn_mask", "use_separate_proj_weight",
+    "q_proj_weight", "k_proj_weight", "v_proj_weight", "static_k", "static_v",
+    "average_attn_weights", "is_causal",
+)  # fmt: skip
+
+
+def _learns(*tensors: Tensor | None) -> bool:
+    return any(t is not None and t.requires_grad for t in tensors)
+
+
+def _traced(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+) -> Trace:
+    """The trace of a call, in PyTorch's conventions: True may be seen, causal from the start."""
+    q, k, v = (_four_axes(t) for t in (query, key, value))
+    mask: Mask | None = masks.causal(offset=0) if is_causal else None
+    bias = None
+    if is_causal_bias(attn_mask):
+        mask = masks.from_sdpa(attn_mask, is_causal)
+    elif attn_mask is not None:
+        shown = _four_axes(attn_mask) if attn_mask.ndim != 2 else attn_mask[None, None]
+        if attn_mask.dtype == torch.bool:
+            mask = masks.keep(shown)
+        else:
+            bias = biases.dense(shown)
+    return dispatch.trace(q, k, v, mask=mask, bias=bias, scale=scale)
+
+
+def _four_axes(t: Tensor) -> Tensor:
+    """Leading axes as [B, H]: those before the last of them are the batch."""
+    if t.ndim == 2:
+        return t[None, None]
+    return t.unsqueeze(0) if t.ndim == 3 else t.flatten(0, -4)
