@@ -31,7 +31,7 @@ from regard import masks
 from regard.seen import Seen
 from regard.view import App
 from regard.view.atlas import Atlas
-from regard.view.tiles import decoded, levels, tile
+from regard.view.atlas.tiles import decoded, levels, tile
 
 WIDTH = 64
 PAGES = Path(__file__).with_name("viewer_pages.py")

@@ -18,9 +18,8 @@ from measuring import RESULTS, write
 
 import regard
 from regard.seen import Seen
-from regard.view.atlas import Atlas
-from regard.view.maps import Map
-from regard.view.tiles import decoded, levels, tile
+from regard.view.atlas import Atlas, Map
+from regard.view.atlas.tiles import decoded, levels, tile
 from watching import HEADS, LAYERS, build
 
 Row = dict[str, Any]

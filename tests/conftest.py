@@ -64,6 +64,6 @@ def _compiled_afresh(request: pytest.FixtureRequest) -> None:
 @pytest.fixture
 def by_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command without a trained model, as where the weights of this package's are not there."""
-    from regard.view import subjects
+    from regard.commands import named_subject
 
-    monkeypatch.setattr(subjects, "EMBEDDED", Path("nowhere"))
+    monkeypatch.setattr(named_subject, "EMBEDDED", Path("nowhere"))

@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from regard import cli
-from regard.view import opening
-from regard.view.runs import Told
+from regard.commands import first_view as opening
+from regard.commands import view as view_command
+from regard.view.subjects import Told
 from tests.view.drawing import seen_model
 
 pytestmark = pytest.mark.usefixtures("by_spelling")
@@ -36,8 +37,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             ready("http://127.0.0.1:1/secret/")
             return True
 
-    monkeypatch.setattr(cli, "App", Shown)
-    monkeypatch.setattr(cli, "why_not", lambda: "")
+    monkeypatch.setattr(view_command, "App", Shown)
+    monkeypatch.setattr(view_command, "why_not", lambda: "")
     monkeypatch.setenv("COLUMNS", "100")
     return asked
 
@@ -132,10 +133,10 @@ def test_a_step_that_does_not_end_is_left_behind(
     def leave(code: int) -> None:
         raise SystemExit(code)
 
-    monkeypatch.setattr(cli.App, "hold", lambda self, **how: False)
-    monkeypatch.setattr(cli.os, "_exit", leave)
+    monkeypatch.setattr(view_command.App, "hold", lambda self, **how: False)
+    monkeypatch.setattr(view_command.os, "_exit", leave)
     assert view("a b", "--no-browser").exit_code == 130
-    monkeypatch.setattr(cli.App, "hold", lambda self, **how: True)
+    monkeypatch.setattr(view_command.App, "hold", lambda self, **how: True)
     assert view("a b", "--no-browser").exit_code == 0
 
 

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 import regard
 from regard import cli, models
+from regard.commands import named_subject
 from regard.seen import Seen
-from regard.view import subjects
-from regard.view.showing import Look, Subject, Wanted, drawn, look
+from regard.view.subjects import TOKEN, Look, Subject, Wanted, look
 from tests.view import tiny_models
 from tests.view.drawing import seen_model
 
@@ -80,7 +80,7 @@ def test_a_trace_file_shows_every_head_and_the_sharpest_of_them(file: Path, seen
     assert re.search(r"^entropy +sink +distance", text, re.MULTILINE)
     (name,) = re.findall(r"layer (\d), head (\d), the sharpest that looks past the first", text)
     layer, head = map(int, name)
-    found = regard.view.heads.head_figures(seen)
+    found = regard.view.atlas.head_figures(seen)
     both = [
         [e + s for e, s in zip(*rows, strict=True)]
         for rows in zip(found.entropy, found.sink, strict=True)
@@ -132,7 +132,7 @@ def test_numbers_are_shown_on_demand(file: Path, seen: Seen) -> None:
     text = output(file, "--numbers", "--layer", 0)
     row = re.search(r"^2 +(.*)", text, re.MULTILINE)
     assert row is not None
-    found = regard.view.heads.head_figures(seen)
+    found = regard.view.atlas.head_figures(seen)
     assert row[1].split()[:4] == [f"{100 * v:.0f}" for v in found.entropy[2]]
     assert "mean of 4 heads" in text
 
@@ -235,6 +235,8 @@ def test_pictures_are_written(kind: str | None, file: Path, tmp_path: Path) -> N
 
 
 def figure_of(seen: Seen, **wanted: Any) -> Any:
+    from regard.view.pictures.subject_picture import drawn
+
     seen.tokens = TOKENS
     this: Look = look(Subject(seen, None, "", ""), Wanted(**wanted))
     return drawn(this)
@@ -264,7 +266,7 @@ def test_a_picture_and_the_terminal_can_both_be_had(tmp_path: Path) -> None:
 
 
 def test_a_page_is_written(file: Path, tmp_path: Path) -> None:
-    pytest.importorskip("regard.view.page")
+    pytest.importorskip("regard.view.web")
     path = tmp_path / "p.html"
     assert "wrote" in output(file, "--page", path)
     assert path.read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
@@ -295,15 +297,15 @@ def test_a_model_reads(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
 
 
 def test_the_example_is_about_its_own_token() -> None:
-    assert f"what '{subjects.TOKEN}' (word 14)" in output()
+    assert f"what '{TOKEN}' (word 14)" in output()
 
 
 def test_the_small_model_reads_where_it_is_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    small = tmp_path / subjects.SMALL
+    small = tmp_path / named_subject.SMALL
     tiny_models.causal(small)
-    monkeypatch.setattr(subjects, "EMBEDDED", tmp_path)
+    monkeypatch.setattr(named_subject, "EMBEDDED", tmp_path)
     monkeypatch.setattr(models.opening, "EMBEDDED", tmp_path)
     assert output("The cat sat").startswith("regard-small reads ")
     assert "blocks.0.attention" in output("The cat sat", "--layer", 0)

@@ -196,8 +196,7 @@ def test_a_trace_says_what_it_is_of() -> None:
 
 
 def test_views_draw_one_sequence() -> None:
-    from regard.view.atlas import Atlas
-    from regard.view.choosing import choose
+    from regard.view.atlas import Atlas, choose
 
     x = jagged(parts((3, 5), 2, 4))
     t = regard.trace(x, x, x, mask=masks.causal())

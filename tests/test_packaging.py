@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from regard import RegardError
-from regard.view import bundle
+from regard.view.web import bundle
 
 pytest.importorskip("hatchling", reason="the build backend; pip install regard[dev]")
 ROOT = Path(__file__).parents[1]

@@ -11,8 +11,8 @@ import regard
 from regard import masks
 from regard.backends.tiled import forward, pieces
 from regard.stopping import stoppable
-from regard.view.cores import on_cores
-from regard.view.spelling import vectors
+from regard.view.atlas import on_cores
+from regard.view.subjects import vectors
 from tests.models.tiny import tokenizer
 
 X = torch.zeros(1, 1, 700, 4)

@@ -18,13 +18,13 @@ class Displayed:
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         """What Jupyter, VS Code and Colab ask for."""
-        from regard.view.notebook import bundle
+        from regard.view.web.notebook import bundle
 
         return bundle(self)
 
     def _display_(self) -> object:
         """What marimo asks for."""
-        from regard.view.notebook import shown
+        from regard.view.web.notebook import shown
 
         found = shown(self)
         return repr(self) if found is self else found

@@ -21,9 +21,8 @@ from unittest import mock
 from urllib.parse import parse_qs, urlsplit
 
 from regard import RegardError
-from regard.view import connections, server
-from regard.view.answers import Answers
-from regard.view.app import App
+from regard.view.web import App, connections, server
+from regard.view.web.atlas_queries import Answers
 from tests.view.toys import seen, tokens
 
 TOKENS = 300
@@ -248,11 +247,11 @@ def answered(app: App, request: Request) -> str:
 
 def checked(app: App, request: Request, status: int, headers: dict[str, str], body: bytes) -> None:
     """An answer is right, or a refusal in words."""
-    app.desk.work.wait(HANG)
+    app.session.work.wait(HANG)
     if status in REFUSALS:
         if not body:
             raise Failure(f"{status} without a word")
-    elif status == 200 and headers.get("edition") == str(app.desk.now.number):
+    elif status == 200 and headers.get("edition") == str(app.session.now.number):
         address = urlsplit(request.line.split()[1].decode("latin-1"))
         name = address.path.rpartition("/")[2]
         asked = {k: v[-1] for k, v in parse_qs(address.query).items() if k != "edition"}

@@ -12,12 +12,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from regard import RegardError, cli, lab_command, view
+from regard import RegardError, cli, view
+from regard.commands import lab as lab_command
 from regard.lab import scaling
 from regard.lab.experiments import NAMES, Check, Experiment, Result, experiment, seeded
 from regard.lab.panels import Bars, Heat
-from regard.view.lab_page import lab_page
-from regard.view.lab_picture import lab_picture
+from regard.view.pictures.lab_page import lab_page
+from regard.view.pictures.lab_picture import lab_picture
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +130,9 @@ def test_without_matplotlib_nothing_is_made(
 ) -> None:
     for name in [n for n in sys.modules if n.split(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
-    for name in ("lab_page", "lab_picture", "ink"):
-        monkeypatch.delitem(sys.modules, f"regard.view.{name}", raising=False)
+    for name in [n for n in sys.modules if n.startswith("regard.view.picture")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("picture", "pictures"):
         monkeypatch.delattr(view, name, raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     out = tmp_path / "new" / "folder"

@@ -67,7 +67,7 @@ def test_pairs_lie_within_the_window_and_every_neighbour_is_one() -> None:
 
 
 def test_words_and_arrows_are_drawn_at_their_places(result: Any) -> None:
-    from regard.view.lab_picture import panel_picture
+    from regard.view.pictures.lab_picture import panel_picture
 
     panel = next(panel for panel in result.panels if panel.title == "Men and women")
     (axes,) = panel_picture(result, panel).axes

@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.view.visiting import Visitor
 
 SERVE = """
-from regard.view.app import serve
+from regard.view.web import serve
 from tests.view.toys import seen, tokens
 serve(seen(600), tokens=tokens(600), browser=False, ready=lambda url: print(url, flush=True))
 """

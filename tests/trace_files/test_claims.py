@@ -108,6 +108,7 @@ RECORDER = """
 import sys, time
 from types import SimpleNamespace
 from regard import cli
+from regard.commands import record as record_command
 
 def record(reader, words, out, **how):
     from regard.claims import folder_of
@@ -115,8 +116,8 @@ def record(reader, words, out, **how):
     print("begun", flush=True)
     time.sleep(60)
 
-cli.load = lambda *args, **how: None
-cli.record_text = record
+record_command.load = lambda *args, **how: None
+record_command.record_text = record
 cli.app(["record", "--model", "m", "--text", __file__ if 0 else sys.argv[2], "-o", sys.argv[1]])
 """
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from regard.seen import Seen
-from regard.view.page import page as write_page
+from regard.view.web import page as write_page
 from tests.view.browsing import Open
 from tests.view.toys import seen, tokens
 

@@ -10,9 +10,8 @@ import torch
 import regard
 from regard import masks
 from regard.traces import Trace
-from regard.view.atlas import Atlas
-from regard.view.maps import Map
-from regard.view.tiles import decoded, pooled, tile
+from regard.view.atlas import Atlas, Map
+from regard.view.atlas.tiles import decoded, pooled, tile
 
 
 def trace(n: int, mask: masks.Mask | None, backend: str | None = None) -> Trace:

@@ -31,7 +31,7 @@ def test_pictures_are_there_without_an_import_of_their_own() -> None:
         "import sys; from regard import view; assert 'matplotlib' not in sys.modules; "
         "print(view.picture.heat_map.__module__, view.cost_plot.cost_plot.__name__)"
     )
-    assert run(program) == "regard.view.picture cost_plot"
+    assert run(program) == "regard.view.pictures.trace_pictures cost_plot"
 
 
 def test_the_view_is_there_without_an_import_of_its_own() -> None:
@@ -44,7 +44,8 @@ def test_the_view_is_there_without_an_import_of_its_own() -> None:
 
 def test_functions_stay_functions_when_their_files_are_imported() -> None:
     program = (
-        "import regard.view.page, regard.view.widget; from regard import view; "
+        "import regard.view.web.html_page, regard.view.web.notebook_widget\n"
+        "from regard import view\n"
         "print(callable(view.page), callable(view.widget))"
     )
     assert run(program) == "True True"

@@ -14,16 +14,14 @@ from typer.testing import CliRunner
 
 import regard
 from regard import cli
+from regard.commands.first_view import first_view
+from regard.commands.named_subject import subject_of
 from regard.seen import Layer, Seen
-from regard.view import head_grid, notebook
-from regard.view.answers import Answers
-from regard.view.app import App
+from regard.view import head_grid
 from regard.view.atlas import Atlas
-from regard.view.opening import first_view
-from regard.view.page import page
-from regard.view.showing import Subject, Wanted
-from regard.view.subjects import subject_of
-from regard.view.widget import widget
+from regard.view.subjects import Subject, Wanted
+from regard.view.web import App, notebook, page, widget
+from regard.view.web.atlas_queries import Answers
 from tests.view.browsing import Open
 from tests.view.drawing import drawn, seen_model
 
@@ -235,7 +233,7 @@ def test_the_app_reads_a_text_after_statistics(open_page: Open) -> None:
     with App(watched()) as app:
         tab = open_page(app.url)
         tab.wait_for_selector(".grid")
-        app.desk.read({"text": "to be or not", "model": "spelling", "tokens": 0})
-        app.desk.work.wait()
+        app.session.read({"text": "to be or not", "model": "spelling", "tokens": 0})
+        app.session.work.wait()
         tab.reload()
         tab.wait_for_selector("canvas.map[data-ready=yes]")

@@ -1,4 +1,4 @@
-"""Parts of a picture, as numbers. `regard.view.lab_picture` draws them."""
+"""Parts of a picture, as numbers. `regard.view.pictures.lab_picture` draws them."""
 
 from __future__ import annotations
 

@@ -1,0 +1,97 @@
+"""The command `regard lab`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from regard.commands.console import progress_bar
+from regard.errors import RegardError
+from regard.files import replacing
+from regard.lab.experiments import NAMES, Result, experiment
+from regard.seen import shown
+from regard.view.terminal import PlainConsole
+
+
+def lab(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="The experiment; without it, they are listed.", show_default=False),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Larger and longer.")] = False,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The folder for the picture, page and numbers.")
+    ] = Path("regard-lab"),
+    seed: Annotated[int, typer.Option(help="Where random numbers begin.")] = 0,
+) -> None:
+    """Small experiments that show why attention is as it is.
+
+    Each states a claim, tests it, and says whether what came out supports it: in a paragraph here,
+    and in a picture, a page and a file of numbers.
+    """
+    console = PlainConsole()
+    if name is None:
+        console.print(_listed())
+        return
+    chosen = experiment(name)
+    # Imported before anything is done: matplotlib is an extra, and may be missing.
+    from regard.view.pictures import lab_page, lab_picture
+
+    _make(out)
+    console.print(Text(f"{chosen.about.title}\n\nClaim: {chosen.about.claim}\n"))
+    began = time.perf_counter()
+    with progress_bar() as bar:
+        task = bar.add_task("beginning", total=None)
+        result = chosen.run(
+            seed=seed, **(chosen.about.full if full else {}),
+            progress=lambda what, done, total: bar.update(
+                task, description=what, completed=done, total=total
+            ),
+        )  # fmt: skip
+    took = time.perf_counter() - began
+    console.print(_told(result))
+    paths = [out / f"{name}.{kind}" for kind in ("png", "html", "json")]
+    lab_picture.save(lab_picture.lab_picture(result), paths[0])
+    lab_page.lab_page(result, paths[1])
+    with replacing(paths[2]) as unfinished:
+        unfinished.write_text(result.json() + "\n", "utf-8")
+    for path in paths:
+        console.print(Text(f"wrote {path} ({shown(path.stat().st_size)})"), soft_wrap=True)
+    console.print(Text(f"took {took:.0f} s"))
+
+
+def _make(folder: Path) -> None:
+    """Before the work, which would be lost with it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RegardError(
+            "the folder for the results cannot be made",
+            got=f"{folder}: {error.strerror}",
+            do="name another with --out",
+        ) from None
+
+
+def _listed() -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for name in NAMES:
+        table.add_row(Text(name, style="bold"), Text(experiment(name).about.title))
+    table.add_row()
+    table.add_row(Text("try:"), Text(f"regard lab {NAMES[0]}"))
+    return table
+
+
+def _told(result: Result) -> Text:
+    """The paragraph, and each part of the claim."""
+    verdict = Text(result.verdict, style="green" if result.supported else "red")
+    lines = Text("\n\n").join([verdict, Text(result.answer)])
+    lines.append("\n\n")
+    for check in result.checks:
+        mark = ("✓ ", "green") if check.holds else ("✗ ", "red")
+        lines.append_text(Text.assemble(mark, f"{check.says}: {check.found}\n"))
+    return lines

@@ -1,0 +1,213 @@
+"""What an experiment found, drawn: every panel of it, or one."""
+
+from __future__ import annotations
+
+import math
+from itertools import cycle
+
+# Before matplotlib itself: where that is missing, this says what to do.
+from regard.view.pictures.ink import SIZE, Ink, Sheet, save, sheet  # isort: skip
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator, PercentFormatter
+
+from regard.lab.experiments import Result
+from regard.lab.panels import Bars, Heat, Lines, Panel, Points
+from regard.view.pictures.line_ends import COLOURS, ON_DARK, End, name_ends
+
+__all__ = ["lab_picture", "panel_picture", "save"]
+
+ACROSS = 3
+"""Panels in a row."""
+WIDTH, HEIGHT = 3.5, 2.5
+"""Inches of a panel."""
+APART = 0.09
+NUMBERED = 10
+"""The most bars that have room for their numbers."""
+LETTERS = 34
+"""The most that the names of groups of bars may have together to stand side by side."""
+
+
+def lab_picture(result: Result, *, dark: bool = False) -> Figure:
+    """All panels of a result on one sheet, with its title over them.
+
+    >>> from regard.lab import scaling
+    >>> figure = lab_picture(scaling.run(widths=(16, 64, 256), samples=32, steps=0))
+    >>> [axes.get_title(loc="left") for axes in figure.axes][:2]
+    ['Variance of q·k', 'Entropy of softmax over 64 keys']
+    """
+    across = min(ACROSS, len(result.panels))
+    down = math.ceil(len(result.panels) / across)
+    colours = _colours(result, dark)
+    with sheet(
+        WIDTH * across, HEIGHT * down + 0.4, _texts(result.panels, result.about.title), dark=dark
+    ) as page:
+        page.figure.suptitle(
+            page.write(result.about.title), x=0.01, ha="left",
+            **page.words(fontsize=SIZE + 3, fontweight="bold"),
+        )  # fmt: skip
+        page.figure.get_layout_engine().set(wspace=0.06, hspace=0.08)  # type: ignore[union-attr, call-arg]
+        places = list(page.figure.subplots(down, across, squeeze=False).flat)
+        for axes in places[len(result.panels) :]:
+            axes.set_visible(False)
+        for panel, axes in zip(result.panels, places, strict=False):
+            _draw(page, axes, panel, colours)
+    return page.figure
+
+
+def panel_picture(result: Result, panel: Panel, *, dark: bool = False) -> Figure:
+    """One panel alone, in the colours that it has among the others."""
+    with sheet(WIDTH + 0.5, HEIGHT + 0.3, _texts([panel], ""), dark=dark) as page:
+        _draw(page, page.figure.subplots(), panel, _colours(result, dark))
+    return page.figure
+
+
+def _colours(result: Result, dark: bool) -> dict[str, str]:
+    """A colour for each label, the same wherever it stands."""
+    labels: dict[str, None] = {}
+    for panel in result.panels:
+        if isinstance(panel, Lines):
+            labels |= {line.label: None for line in panel.lines if not line.dashed}
+        if isinstance(panel, Bars):
+            labels |= dict.fromkeys(panel.series)
+        if isinstance(panel, Points):
+            labels |= {point.group: None for point in panel.points}
+    return dict(zip(labels, cycle(ON_DARK if dark else COLOURS), strict=False))
+
+
+def _texts(panels: object, title: str) -> list[str]:
+    """Everything that is written, so that fonts can be found for it."""
+    return [title, repr(panels)]
+
+
+def _draw(page: Sheet, axes: Axes, panel: Panel, colours: dict[str, str]) -> None:
+    axes.set_facecolor("none")
+    axes.tick_params(length=2, width=0.6, labelcolor=page.ink.text, labelsize=SIZE - 1)
+    axes.tick_params(color=page.ink.faint)
+    page.title(axes, panel.title)
+    if isinstance(panel, Heat):
+        _draw_heat(page, axes, panel)
+        return
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(page.ink.faint)
+    axes.grid(axis="y", color=page.ink.faint, alpha=0.25, linewidth=0.5)
+    axes.set_axisbelow(True)
+    if isinstance(panel, Lines):
+        _draw_lines(page, axes, panel, colours)
+    if isinstance(panel, Bars):
+        _draw_bars(page, axes, panel, colours)
+    if isinstance(panel, Points):
+        _draw_points(page, axes, panel, colours)
+
+
+def _draw_lines(page: Sheet, axes: Axes, panel: Lines, colours: dict[str, str]) -> None:
+    if panel.log_x:
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(LogLocator(base=4, numticks=12))
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
+    elif all(float(x).is_integer() for line in panel.lines for x in line.x):
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if panel.log_y:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(base=10, numticks=6))
+        axes.yaxis.set_major_formatter(lambda y, _: _power(y))
+        axes.yaxis.set_minor_locator(NullLocator())
+    for line in panel.lines:
+        colour = page.ink.faint if line.dashed else colours[line.label]
+        axes.plot(line.x, line.y, "--" if line.dashed else "-", color=colour,
+                  linewidth=1.0 if line.dashed else 1.5, zorder=1 if line.dashed else 2,
+                  marker="o" if len(line.x) < 12 and not line.dashed else "",
+                  markersize=3)  # fmt: skip
+    if panel.percent:
+        _as_percent(axes)
+    axes.set_xlabel(panel.x, **page.words(color=page.ink.faint))
+    axes.set_ylabel(panel.y, **page.words(color=page.ink.faint))
+    ends = [
+        End(line.label, line.y[-1], page.ink.faint if line.dashed else colours[line.label])
+        for line in panel.lines
+    ]
+    name_ends(page, axes, ends, APART)
+
+
+def _draw_bars(page: Sheet, axes: Axes, panel: Bars, colours: dict[str, str]) -> None:
+    wide = 0.8 / len(panel.series)
+    for i, (label, values) in enumerate(panel.series.items()):
+        at = [group - 0.4 + (i + 0.5) * wide for group in range(len(panel.groups))]
+        axes.bar(at, values, wide * 0.92, color=colours[label], label=page.write(label))
+        for x, value in zip(at, values, strict=True):
+            if len(panel.series) * len(panel.groups) > NUMBERED:
+                break
+            text = f"{value:.0%}" if panel.percent else f"{value:.3g}"
+            axes.annotate(text, (x, value), xytext=(0, 2), textcoords="offset points",
+                          ha="center", **page.words(fontsize=SIZE - 2))  # fmt: skip
+    axes.set_xticks(range(len(panel.groups)), [page.write(g) for g in panel.groups])
+    if sum(map(len, panel.groups)) > LETTERS:
+        axes.tick_params(axis="x", labelrotation=25 if len(panel.groups) < 9 else 60)
+        for tick in axes.get_xticklabels():
+            tick.set(ha="right", rotation_mode="anchor")
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylabel(panel.y, **page.words(color=page.ink.faint))
+    if panel.percent:
+        _as_percent(axes)
+    if len(panel.series) > 1:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, handlelength=0.8,
+                    fontsize=SIZE - 1, labelcolor=page.ink.text)  # fmt: skip
+
+
+def _draw_heat(page: Sheet, axes: Axes, panel: Heat) -> None:
+    rows, columns = len(panel.rows), len(panel.columns)
+    most = max(abs(value) for row in panel.values for value in row)
+    drawn = axes.imshow(
+        panel.values, aspect="auto", interpolation="nearest",
+        cmap=_signed(page.ink) if panel.signed else page.ink.weights,
+        vmin=-most if panel.signed else 0, vmax=most,
+    )  # fmt: skip
+    page.bare(axes)
+    axes.set_xticks(range(columns), [page.label(name) for name in panel.columns], rotation=45,
+                    ha="right", rotation_mode="anchor")  # fmt: skip
+    axes.set_yticks(range(rows), [page.label(name) for name in panel.rows])
+    axes.set_xlabel(panel.x, **page.words(color=page.ink.faint))
+    axes.set_ylabel(panel.y, **page.words(color=page.ink.faint))
+    page.scale(drawn, axes, panel.scale, cax=axes.inset_axes((1.03, 0.0, 0.035, 1.0)))
+
+
+def _signed(ink: Ink) -> Colormap:
+    """From the colour of what is below 0, over that of the page, to that of what is above."""
+    return LinearSegmentedColormap.from_list("signed", [ink.ahead, ink.page, ink.back])
+
+
+def _power(y: float) -> str:
+    """A power of ten as it is read most easily.
+
+    >>> _power(0.01), _power(1e-08), _power(1e6)
+    ('0.01', '$10^{-8}$', '$10^{6}$')
+    """
+    exponent = round(math.log10(y))
+    return f"{y:g}" if -4 < exponent < 5 else f"$10^{{{exponent}}}$"
+
+
+def _draw_points(page: Sheet, axes: Axes, panel: Points, colours: dict[str, str]) -> None:
+    for point in panel.points:
+        colour, (x, y) = colours[point.group], point.at
+        if point.start is not None:
+            axes.annotate("", (x, y), (point.start[0], point.start[1]), arrowprops={
+                "arrowstyle": "->", "color": page.ink.faint, "linewidth": 0.8, "shrinkA": 3,
+                "shrinkB": 3})  # fmt: skip
+        axes.plot(x, y, "o", color=colour, markersize=4)
+        # On the side that its arrow does not come from.
+        above = point.start is None or y > point.start[1]
+        axes.annotate(page.label(point.label), (x, y), xytext=(0, 4 if above else -4),
+                      textcoords="offset points", ha="center", va="bottom" if above else "top",
+                      **page.words(color=colour, fontsize=SIZE - 1))  # fmt: skip
+    axes.margins(x=0.32, y=0.22)
+    axes.set_xlabel(panel.x, **page.words(color=page.ink.faint))
+    axes.set_ylabel(panel.y, **page.words(color=page.ink.faint))
+
+
+def _as_percent(axes: Axes) -> None:
+    axes.set_ylim(0, 1.04)
+    axes.yaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

@@ -1,0 +1,168 @@
+"""What a front end may ask of an atlas: each question has a name, words and an answer in bytes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+
+from regard.errors import RegardError
+from regard.stopping import stoppable
+from regard.view.atlas import Atlas, CancelledError, Go, one_core, raw, tile
+from regard.view.web.html_page import document
+
+Asked = Mapping[str, str]
+JSON, BYTES = "application/json", "application/octet-stream"
+OFTEN = 0.05
+"""Seconds between two looks at whether an answer is still wanted, at least."""
+
+
+class Answers:
+    """Answers questions about an atlas, one at a time; long ones let others go between.
+
+    >>> import regard, torch
+    >>> x = torch.zeros(1, 1, 4, 2)
+    >>> answers = Answers(Atlas.of(regard.trace(x, x, x)))
+    >>> answers.answer("cell", {"map": "0", "head": "0", "query": "3", "key": "1"})
+    ('application/json', b'{"weight": 0.25, "rank": 1}')
+    """
+
+    def __init__(self, atlas: Atlas) -> None:
+        self.atlas = atlas
+        self._computing = threading.Lock()
+        self._statistics: dict[int, bytes] = {}
+
+    def answer(
+        self, name: str, asked: Asked, go: Callable[[], bool] = lambda: True
+    ) -> tuple[str, bytes]:
+        """The kind and the bytes of an answer. `go` says whether it is still wanted."""
+        question = self.QUESTIONS.get(name)
+        if question is None:
+            raise RegardError(
+                "there is no such question", got=repr(name), accepted=", ".join(self.QUESTIONS)
+            )
+        check = _sometimes(go)
+        try:
+            with self._computing, stoppable(check):
+                # Others were answered meanwhile.
+                check()
+                found = question(self, asked, self._pausing(go))
+        except KeyError as error:
+            raise RegardError(f"{name} was asked without {error}") from None
+        except RegardError:
+            raise
+        except ValueError as error:
+            raise RegardError(f"{name} was asked in words that make no sense: {error}") from None
+        return (JSON if name in ("index", "statistics", "cell") else BYTES), found
+
+    def _pausing(self, go: Callable[[], bool]) -> Go:
+        def pause(done: float) -> bool:
+            self._computing.release()
+            try:
+                return go()
+            finally:
+                self._computing.acquire()
+
+        return pause
+
+    @cached_property
+    def _known(self) -> bytes:
+        return json.dumps(self.atlas.index()).encode()
+
+    def _index(self, asked: Asked, go: Go) -> bytes:
+        return self._known
+
+    def _statistics_of(self, asked: Asked, go: Go) -> bytes:
+        place = int(asked["map"])
+        if place not in self._statistics:
+            self._statistics[place] = json.dumps(self.atlas[place].statistics()).encode()
+        return self._statistics[place]
+
+    def _largest(self, asked: Asked, go: Go) -> bytes:
+        return raw(self.atlas[int(asked["map"])].largest(int(asked["head"])))
+
+    def _visible(self, asked: Asked, go: Go) -> bytes:
+        return raw(self.atlas[int(asked["map"])].visible)
+
+    def _tile(self, asked: Asked, go: Go) -> bytes:
+        of = self.atlas[int(asked["map"])]
+        place = (int(asked[name]) for name in ("head", "level", "row", "column"))
+        quantity = asked.get("quantity", "weight")
+        return tile(of, *place, quantity=quantity, exact="exact" in asked, go=go)
+
+    def _row(self, asked: Asked, go: Go) -> bytes:
+        K = self.atlas[int(asked["map"])].shape[2]
+        query = int(asked["query"])
+        return self._line(asked, range(query, query + 1), range(K), go)
+
+    def _column(self, asked: Asked, go: Go) -> bytes:
+        Q = self.atlas[int(asked["map"])].shape[1]
+        key = int(asked["key"])
+        return self._line(asked, range(Q), range(key, key + 1), go)
+
+    @one_core()
+    def _line(self, asked: Asked, queries: range, keys: range, go: Go) -> bytes:
+        """One row or column of the map, the mean over some heads."""
+        of = self.atlas[int(asked["map"])]
+        heads = [int(head) for head in asked["heads"].split(",")]
+        if len(set(heads)) < len(heads):
+            raise RegardError("each head is asked for once", got=asked["heads"][:80])
+        total = torch.zeros(len(queries) * len(keys))
+        for done, head in enumerate(heads):
+            if not go(done / len(heads)):
+                raise CancelledError
+            total += of.weights(head, queries, keys).flatten().nan_to_num(0.0)
+        return raw(total / len(heads))
+
+    @one_core()
+    def _cell(self, asked: Asked, go: Go) -> bytes:
+        of = self.atlas[int(asked["map"])]
+        head, query, key = (int(asked[name]) for name in ("head", "query", "key"))
+        K = of.shape[2]
+        if not 0 <= key < K:
+            raise RegardError("there is no such key", got=str(key), accepted=f"0 to {K - 1}")
+        quantity = asked.get("quantity", "weight")
+        row = of.weights(head, range(query, query + 1), range(K), quantity)[0].nan_to_num(0.0)
+        rank = 1 + int((row > row[key]).sum())
+        return json.dumps({"weight": float(row[key]), "rank": rank}).encode()
+
+    def _page(self, asked: Asked, go: Go) -> bytes:
+        """Everything as one HTML file."""
+
+        def progress(done: int, total: int) -> None:
+            if not go(done / total):
+                raise CancelledError
+
+        return document(self.atlas, progress=progress).encode()
+
+    QUESTIONS: ClassVar[dict[str, Callable[[Any, Asked, Go], bytes]]] = {
+        "index": _index,
+        "statistics": _statistics_of,
+        "largest": _largest,
+        "visible": _visible,
+        "tile": _tile,
+        "row": _row,
+        "column": _column,
+        "cell": _cell,
+        "page": _page,
+    }
+
+
+def _sometimes(go: Callable[[], bool]) -> Callable[[], None]:
+    """Stops what nobody waits for any more; steps are many, and looking takes longer than some."""
+    after = 0.0
+
+    def check() -> None:
+        nonlocal after
+        now = time.monotonic()
+        if now >= after:
+            after = now + OFTEN
+            if not go():
+                raise CancelledError
+
+    return check

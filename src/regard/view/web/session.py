@@ -1,0 +1,152 @@
+"""The session of the app: the atlas that it shows, and the models that read other texts."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from regard.errors import RegardError
+from regard.models.installed import MODELS
+from regard.models.opening import EMBEDDED, NAMES, load
+from regard.models.readers import Reader
+from regard.view.atlas import Atlas
+from regard.view.subjects import (
+    SPELLING,
+    Spelling,
+    Tell,
+    Told,
+    check_words,
+    known_heads,
+    run,
+    spelled,
+    words,
+)
+from regard.view.web.atlas_queries import Answers
+from regard.view.web.background_work import Work
+
+PATIENCE = 5.0
+"""Seconds that closing waits for a step of the work, at most: a model may be being loaded."""
+WORDS = 50_000
+"""Words that are compared by their spelling, at most: each takes 12 kB, each pair some time."""
+SHOWN = 20_000
+"""A text of so many characters is shown to be changed; a longer one is not."""
+
+
+class Edition(NamedTuple):
+    """What is shown. Another text makes another number."""
+
+    number: int
+    answers: Answers
+    told: Told
+
+
+class Session:
+    """Holds one atlas, and lets models make others of it in the background.
+
+    >>> import regard, torch
+    >>> x = torch.zeros(1, 1, 4, 2)
+    >>> session = Session(Atlas.of(regard.trace(x, x, x)))
+    >>> session.read({"text": "to be or not", "model": "spelling", "tokens": 0})
+    >>> session.work.wait()
+    True
+    >>> session.now.number, session.now.answers.atlas.maps[0].keys
+    (2, ['to', 'be', 'or', 'not'])
+    """
+
+    def __init__(self, atlas: Atlas, told: Told | None = None) -> None:
+        told = told or Told()
+        self.now = Edition(1, Answers(atlas), told)
+        self.models = known_models(told.model)
+        self.work = Work()
+        self._reader: Reader | None = None
+
+    def about(self) -> dict[str, Any]:
+        """What a front end is told: the models, the text that is shown, and how far work is."""
+        number, answers, told = self.now
+        places = {of.name: place for place, of in enumerate(answers.atlas.maps)}
+        return {
+            "models": [{"name": name, "about": about} for name, about in self.models.items()],
+            "edition": number,
+            "text": told.text if len(told.text) <= SHOWN else "",
+            "model": told.model,
+            "wrote": told.wrote[:SHOWN],
+            "heads": [
+                {"kind": known.kind, "map": places[known.path], "head": known.head}
+                for known in told.heads
+                # A model's card is a file: it may name layers that the model does not have.
+                if known.path in places
+            ],
+            "work": self.work.state(),
+        }
+
+    def read(self, asked: dict[str, Any]) -> None:
+        """Begin to read another text: `text`, `model`, and `tokens` to go on with it."""
+        text, tokens = check_words(asked.get("text"), asked.get("tokens", 0))
+        model = asked.get("model")
+        if not isinstance(model, str) or model not in self.models:
+            raise RegardError(
+                "there is no such model here", got=repr(model), accepted=", ".join(self.models)
+            )
+        self.work.start(lambda tell: self._read(text, model, tokens, tell))
+
+    def close(self) -> bool:
+        """Stop what is being read; whether it has ended."""
+        self.work.stop()
+        return self.work.wait(PATIENCE)
+
+    def _read(self, text: str, model: str, tokens: int, tell: Tell) -> None:
+        tell("opening the model", 0, 0)
+        if model == SPELLING:
+            atlas, told = _compared(text, tokens), Told(text, model)
+        else:
+            reader = self._opened(model)
+            found = run(reader, text, tokens, tell)
+            atlas, told = found.atlas(model), Told(text, model, found.wrote, known_heads(reader))
+        tell("drawing", 0, 0)
+        self.now = Edition(self.now.number + 1, Answers(atlas), told)
+
+    def _opened(self, model: str) -> Reader:
+        """The model, which stays open until another is chosen."""
+        if self._reader is None or self._reader.name != model:
+            self._reader = None
+            self._reader = load(model)
+        return self._reader
+
+
+def known_models(also: str = "") -> dict[str, str]:
+    """The models that can read here, and what they are.
+
+    >>> known_models()["spelling"]
+    'no model: words are compared by their spelling'
+    """
+    found = {
+        name: about
+        for name, about in NAMES.items()
+        if (EMBEDDED / name / "model.safetensors").exists()
+    }
+    for name, package in MODELS.items():
+        try:
+            package.place(name)
+        except RegardError:
+            continue
+        found[name] = f"in the package {package.package}"
+    if also and also != SPELLING and also not in found:
+        found[also] = "named by the command"
+    return found | {SPELLING: "no model: words are compared by their spelling"}
+
+
+def _compared(text: str, tokens: int) -> Atlas:
+    if tokens:
+        raise RegardError(
+            "words that are compared by their spelling do not go on",
+            got=f"{tokens} tokens",
+            do="choose a model that writes, or go on for 0 tokens",
+        )
+    many = len(words(text))
+    if many > WORDS:
+        raise RegardError(
+            "there are too many words to compare with each other",
+            got=f"{many:,} words",
+            accepted=f"{WORDS:,} at most",
+            do="read a part of the text",
+        )
+    return spelled(text, Spelling()).atlas()
