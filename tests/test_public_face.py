@@ -1,0 +1,109 @@
+"""The names that people import, written out: what is behind them may move, these stay."""
+
+from __future__ import annotations
+
+import ast
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import regard
+from regard.lab.experiments import NAMES
+
+FACE = {
+    "regard": """
+        Monitor Plan RegardError RegardWarning Trace attention biases cost interpret lab load masks
+        models nn plan scores trace view warm_up watch
+    """,
+    "regard.masks": """
+        Mask blocks causal dilated documents from_flash from_huggingface from_multihead from_sdpa
+        global_tokens ignore keep padding prefix where window
+    """,
+    "regard.scores": "Score additive cosine distance dot general scaled_dot",
+    "regard.biases": "Bias alibi dense pairwise relative slopes",
+    "regard.nn": """
+        AdditiveAttention Cache DecoderBlock DecoderTraces DotAttention DropIn DropInError
+        EncoderBlock LinearAttention MultiHeadAttention Rotary StaticAttention elu_plus_one
+        from_torch linear_attention load_weights replace_attention
+    """,
+    "regard.cost": """
+        DEVICES PRESETS Comparison Configuration Cost Device Part cache_bytes call compare
+        dense_pairs device forward_flops layer least_bytes model needed_pairs preset visited_pairs
+    """,
+    "regard.view": "App Patches head_grid heat_map page serve shaded widget",
+    "regard.models": """
+        NAMES Card CausalConfig CausalModel HuggingFaceReader OwnReader OwnTranslator Reader
+        Tokenizer TranslatorConfig TranslatorModel load
+    """,
+    "regard.interpret": """
+        Citation Citations Kept Word citations heavy_hitters prune token_times window_votes
+        word_times
+    """,
+}
+EXPERIMENTS = "bottleneck scaling roles words heads reach order domains cost"
+# What the documentation has people import beside these, now or before.
+TOLD = [
+    ("regard.monitoring", "Projections QKClip"),
+    ("regard.monitoring.rules", "EntropyCollapse LogitExplosion"),
+    ("regard.watching.rules", "EntropyCollapse LogitExplosion"),
+    ("regard.view.atlas", "head_figures"),
+    ("regard.view.heads", "head_figures"),
+    ("regard.view.subjects", "vectors"),
+    ("regard.view.spelling", "vectors"),
+]
+PICTURES = "arcs entropy_by_layer head_grid heat_map save"
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("name", FACE)
+def test_the_names_of_a_module_are_these(name: str) -> None:
+    module = import_module(name)
+    assert sorted(module.__all__) == sorted(FACE[name].split())
+    for each in module.__all__:
+        assert getattr(module, each) is not None
+        assert each in dir(module)
+
+
+def test_the_experiments_are_these() -> None:
+    assert list(NAMES) == EXPERIMENTS.split()
+    for name in NAMES:
+        assert callable(import_module(f"regard.lab.{name}").run)
+
+
+@pytest.mark.parametrize(("module", "names"), TOLD)
+def test_what_the_documentation_has_people_import_is_there(module: str, names: str) -> None:
+    for name in names.split():
+        assert callable(getattr(import_module(module), name))
+
+
+def test_a_name_that_moved_is_the_same_thing() -> None:
+    assert (
+        import_module("regard.watching.rules").LogitExplosion
+        is import_module("regard.monitoring.rules").LogitExplosion
+    )
+
+
+def test_pictures_are_found_by_their_name() -> None:
+    pytest.importorskip("matplotlib")
+    assert sorted(import_module("regard.view.picture").__all__) == sorted(PICTURES.split())
+    for name in ("cost_plot", "lab_page", "lab_picture", "picture"):
+        assert name in dir(regard.view)
+        assert getattr(regard.view, name) is not None
+
+
+def test_every_import_of_the_documentation_works() -> None:
+    pytest.importorskip("matplotlib")
+    texts = [path.read_text("utf-8") for path in (*ROOT.glob("docs/*.md"), ROOT / "README.md")]
+    lines = {
+        line
+        for text in texts
+        for line in re.findall(r">>> (from regard[\w.]* import [\w, ]+|import regard[\w.]*)", text)
+    }
+    assert len(lines) > 10
+    for line in lines:
+        statement = ast.parse(line.strip()).body[0]
+        if isinstance(statement, ast.ImportFrom):
+            for alias in statement.names:
+                assert hasattr(import_module(str(statement.module)), alias.name), line
