@@ -22,8 +22,7 @@ from regard.watching.followed_run import FollowedRun
 from regard.watching.gaps import Gaps
 from regard.watching.graph_breaks import uncompiled
 from regard.watching.kept_memory import KeptMemory
-from regard.watching.pytorch.attention_mode import AttentionMode, replaced
-from regard.watching.pytorch.fast_path import FastPath
+from regard.watching.pytorch import AttentionMode, FastPath, replaced
 from regard.watching.reach import changed, hooks_so_far, needs_asking
 from regard.watching.tokens import Reading
 

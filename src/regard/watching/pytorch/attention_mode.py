@@ -24,7 +24,7 @@ from regard.masks.convert import is_causal_bias
 from regard.traces import Trace
 from regard.watchers import WatchingMode, watched
 from regard.watching.by_hand import STEPS, HandWritten
-from regard.watching.flex.calls import FlexCalls
+from regard.watching.flex import FlexCalls
 from regard.watching.graph_breaks import uncompiled
 from regard.watching.pytorch.nested import Padded
 from regard.watching.pytorch.split_sequences import split_along_the_sequence
