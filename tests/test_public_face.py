@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from importlib import import_module
 from pathlib import Path
@@ -48,6 +47,10 @@ TOLD = [
     ("regard.monitoring", "Projections QKClip"),
     ("regard.monitoring.rules", "EntropyCollapse LogitExplosion"),
     ("regard.watching.rules", "EntropyCollapse LogitExplosion"),
+    (
+        "regard.watching",
+        "Layer Monitor Projections QKClip Report Seen Statistics Watch load watch",
+    ),
     ("regard.view.atlas", "head_figures"),
     ("regard.view.heads", "head_figures"),
     ("regard.view.subjects", "vectors"),
@@ -103,7 +106,4 @@ def test_every_import_of_the_documentation_works() -> None:
     }
     assert len(lines) > 10
     for line in lines:
-        statement = ast.parse(line.strip()).body[0]
-        if isinstance(statement, ast.ImportFrom):
-            for alias in statement.names:
-                assert hasattr(import_module(str(statement.module)), alias.name), line
+        exec(line, {})
