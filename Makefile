@@ -59,7 +59,7 @@ $(PACKAGES): $(FRONTEND)/package-lock.json
 	@touch $@
 
 kernels: $(COMPILER)  ## the commonest CUDA kernels, compiled for Hopper and put into wheels; needs no card, takes minutes
-	PYTHONPATH=$(COMPILER) $(BIN)/python -m regard.backends.triton.prebuild
+	PYTHONPATH=$(COMPILER) $(BIN)/python -m regard.backends.triton.prepared.prebuild
 
 # The compiler with which the kernels were measured. That of a later Triton (3.9) makes of the same
 # lines kernels that spill, and take up to a tenth longer.

@@ -66,8 +66,9 @@ def test_what_cannot_be_warmed_up_is_said(given: dict[str, Any], said: str) -> N
 
 def test_on_a_card_what_is_not_there_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from regard.backends.triton import launching, warming
+    from regard.backends.triton.launches import launched as launching
     from regard.backends.triton.pairs import INTERPRETED
+    from regard.backends.triton.prepared import warming
 
     if INTERPRETED.value:
         pytest.skip("interpreted kernels are not compiled")

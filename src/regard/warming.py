@@ -58,7 +58,7 @@ def warm_up(
         names = ", ".join(str(t).removeprefix("torch.") for t in DTYPES)
         raise RegardError("heads have one floating-point type", got=str(kind), accepted=names)
     if where.type == "cuda" and INSTALLED:
-        from regard.backends.triton.warming import warm_up as ready
+        from regard.backends.triton.prepared.warming import warm_up as ready
 
         return ready(width, kind, where, masks, gradients=gradients)
     for mask in masks:

@@ -15,10 +15,11 @@ pytest.importorskip("triton")
 
 import triton.language as tl
 
-from regard.backends.triton import cuda_driver, launching
-from regard.backends.triton.binaries import MAP, MapOf, layout
-from regard.backends.triton.cuda_driver import Parameter, Tiling
-from regard.backends.triton.launching import Directly, Launched, One, recorded, together
+from regard.backends.triton.launches import cuda_driver
+from regard.backends.triton.launches import launched as launching
+from regard.backends.triton.launches.binaries import MAP, MapOf, layout
+from regard.backends.triton.launches.cuda_driver import Parameter, Tiling
+from regard.backends.triton.launches.launched import Directly, Launched, One, recorded, together
 from regard.errors import RegardError
 
 

@@ -14,8 +14,9 @@ pytest.importorskip("triton")
 
 from regard import masks
 from regard.backends.passes import Pull
-from regard.backends.triton import launching, replay
-from regard.backends.triton.launching import Directly, Launched, One
+from regard.backends.triton import replay
+from regard.backends.triton.launches import launched as launching
+from regard.backends.triton.launches.launched import Directly, Launched, One
 from regard.backends.triton.operators import _passes
 from regard.backends.triton.pairs import INTERPRETED
 from regard.backends.triton.replay import RepeatedPass, RepeatedPull

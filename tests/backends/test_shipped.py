@@ -17,13 +17,15 @@ pytest.importorskip("triton")
 import triton
 
 from regard import masks
-from regard.backends.triton import arguments, prebuild, second_pass, shipped
-from regard.backends.triton.binaries import Binary
-from regard.backends.triton.common_calls import call, launches
-from regard.backends.triton.cuda_driver import Tiling
+from regard.backends.triton import arguments, second_pass
 from regard.backends.triton.forward import forward
-from regard.backends.triton.launching import collected
+from regard.backends.triton.launches import shipped
+from regard.backends.triton.launches.binaries import Binary
+from regard.backends.triton.launches.cuda_driver import Tiling
+from regard.backends.triton.launches.launched import collected
 from regard.backends.triton.pairs import INTERPRETED
+from regard.backends.triton.prepared import prebuild
+from regard.backends.triton.prepared.common_calls import call, launches
 from regard.inputs import AttentionInputs
 
 ONE = Binary(b"code", "kernel", 4, 1024, ("*", "i32", "map"), (Tiling(3, 9, 2, (1, 1, 64, 64)),))
@@ -64,7 +66,7 @@ def test_what_was_made_of_other_sources_is_not_used(
 def test_every_source_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "one.py").write_text("a = 1")
-    monkeypatch.setattr(shipped, "_HERE", tmp_path)
+    monkeypatch.setattr(shipped, "_SOURCES", tmp_path)
     before = shipped.sources.__wrapped__()
     (tmp_path / "deep" / "one.py").write_text("a = 2")
     assert shipped.sources.__wrapped__() != before

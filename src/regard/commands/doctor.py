@@ -16,7 +16,7 @@ from rich.text import Text
 
 import regard
 from regard import masks
-from regard.backends.triton import shipped
+from regard.backends.triton.launches import shipped
 from regard.commands.console import plain_console
 from regard.commands.cost import measure_here
 

@@ -40,7 +40,7 @@ from regard.backends.triton.backward_kernels import (
     queries,
     row_shift,
 )
-from regard.backends.triton.launching import together
+from regard.backends.triton.launches.launched import together
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import LOG2E, MANY
 from regard.backends.triton.refusals import is_shared

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from regard.backends.triton.launching import launched
+from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.pairs import (
     ALIBI,
     DENSE,

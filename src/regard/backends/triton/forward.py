@@ -29,7 +29,7 @@ from regard.backends.triton.arguments import (
 )
 from regard.backends.triton.forward_kernels import Parts, Written, forward_tiles, mend, merge
 from regard.backends.triton.hopper.forward import run_on_hopper
-from regard.backends.triton.launching import together
+from regard.backends.triton.launches.launched import together
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import MANY
 from regard.backends.triton.refusals import MOST

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from regard.backends.triton.assembly import only_allowed
-from regard.backends.triton.launching import launched
+from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.pairs import (
     DENSE,
     FAINT,

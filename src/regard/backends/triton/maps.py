@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.backends.contract import Pool
 from regard.backends.triton.arguments import added, constants_of, score, sheet, sizes, tiles_of
-from regard.backends.triton.launching import launched
+from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import is_simple, rule_of
 from regard.backends.triton.pairs import load_rows, logits_of, norms, product
 from regard.backends.triton.rules import BAND, allowed, full_at, keys_for, limit_of, part_at

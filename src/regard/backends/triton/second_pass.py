@@ -29,7 +29,7 @@ from regard.backends.triton.arguments import (
     tiles_of,
 )
 from regard.backends.triton.hopper.received import received_on_hopper
-from regard.backends.triton.launching import launched, recorded
+from regard.backends.triton.launches.launched import launched, recorded
 from regard.backends.triton.layout import is_simple, rule_of
 from regard.backends.triton.maps import pooled_map
 from regard.backends.triton.pairs import (

@@ -45,7 +45,7 @@ from regard.backends.triton.hopper.pairs import (
     span_of_row,
 )
 from regard.backends.triton.hopper.softmax import own_sum, shrunk, softmax, whole_sum
-from regard.backends.triton.launching import launched
+from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import FAR
 from regard.backends.triton.pairs import LEAST, LN2, LOG2E
 from regard.backends.triton.rules import ALL, BAND, Rule, span_of_keys

@@ -28,7 +28,7 @@ from regard.backends.triton.hopper.pairs import (
     only_allowed,
     span_of_row,
 )
-from regard.backends.triton.launching import launched
+from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import FAR, rule_of
 from regard.backends.triton.pairs import LOG2E
 from regard.backends.triton.rules import ALL, BAND, span_of_rows

@@ -22,10 +22,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from regard.backends.triton import cuda_driver, shipped
 from regard.backends.triton.arguments import capability
-from regard.backends.triton.binaries import Loaded, load, taken_from
-from regard.backends.triton.cuda_driver import Grid
+from regard.backends.triton.launches import cuda_driver, shipped
+from regard.backends.triton.launches.binaries import Loaded, load, taken_from
+from regard.backends.triton.launches.cuda_driver import Grid
 from regard.backends.triton.pairs import INTERPRETED
 
 STRIDES = frozenset(("batch", "head", "row", "query", "key"))

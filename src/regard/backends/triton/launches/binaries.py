@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regard.backends.triton import cuda_driver
-from regard.backends.triton.cuda_driver import Parameter, Tiling
+from regard.backends.triton.launches import cuda_driver
+from regard.backends.triton.launches.cuda_driver import Parameter, Tiling
 from regard.errors import RegardError
 
 MAP = "map"

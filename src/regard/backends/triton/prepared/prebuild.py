@@ -1,5 +1,5 @@
 """Compile the commonest kernels for a kind of card, without one:
-`python -m regard.backends.triton.prebuild`.
+`python -m regard.backends.triton.prepared.prebuild`.
 
 Calls are made on tensors without numbers, and their launches compiled instead of made. So the file
 holds what calls of these kinds really launch, whatever the tuning says.
@@ -21,8 +21,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from regard import masks
-from regard.backends.triton.binaries import Binary, taken_from
-from regard.backends.triton.common_calls import (
+from regard.backends.triton.launches.binaries import Binary, taken_from
+from regard.backends.triton.launches.launched import Collected
+from regard.backends.triton.launches.shipped import place_of, write
+from regard.backends.triton.prepared.common_calls import (
     LONG,
     MIDDLE,
     SHORT,
@@ -32,8 +34,6 @@ from regard.backends.triton.common_calls import (
     common_calls,
     launches,
 )
-from regard.backends.triton.launching import Collected
-from regard.backends.triton.shipped import place_of, write
 from regard.errors import RegardError
 
 _NO_LINES = "TRITON_DISABLE_LINE_INFO"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from regard.backends.triton.arguments import capability
-from regard.backends.triton.common_calls import common_calls, launches
+from regard.backends.triton.prepared.common_calls import common_calls, launches
 from regard.masks.algebra import Mask
 
 

@@ -15,7 +15,7 @@ from regard.backends.passes import Pull
 from regard.backends.triton import arguments, second_pass
 from regard.backends.triton.backward import backward
 from regard.backends.triton.forward import forward
-from regard.backends.triton.launching import Collected, collected
+from regard.backends.triton.launches.launched import Collected, collected
 from regard.backends.triton.maps import pooled_map
 from regard.backends.triton.tuning import looking_settings
 from regard.inputs import AttentionInputs, check

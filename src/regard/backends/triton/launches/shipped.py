@@ -15,11 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from regard.backends.triton.binaries import Binary
-from regard.backends.triton.cuda_driver import Tiling
+from regard.backends.triton.launches.binaries import Binary
+from regard.backends.triton.launches.cuda_driver import Tiling
 
-_HERE = Path(__file__).parent
-FOLDER = _HERE / "kernels"
+_SOURCES = Path(__file__).parents[1]
+FOLDER = _SOURCES / "kernels"
 _INDEX = "index.json"
 
 
@@ -43,8 +43,8 @@ def _spell(part: Any) -> str:
 def sources() -> str:
     """A mark of all that kernels are made of: it changes with any of these files."""
     mark = hashlib.sha256()
-    for path in sorted(_HERE.rglob("*.py")):
-        mark.update(path.relative_to(_HERE).as_posix().encode())
+    for path in sorted(_SOURCES.rglob("*.py")):
+        mark.update(path.relative_to(_SOURCES).as_posix().encode())
         mark.update(path.read_bytes())
     return mark.hexdigest()
 
