@@ -45,7 +45,9 @@ EXTRAS: dict[str, Any] = {
 def test_all_questions_agree(backend: str, size: float, extra: str) -> None:
     if (backend, cases.DEVICE) == ("triton", "cuda") and size > 1e4:
         pytest.skip("fused multiply-add rounds logits beyond 10^9 otherwise than their maximum")
-    assert_one_answer(regard.trace(*qkv(size), **EXTRAS[extra](size), backend=backend))
+    # Triton's interpreter takes its time for every key that is sorted in.
+    n = 12 if (backend, cases.DEVICE) == ("triton", "cpu") else 40
+    assert_one_answer(regard.trace(*qkv(size, n=n), **EXTRAS[extra](size), backend=backend))
 
 
 @every_tracer

@@ -128,9 +128,13 @@ def test_hidden_nan_is_mended_or_kept_out_at_once(
     torch.testing.assert_close(spoilt.lse, clean.lse, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("mask", ["none", "causal", "causal_window", "causal_padding"])
-@pytest.mark.parametrize("kind", ["plain", "careful", "split", "packed"])
-@pytest.mark.parametrize("extra", ["plain", "softcap"])
+@pytest.mark.parametrize(
+    ("kind", "mask", "extra"),
+    [("plain", "none", "plain"), ("plain", "causal", "softcap"), ("careful", "causal", "plain"),
+     ("careful", "causal_padding", "softcap"), ("split", "causal_window", "plain"),
+     ("split", "none", "softcap"), ("packed", "causal_padding", "plain"),
+     ("packed", "causal_window", "softcap")],
+)  # fmt: skip
 def test_the_first_key_told_by_the_forward_pass(
     mask: str, kind: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
