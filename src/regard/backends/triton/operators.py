@@ -47,7 +47,7 @@ _run_listed, _ = register(_passes, _kept, empty_out, reads=True)
 def run(x: AttentionInputs, *, statistics: bool) -> Rows:
     """The forward pass, differentiable. Where a mask is told by lists of tiles, these are made on
     the host from what its tensors hold, and a recorded graph would go on with old ones."""
-    listed = x.mask is not None and not is_simple(x.mask) and len(x.mask.tensors()) > 0
+    listed = x.mask is not None and len(x.mask.tensors()) > 0 and not is_simple(x.mask)
     return (_run_listed if listed else _run)(x, statistics=statistics)
 
 
