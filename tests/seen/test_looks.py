@@ -230,3 +230,36 @@ def test_one_reads_while_another_runs() -> None:
     reader.join()
     assert layer.statistics is not None
     assert layer.statistics.rows.tolist() == [2 * len(traces)] * 4
+
+
+def test_what_waits_keeps_no_graph_alive() -> None:
+    """A run under autograd that nobody differentiates: its activations go when it is over."""
+    layer = torch.nn.TransformerEncoderLayer(8, 2, dropout=0.0, batch_first=True)
+    model = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    held: list[weakref.ref[torch.Tensor]] = []
+    first = model.layers[0]
+    first.linear2.register_forward_pre_hook(lambda m, x: held.append(weakref.ref(x[0])))
+    watch = regard.watch(model)
+    watch.attach()
+    try:
+        model(torch.randn(1, 5, 8)).sum()
+        gc.collect()
+        assert [activation() for activation in held] == [None]
+    finally:
+        watch.detach()
+
+
+def test_read_in_another_mode_than_it_was_seen_in() -> None:
+    model, x = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(1, 5, 8)
+    watch = regard.watch(model)
+    seen = watch.attach()
+    try:
+        for runs, mode in enumerate((torch.inference_mode, torch.enable_grad, torch.no_grad), 1):
+            with mode():
+                model(x, x, x, need_weights=False)
+            (layer,) = seen.values()
+            assert layer.statistics is not None
+            assert layer.statistics.rows.tolist() == [5 * runs] * 2
+            assert layer.entropy.isfinite().all()
+    finally:
+        watch.detach()

@@ -149,6 +149,8 @@ class Waiting:
     def __init__(self) -> None:
         self._calls: list[tuple[Adds, Looks]] = []
         self._held = 0
+        self._tied = False
+        """Whether what waits is tied to a graph of autograd, and would keep it alive."""
 
     def put(self, whose: Adds, trace: Trace) -> None:
         """A call. Of a short one only its rows and what the first key needs wait."""
@@ -156,23 +158,25 @@ class Waiting:
         with _changing:
             self._calls.append((whose, looks))
             self._held += looks.held
+            inside = (trace.inputs.q, trace.inputs.k, looks.rows.lse)
+            self._tied |= any(t.requires_grad for t in inside)
         if self._held >= MANY:
             self.settle()
 
     def rest(self) -> None:
         """A run is over. Little may wait for the next."""
-        if self._held >= SOME or len(self._calls) >= MOST:
+        if self._tied or self._held >= SOME or len(self._calls) >= MOST:
             self.settle()
 
     def drop(self) -> None:
         """Forget what waits."""
         with _changing:
-            self._calls, self._held = [], 0
+            self._calls, self._held, self._tied = [], 0, False
 
     def settle(self) -> None:
         """Add up what waits, calls of one kind together."""
         with _changing:
-            waited, self._calls, self._held = self._calls, [], 0
+            waited, self._calls, self._held, self._tied = self._calls, [], 0, False
             kinds: defaultdict[object, dict[int, tuple[Adds, list[Looks]]]] = defaultdict(dict)
             for whose, looks in waited:
                 kinds[looks.kind].setdefault(id(whose), (whose, []))[1].append(looks)
