@@ -423,14 +423,15 @@ def test_refusals_say_why() -> None:
 
 
 def test_a_table_of_tiles_is_made_once_for_a_mask() -> None:
-    from regard.backends.triton.layout import _LISTS
+    from regard.backends.triton.layout import _MADE
 
     q, k, v = (torch.randn(1, 1, 20, 8, device=cases.DEVICE) for _ in range(3))
     mask = masks.keep(torch.ones(20, 20, dtype=torch.bool, device=cases.DEVICE).tril())
-    _LISTS.held.clear()
+    _MADE.held.clear()
     first = regard.attention(q, k, v, mask=mask, backend="triton")
     again = regard.attention(q, k, v, mask=mask, backend="triton")
-    assert len(_LISTS.held) == 1
+    # Its runs, and their tiles.
+    assert len(_MADE.held) == 2
     assert torch.equal(first, again)
     # A mask changed in place is another mask.
     mask.tensors()[0][..., 0] = False

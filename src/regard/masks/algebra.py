@@ -14,6 +14,7 @@ from jaxtyping import Bool, Int, Int8
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.masks.spans import Spans, joined, met, of_band, rest_of
 from regard.masks.tiles import PairRule, Tiles, count, draw, grid, judge_band, states
 from regard.values import Axes, Pick, Shape, Value
 
@@ -32,6 +33,17 @@ class Mask(PairRule, Value):
     def select(self, batch: Pick, heads: Pick) -> Mask:
         """The part of a bound mask that speaks of some batch entries and heads."""
         return self
+
+    def spans(self, shape: Shape, device: torch.device) -> Spans | None:
+        """The run of keys that each query sees under a bound mask; None where a mask does not tell
+        such runs."""
+        band = self.band()
+        return None if band is None else of_band(band, shape, device)
+
+    def spans_of_rest(self, shape: Shape, device: torch.device) -> Spans | None:
+        """The same for what a bound mask does not allow."""
+        seen = self.spans(shape, device)
+        return None if seen is None else rest_of(seen, shape)
 
     def __and__(self, other: Mask) -> Mask:
         return And(self, _mask(other, "&"))
@@ -224,6 +236,10 @@ class And(_Pair):
             return None
         return max(left[0], right[0]), min(left[1], right[1])
 
+    def spans(self, shape: Shape, device: torch.device) -> Spans | None:
+        left, right = self.left.spans(shape, device), self.right.spans(shape, device)
+        return None if left is None or right is None else met(left, right)
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Or(_Pair):
@@ -240,6 +256,10 @@ class Or(_Pair):
         if self.relative:
             return _judge_by_distance(self, tiles)
         return torch.maximum(self.left.judge(tiles), self.right.judge(tiles))
+
+    def spans(self, shape: Shape, device: torch.device) -> Spans | None:
+        left, right = self.left.spans(shape, device), self.right.spans(shape, device)
+        return None if left is None or right is None else joined(left, right)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -262,6 +282,12 @@ class Not(Mask):
 
     def select(self, batch: Pick, heads: Pick) -> Mask:
         return Not(self.mask.select(batch, heads))
+
+    def spans(self, shape: Shape, device: torch.device) -> Spans | None:
+        return self.mask.spans_of_rest(shape, device)
+
+    def spans_of_rest(self, shape: Shape, device: torch.device) -> Spans | None:
+        return self.mask.spans(shape, device)
 
     def band(self) -> tuple[float, float] | None:
         inner = self.mask.band()

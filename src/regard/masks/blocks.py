@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
+from regard.masks.spans import Spans, of_table
 from regard.masks.tiles import AreaTable, Tiles
 from regard.values import Pick, Shape, broadcasts, whole
 
@@ -53,6 +54,14 @@ class Blocks(Mask):
             tiles.k0 // size,
             (tiles.k1 - 1) // size + 1,
         )
+
+    def spans(self, shape: Shape, device: torch.device) -> Spans | None:
+        by_block = Shape(shape.B, shape.H, *self.layout.shape[2:])
+        first, stop, sure = of_table(self.layout.to(device), by_block)
+        block = torch.arange(shape.Q, device=device) // self.size
+        edges = (edge[..., block] * self.size for edge in (first, stop))
+        first, stop = (edge.clamp_max(shape.K) for edge in edges)
+        return Spans(first, stop, sure)
 
     def select(self, batch: Pick, heads: Pick) -> Mask:
         layout = self.layout if self.batch == 1 else self.layout[batch]

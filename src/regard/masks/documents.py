@@ -12,6 +12,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
+from regard.masks.spans import Spans, of_ids
 from regard.masks.tiles import Tiles, states
 from regard.values import Pick, Shape, broadcasts, end_aligned, whole, whole_numbers
 
@@ -55,6 +56,10 @@ class Documents(Mask):
         one = (q_least == q_most) & (k_least == k_most) & (q_least == k_least)
         apart = (q_most < k_least) | (k_most < q_least)
         return states(full=one[:, None], empty=apart[:, None])
+
+    def spans(self, shape: Shape, device: torch.device) -> Spans | None:
+        assert self.offset is not None
+        return of_ids(self.ids.to(device), self.offset, shape)
 
     def select(self, batch: Pick, heads: Pick) -> Mask:
         return self if self.batch == 1 else Documents(self.ids[batch], self.offset)

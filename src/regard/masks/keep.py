@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.masks.algebra import Mask, Not
+from regard.masks.spans import Spans, of_table
 from regard.masks.tiles import AreaTable, Tiles
 from regard.values import Axes, Pick, Shape, broadcasts
 
@@ -52,6 +53,12 @@ class Keep(Mask):
         if self.table.shape[3] == 1:
             k0, k1 = torch.zeros_like(k0), torch.ones_like(k1)
         return self._areas.judge(q0, q1, k0, k1)
+
+    def spans(self, shape: Shape, device: torch.device) -> Spans | None:
+        return of_table(self.table.to(device), shape)
+
+    def spans_of_rest(self, shape: Shape, device: torch.device) -> Spans | None:
+        return of_table(~self.table.to(device), shape)
 
     def select(self, batch: Pick, heads: Pick) -> Mask:
         table = self.table if self.batch == 1 else self.table[batch]

@@ -17,6 +17,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.masks.algebra import And, Mask, Not, Or
 from regard.masks.prefix import Prefix
+from regard.masks.spans import Spans
 from regard.masks.tiles import EMPTY, PARTIAL, Tiles
 from regard.values import Pick, Shape, readable
 
@@ -74,6 +75,23 @@ class Packed(Mask):
             mine = first[whole] if self.mask.batch > 1 else torch.zeros_like(whole)
             state[0, :, whole] = found[mine, :, torch.arange(len(whole), device=mine.device)].T
         return state
+
+    def spans(self, shape: Shape, device: torch.device) -> Spans | None:
+        mine, place = (t.to(device) for t in self._queries)
+        lengths = self.keys.to(device)
+        start = (lengths.cumsum(0) - lengths)[mine][None, None]
+        if self.mask is None:
+            return Spans(start, start + lengths[mine], lengths.new_ones((), dtype=torch.bool))
+        longest = int(self.keys.max()) if len(self.keys) else 0
+        inside = self.mask.spans(Shape(len(lengths), shape.H, longest, longest), device)
+        if inside is None:
+            return None
+        whose = mine if self.mask.batch > 1 else torch.zeros_like(mine)
+        first, stop = (edge[whose, :, place.clamp_min(0)].T[None] for edge in inside[:2])
+        stop = torch.minimum(stop, lengths[mine])
+        # Of more queries than keys, the first ones stand before all keys: nobody told their runs.
+        sure = inside.sure & (place >= 0).all()
+        return Spans(start + torch.minimum(first, stop), start + stop, sure)
 
     def select(self, batch: Pick, heads: Pick) -> Mask:
         if self.mask is None or self.heads == 1:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
+from regard.masks.spans import Spans, of_limits
 from regard.masks.tiles import Tiles, states
 from regard.values import Pick, Shape, broadcasts, readable, whole, whole_numbers
 
@@ -43,6 +44,9 @@ class Prefix(Mask):
         batch = torch.arange(self.batch, device=tiles.q0.device).view(-1, 1, 1)
         limit = self._limits(batch)
         return states(full=tiles.k1 <= limit, empty=tiles.k0 >= limit)
+
+    def spans(self, shape: Shape, device: torch.device) -> Spans | None:
+        return of_limits(self.limit, shape, device)
 
     def select(self, batch: Pick, heads: Pick) -> Mask:
         return self if self.batch == 1 else type(self)(self.limit[batch])  # type: ignore[index]

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from regard.backends.triton.pairs import INTERPRETED
-from regard.backends.triton.rules import BAND, allowed, band_at
+from regard.backends.triton.rules import BAND, SPANS, allowed, span_at
 
 PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
 """Whether a card runs the kernels that understands this."""
@@ -63,8 +63,8 @@ ARRIVE, MEET = tl.constexpr(_at_barrier("arrive")), tl.constexpr(_at_barrier("sy
 @triton.jit
 def only_allowed(s, rule, q, k, limit, table, BM: tl.constexpr, BN: tl.constexpr):
     """Logits of a partial tile, minus infinity where a pair is hidden."""
-    if PTX and rule.kind == BAND:
-        first, many = band_at(rule, q, limit)
+    if PTX and (rule.kind == BAND or rule.kind == SPANS):
+        first, many = span_at(rule, q, limit, table)
         return tl.inline_asm_elementwise(
             LOGIT_BELOW, "=f,f,r,r", [s, k - first, many], tl.float32, True, 1
         )

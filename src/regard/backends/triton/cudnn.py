@@ -42,10 +42,8 @@ def pulls(x: AttentionInputs, pull: Pull) -> bool:
 def pulls_output(x: AttentionInputs) -> bool:
     """Whether it computes those of a call of which only the output is used."""
     return (
-        x.group == 1
-        and x.q.shape[-1] in (64, 128)
         # Its sums have no fixed order.
-        and not torch.are_deterministic_algorithms_enabled()
+        not torch.are_deterministic_algorithms_enabled()
         and _fits(x)
         and _known("_scaled_dot_product_cudnn_attention_backward", _BACKWARD)
     )
@@ -85,7 +83,6 @@ def _kept_nothing(device: torch.device) -> Tensor:
 
 
 def _fits(x: AttentionInputs) -> bool:
-    width = x.q.shape[-1]
     return (
         isinstance(x.comparison, Dot)
         and x.comparison.scale > 0
@@ -94,9 +91,7 @@ def _fits(x: AttentionInputs) -> bool:
         and x.softcap is None
         and x.sink is None
         and not x.dropout
-        and width % 8 == 0
-        and width <= 128
-        and x.v.shape[-1] == width
+        and all(t.shape[-1] % 8 == 0 and t.shape[-1] <= 256 for t in (x.q, x.v))
         and (x.mask is None or is_plainly_causal(x))
         and min(x.shape.Q, x.shape.K) >= 128
         and generation(x.q.device) >= 9

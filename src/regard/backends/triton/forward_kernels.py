@@ -129,7 +129,7 @@ def _spoiled(seen, v, PRECISION: tl.constexpr):
 
 @triton.jit
 def _first_logits(
-    qs, k, rule, bias, scoring, n, b, g, heads, places, limit,
+    qs, k, rule, bias, scoring, n, b, g, heads, places, limit, table,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """The logits of the first key, minus infinity for rows that may not see it."""
@@ -139,7 +139,7 @@ def _first_logits(
     s = tl.sum(qs.to(tl.float32) * key.to(tl.float32)[None, :], 1)[:, None]
     column = tl.arange(0, 1)[None, :]
     s, _ = logits_of(s, scoring, bias, b, heads, places, column, n)
-    sees = allowed(rule, places, column, limit, 0, BM, 1)
+    sees = allowed(rule, places, column, limit, table, BM, 1)
     return tl.sum(tl.where(sees, s * LN2, float("-inf")), 1)
 
 
@@ -192,7 +192,9 @@ def _attend(
     places, heads = place[:, None], h[:, None]
     at = (b * n.heads + h).to(tl.int64) * n.queries + place
     if to.first is not None:
-        alone = _first_logits(qs, k, rule, bias, scoring, n, b, g, heads, places, limit, D, BD, BM)
+        alone = _first_logits(
+            qs, k, rule, bias, scoring, n, b, g, heads, places, limit, path[5], D, BD, BM
+        )
         # All splits of a row find, and write, the same.
         tl.store(to.first + at, alone, mask=inside)
     # A scale above 0 keeps order, so it can be applied together with the shift.

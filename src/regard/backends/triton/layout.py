@@ -1,6 +1,7 @@
 """From a mask to what the kernels walk over.
 
 Bands (causal, window, and both) and key limits (padding) are numbers that a kernel computes with.
+Where each query sees one run of keys (documents, prefixes), kernels read where it begins and ends.
 Any other mask becomes lists of tiles: full ones, and partial ones with one bit per pair. Empty
 tiles are in no list, so they are never loaded. Partial tiles at the same distance from the
 diagonal share their bits when only distance matters.
@@ -10,12 +11,15 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.backends.triton.rules import ALL, BAND, TILES, Rule, Walk
+from regard.backends.triton.rules import ALL, BAND, SPANS, TILES, Edges, Rule, Walk
 from regard.masks.algebra import And, Mask
 from regard.masks.prefix import Prefix
 from regard.masks.tiles import FULL, PARTIAL, grid
@@ -25,8 +29,12 @@ FAR = 1 << 30
 """A distance beyond every length."""
 
 
+_PADDED = 128
+"""Rows of a mask lie in memory in so many at a time: a tile may read beyond the last query."""
+
+
 @dataclass(frozen=True)
-class Lists:
+class Rules:
     """The rules of a mask in tiles of one size: walks over keys for each row tile, and over rows
     for each key tile."""
 
@@ -47,9 +55,42 @@ def rule_of(
         everything = low <= 1 - shape.Q and high >= shape.K - 1
         kind = ALL if everything else BAND
         return Rule(kind, low, high, _whole(limits, shape, device))
-    # Where tensors have no numbers, a mask still has its own.
-    lists = _LISTS.find(mask, shape, tile, mask.device if device.type == "meta" else device)
-    return lists.by_keys if by_keys else lists.by_rows
+    device = _where(mask, device)
+    runs = _runs_of(mask, shape, device)
+    make = partial(_lists, mask) if runs is None else partial(_edges, mask, runs)
+    rules: Rules = _MADE.find(mask, shape, tile, device, lambda: make(shape, tile, device))
+    return rules.by_keys if by_keys else rules.by_rows
+
+
+def is_told(mask: Mask | None, shape: Shape, device: torch.device) -> bool:
+    """Whether numbers tell a kernel the mask: a band, limits of keys, or runs of them."""
+    return (
+        mask is None or is_simple(mask) or _runs_of(mask, shape, _where(mask, device)) is not None
+    )
+
+
+def _where(mask: Mask, device: torch.device) -> torch.device:
+    """Where tensors have no numbers, a mask still has its own."""
+    return mask.device if device.type == "meta" else device
+
+
+class Runs(NamedTuple):
+    """The first key that each query sees, and the first behind them: [b or 1, h or 1, Q]."""
+
+    first: Tensor
+    stop: Tensor
+
+
+def _runs_of(mask: Mask, shape: Shape, device: torch.device) -> Runs | None:
+    def made() -> Runs | None:
+        found = mask.spans(shape, device)
+        if found is None or not bool(found.sure):
+            return None
+        first, stop = torch.broadcast_tensors(found.first, found.stop)
+        return Runs(first.contiguous(), stop.contiguous())
+
+    runs: Runs | None = _MADE.find(mask, shape, None, device, made)
+    return runs
 
 
 def sees_all(mask: Mask | None, shape: Shape) -> bool:
@@ -91,13 +132,20 @@ def _whole(limits: Tensor | None, shape: Shape, device: torch.device) -> Tensor 
 
 
 class _Store:
-    """The lists of masks used lately: the layers of a model share a mask, and so its lists."""
+    """What was made of masks used lately: the layers of a model share a mask, and so its rules."""
 
     def __init__(self, room: int) -> None:
         self.room = room
-        self.held: OrderedDict[tuple[object, ...], tuple[Mask, list[Tensor], Lists]] = OrderedDict()
+        self.held: OrderedDict[tuple[object, ...], tuple[Mask, list[Tensor], Any]] = OrderedDict()
 
-    def find(self, mask: Mask, shape: Shape, tile: tuple[int, int], device: torch.device) -> Lists:
+    def find(
+        self,
+        mask: Mask,
+        shape: Shape,
+        tile: tuple[int, int] | None,
+        device: torch.device,
+        make: Callable[[], Any],
+    ) -> Any:
         text, integers, floats, tensors = encode([mask], here=True)
         # Tensors are held as long as their entry, so that no address comes to mean another; so is
         # the mask, whose functions are known by number.
@@ -106,17 +154,91 @@ class _Store:
         if key in self.held:
             self.held.move_to_end(key)
             return self.held[key][2]
-        lists = _lists(mask, shape, tile, device)
-        self.held[key] = (mask, tensors, lists)
+        made = make()
+        self.held[key] = (mask, tensors, made)
         if len(self.held) > self.room:
             self.held.popitem(last=False)
-        return lists
+        return made
 
 
-_LISTS = _Store(room=16)
+_MADE = _Store(room=32)
 
 
-def _lists(mask: Mask, shape: Shape, tile: tuple[int, int], device: torch.device) -> Lists:
+def _edges(
+    mask: Mask, runs: Runs, shape: Shape, tile: tuple[int, int], device: torch.device
+) -> Rules:
+    """Rules for runs of keys."""
+    batch, heads, Q = runs.first.shape
+    rows = max(1, -(-Q // _PADDED)) * _PADDED
+    many = (runs.stop - runs.first).clamp_min(0)
+    first, many = (
+        torch.nn.functional.pad(t, (0, rows - Q)).to(torch.int32) for t in (runs.first, many)
+    )
+    by_rows, by_keys = _tile_edges(runs, shape, tile)
+    apart = (0 if batch == 1 else heads, 0 if heads == 1 else 1)
+
+    def rule(tiles: Tensor, size: int) -> Rule:
+        walk = Edges(first, many, tiles, size, rows)
+        return Rule(SPANS, 0, 0, None, walk, *apart)
+
+    return Rules(rule(by_rows, tile[0]), rule(by_keys, tile[1]))
+
+
+def _tile_edges(runs: Runs, shape: Shape, tile: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """Start, begin and end of full tiles, and stop of the walks of row tiles, and of key tiles.
+
+    A row tile's keys are those from the least first one to the greatest last one, and full between
+    the greatest first and the least last one. A key tile's rows are found in the same four numbers
+    of all row tiles, made ascending: where they are not, a walk is longer than it need be, and its
+    tiles are partial, not wrong.
+    """
+    BM, BN = tile
+    tiles, far = -(-shape.Q // BM), shape.K + BN
+    sees = runs.stop > runs.first
+    # Rows that see nothing make no tile longer, and no tile full: before all others they count
+    # as if they ended at once, behind them as if they never began.
+    leading = sees.cumsum(-1) == 0
+
+    def by_tile(t: Tensor, unseen: Tensor | int, beyond: int) -> Tensor:
+        t = torch.nn.functional.pad(
+            torch.where(sees, t, unseen), (0, tiles * BM - shape.Q), value=beyond
+        )
+        return t.reshape(*t.shape[:-1], tiles, BM)
+
+    least_first = by_tile(runs.first, far, far).amin(-1)
+    most_stop = by_tile(runs.stop, 0, 0).amax(-1)
+    most_first = by_tile(runs.first, torch.where(leading, 0, far), 0).amax(-1)
+    least_stop = by_tile(runs.stop, torch.where(leading, 0, far), far).amin(-1)
+    start = torch.minimum(least_first // BN * BN, most_stop)
+    stop = most_stop
+    full_start = (most_first + BN - 1) // BN * BN
+    full_stop = least_stop.clamp_max(shape.K) // BN * BN
+    by_rows = _four(start, full_start, full_stop, stop)
+
+    key = torch.arange(0, max(shape.K, 1), BN, device=runs.first.device)
+    key = key.expand(*runs.first.shape[:2], -1).contiguous()
+    find = partial(torch.searchsorted, out_int32=False)
+    begin = find(most_stop.cummax(-1).values, key, right=True)
+    end = find(_descend(least_first), key + BN)
+    full_begin = find(_descend(least_stop), key + BN)
+    full_end = find(most_first.cummax(-1).values, key, right=True).clamp_max(shape.Q // BM)
+    stop = (end * BM).clamp_max(shape.Q)
+    return by_rows, _four(begin * BM, full_begin * BM, full_end * BM, stop)
+
+
+def _descend(t: Tensor) -> Tensor:
+    """The least of each number and all behind it, which ascend."""
+    return t.flip(-1).cummin(-1).values.flip(-1).contiguous()
+
+
+def _four(start: Tensor, full_start: Tensor, full_stop: Tensor, stop: Tensor) -> Tensor:
+    none = full_start >= full_stop
+    stop = torch.maximum(start, stop)
+    full_start, full_stop = (torch.where(none, start, edge) for edge in (full_start, full_stop))
+    return torch.stack((start, full_start, full_stop, stop), -1).to(torch.int32).contiguous()
+
+
+def _lists(mask: Mask, shape: Shape, tile: tuple[int, int], device: torch.device) -> Rules:
     states = grid(mask, shape, *tile, device, exact=False).clone()
     # A tile that sticks out over the last query or key is never full.
     if shape.Q % tile[0]:
@@ -126,7 +248,7 @@ def _lists(mask: Mask, shape: Shape, tile: tuple[int, int], device: torch.device
     partial = (states == PARTIAL).nonzero()
     bits, table = _bits(mask, shape, tile, partial)
     full = (states == FULL).nonzero()
-    return Lists(
+    return Rules(
         _walk(states.shape, full, partial, table, bits, rows=True),
         _walk(states.shape, full, partial, table, bits, rows=False),
     )

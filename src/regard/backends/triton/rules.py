@@ -10,6 +10,7 @@ import triton.language as tl
 ALL = tl.constexpr(0)
 BAND = tl.constexpr(1)
 TILES = tl.constexpr(2)
+SPANS = tl.constexpr(3)
 
 
 class Walk(NamedTuple):
@@ -26,9 +27,24 @@ class Walk(NamedTuple):
     """One bit per pair: [tables, queries, keys / 8]."""
 
 
+class Edges(NamedTuple):
+    """Runs of keys, one for each query: where each begins, and how many they are; and where the
+    walk of each tile starts, where its full tiles begin and end, and where it stops."""
+
+    first: Any
+    many: Any
+    tiles: Any
+    """[masks, tiles, 4], of row tiles or of key tiles."""
+    size: Any
+    """Queries, or keys, of a tile."""
+    rows: Any
+    """Queries of a mask in memory."""
+
+
 class Rule(NamedTuple):
-    """Which pairs are allowed: all of them, a band low <= k - q <= high, or lists of tiles; and of
-    these only keys below a limit per batch entry, if there are limits."""
+    """Which pairs are allowed: all of them, a band low <= k - q <= high, a run of keys for each
+    query, or lists of tiles; and of a band only keys below a limit per batch entry, if there are
+    limits."""
 
     kind: Any
     low: Any
@@ -36,7 +52,8 @@ class Rule(NamedTuple):
     limits: Any
     walk: Any = None
     next_batch: Any = 0
-    """How many lists on those of the next batch entry are; 0 when all share one."""
+    """How many lists, or masks of runs, on those of the next batch entry are; 0 when all share
+    one."""
     next_head: Any = 0
 
 
@@ -92,6 +109,8 @@ def keys_for(rule, n, b, h, tile, first, last, BN: tl.constexpr):
     tiles there are, the limit of the keys, and a path for `full_at` and `part_at`."""
     limit = limit_of(rule, n, b)
     start, full_start, full_stop, stop = span_of_keys(rule, first, last, limit, BN)
+    if rule.kind == SPANS:
+        start, full_start, full_stop, stop = edges_of(rule, b, h, first, n.queries)
     return _walk(rule, b, h, tile, start, full_start, full_stop, stop, limit, BN)
 
 
@@ -100,7 +119,18 @@ def rows_for(rule, n, b, h, tile, first, last, BM: tl.constexpr):
     """The walk of key tile `tile` (keys first..last) over the queries that see it."""
     limit = limit_of(rule, n, b)
     start, full_start, full_stop, stop = span_of_rows(rule, first, last, limit, n.queries, BM)
+    if rule.kind == SPANS:
+        start, full_start, full_stop, stop = edges_of(rule, b, h, first, n.keys)
     return _walk(rule, b, h, tile, start, full_start, full_stop, stop, limit, BM)
+
+
+@triton.jit
+def edges_of(rule, b, h, first, length):
+    """The walk of a tile that starts at query, or key, `first` of so many."""
+    mask = b * rule.next_batch + h * rule.next_head
+    tiles = (length + rule.walk.size - 1) // rule.walk.size
+    at = rule.walk.tiles + (mask * tiles + first // rule.walk.size) * 4
+    return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
 
 
 @triton.jit
@@ -115,7 +145,18 @@ def _walk(rule, b, h, tile, start, full_start, full_stop, stop, limit, STEP: tl.
         part_list = tl.load(rule.walk.part_start + mine)
         full = tl.load(rule.walk.full_start + mine + 1) - full_list
         part = tl.load(rule.walk.part_start + mine + 1) - part_list
+    if rule.kind == SPANS:
+        part_list = runs_of(rule, b, h)
     return full, part, limit, (start, left, full_start, full_stop, full_list, part_list)
+
+
+@triton.jit
+def runs_of(rule, b, h):
+    """Where the runs of a batch entry and head begin in memory."""
+    base = 0
+    if rule.kind == SPANS:
+        base = (b * rule.next_batch + h * rule.next_head) * rule.walk.rows
+    return base
 
 
 @triton.jit
@@ -129,9 +170,9 @@ def full_at(rule, path, i, STEP: tl.constexpr):
 
 @triton.jit
 def part_at(rule, path, i, STEP: tl.constexpr):
-    """Where partial tile i of a walk starts, and which table tells its pairs."""
+    """Where partial tile i of a walk starts, and which table, or mask of runs, tells its pairs."""
     place = tl.where(i < path[1], path[0] + i * STEP, path[3] + (i - path[1]) * STEP)
-    table = place * 0
+    table = path[5]
     if rule.kind == TILES:
         place = tl.load(rule.walk.part + path[5] + i) * STEP
         table = tl.load(rule.walk.table + path[5] + i)
@@ -151,10 +192,19 @@ def band_at(rule, q, limit):
 
 
 @triton.jit
+def span_at(rule, q, limit, table):
+    """The same of runs, or of a band."""
+    if rule.kind == SPANS:
+        return tl.load(rule.walk.first + table + q), tl.load(rule.walk.many + table + q)
+    else:
+        return band_at(rule, q, limit)
+
+
+@triton.jit
 def allowed(rule, q, k, limit, table, BM: tl.constexpr, BN: tl.constexpr):
     """Which pairs of a partial tile are allowed."""
-    if rule.kind == BAND:
-        first, many = band_at(rule, q, limit)
+    if rule.kind == BAND or rule.kind == SPANS:
+        first, many = span_at(rule, q, limit, table)
         seen = (k - first).to(tl.uint32, bitcast=True) < many.to(tl.uint32, bitcast=True)
     else:
         seen = k < limit + 0 * q

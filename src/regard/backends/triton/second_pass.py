@@ -30,7 +30,7 @@ from regard.backends.triton.arguments import (
 )
 from regard.backends.triton.hopper.received import received_on_hopper
 from regard.backends.triton.launches.launched import launched, recorded
-from regard.backends.triton.layout import is_simple, rule_of
+from regard.backends.triton.layout import is_told, rule_of
 from regard.backends.triton.maps import pooled_map
 from regard.backends.triton.pairs import (
     INTERPRETED,
@@ -42,7 +42,15 @@ from regard.backends.triton.pairs import (
 )
 from regard.backends.triton.refusals import why_not
 from regard.backends.triton.replay import Step, launch_again, steps_of
-from regard.backends.triton.rules import allowed, full_at, keys_for, limit_of, part_at, rows_for
+from regard.backends.triton.rules import (
+    allowed,
+    full_at,
+    keys_for,
+    limit_of,
+    part_at,
+    rows_for,
+    runs_of,
+)
 from regard.backends.triton.tuning import fits_hopper, looking_settings
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
@@ -184,7 +192,9 @@ def _mass(
         ks = tl.load(base + key.to(tl.int64) * k.row + column, mask=column < D, other=0.0)
         s = product(qs, ks, None, PRECISION)
         s, _ = logits_of(s, scoring, bias, b, heads, place, key, n)
-        seen = allowed(rule, place, key, limit, 0, BM, BN) & (slot < many)[None, :]
+        seen = (
+            allowed(rule, place, key, limit, runs_of(rule, b, h), BM, BN) & (slot < many)[None, :]
+        )
         if LOGITS:
             total = tl.maximum(total, tl.max(tl.where(seen, s * LN2, float("-inf")), 1))
         else:
@@ -205,7 +215,7 @@ class TritonPass(TiledPass):
         x = inputs
         inside = (*x.tensors(), lse)
         learns = may_learn(inside) or transformed(inside)
-        if learns or not len(keys) or not is_simple(x.mask) or not _tells(x, lse):
+        if learns or not len(keys) or not _told(x) or not _tells(x, lse):
             return super().mass(x, lse, keys)
         return _of_keys(x, lse, keys)
 
@@ -223,7 +233,7 @@ class TritonPass(TiledPass):
         steps = None if key is None else self._looks.get(key)
         if steps is not None:
             return _looked_again(steps, inputs)
-        if not is_simple(inputs.mask) or not _takes(inputs):
+        if not _told(inputs) or not _takes(inputs):
             return super().first_logit(inputs)
         first = _first_key(inputs.q.device)
         if key is None or INTERPRETED.value:
@@ -289,6 +299,10 @@ class TritonPass(TiledPass):
 
 def _takes(x: AttentionInputs) -> bool:
     return not why_not(x)
+
+
+def _told(x: AttentionInputs) -> bool:
+    return is_told(x.mask, x.shape, x.q.device)
 
 
 def _tells(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> bool:

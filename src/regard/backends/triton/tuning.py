@@ -10,7 +10,7 @@ import torch
 
 from regard.backends.triton import cudnn
 from regard.backends.triton.arguments import describable, generation, tiles_of, wide
-from regard.backends.triton.layout import is_simple, sees_all
+from regard.backends.triton.layout import is_simple, is_told, sees_all
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
@@ -24,8 +24,8 @@ SMALL = 2e9
 WORK = 5e9
 """Multiplications from which on a card takes longer for a call than it takes to reach cuDNN, some
 50 µs more than a kernel of our own."""
-LONG = {64: 8192, 128: 4096}
-"""By the width of heads, tokens from which on the kernel for Hopper is the quickest there."""
+LONG = {64: 8192, 128: 4096, 256: 4096}
+"""By the width of tiles, tokens from which on the kernel for Hopper is the quickest there."""
 
 
 @dataclass(frozen=True)
@@ -53,30 +53,34 @@ class Forward:
 def fits_hopper(x: AttentionInputs) -> bool:
     """Whether a call is one that the kernels for Hopper take, on such a card."""
     assert isinstance(x.comparison, Dot)
-    width = x.q.shape[-1]
     return (
         generation(x.q.device) == 9
         and x.q.dtype != torch.float32
-        and width in (64, 128)
+        # Narrow heads would leave half of its products empty.
+        and all(32 < t.shape[-1] <= 256 and t.shape[-1] % 8 == 0 for t in (x.q, x.v))
         and x.comparison.scale > 0
-        and x.v.shape[-1] == width
-        and is_simple(x.mask)
         and x.bias is None
         and x.softcap is None
         and x.sink is None
         and not x.dropout
+        and is_told(x.mask, x.shape, x.q.device)
         and all(describable(t) for t in (x.q, x.k, x.v))
     )
 
 
 def outruns_cudnn(x: AttentionInputs) -> bool:
     """Whether the output alone comes sooner from ours, measured on an H200."""
-    return fits_hopper(x) and min(x.shape.Q, x.shape.K) >= LONG[x.q.shape[-1]]
+    return fits_hopper(x) and min(x.shape.Q, x.shape.K) >= LONG[_width(x)]
+
+
+def _width(x: AttentionInputs) -> int:
+    """Of tiles: a power of two that holds queries, keys and values."""
+    return max(wide(x.q.shape[-1]), wide(x.v.shape[-1]))
 
 
 def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
     """Few queries are packed and split over the card; many get large tiles."""
-    width = max(wide(x.q.shape[-1]), wide(x.v.shape[-1]))
+    width = _width(x)
     narrow = x.q.dtype != torch.float32
     packed = x.group > 1 and is_simple(x.mask)
     rows = x.shape.Q * (x.group if packed else 1)
@@ -99,8 +103,11 @@ def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
             return Forward(64, 64, warps=4, cudnn=True)
     # Of narrower heads, what is measured: windows and short sequences could do with smaller tiles.
     measured = x.mask is None or cudnn.is_plainly_causal(x)
-    if fits_hopper(x) and (width == 128 or (measured and outruns_cudnn(x))):
-        return Forward(128, 128, stages=3, hopper=True)
+    if fits_hopper(x) and (width >= 128 or (measured and outruns_cudnn(x))):
+        if width <= 128:
+            return Forward(128, 128, stages=3, hopper=True)
+        # Two stages of keys and values, and the queries, fill what memory a multiprocessor has.
+        return Forward(128, 64, stages=3 if x.v.shape[-1] <= 128 else 2, hopper=True)
     if width <= 64:
         if fits_hopper(x):
             # Three programs share a multiprocessor, and one's products run under another's powers.
@@ -125,7 +132,7 @@ def _multiplications(x: AttentionInputs) -> int:
 
 def _laden(x: AttentionInputs) -> bool:
     """Whether more than keys and values is loaded for each tile, which takes shared memory."""
-    return isinstance(x.bias, Dense) or not is_simple(x.mask)
+    return isinstance(x.bias, Dense) or not is_told(x.mask, x.shape, x.q.device)
 
 
 def _precision(width: int) -> Precision:
@@ -167,7 +174,7 @@ class Backward:
 
 
 def backward_settings(x: AttentionInputs) -> Backward:
-    width = max(wide(x.q.shape[-1]), wide(x.v.shape[-1]))
+    width = _width(x)
     if x.q.dtype == torch.float32:
         if width <= 64:
             return Backward(Tile(64, 32, 4, 1), Tile(32, 64, 4, 1), _precision(width))

@@ -39,16 +39,18 @@ from regard.backends.triton.hopper.barriers import (
 )
 from regard.backends.triton.hopper.pairs import (
     described,
+    edges_on_hopper,
     fetch,
     limit_on_hopper,
     only_allowed,
     span_of_row,
+    width_on_hopper,
 )
 from regard.backends.triton.hopper.softmax import own_sum, shrunk, softmax, whole_sum
 from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import FAR
 from regard.backends.triton.pairs import LEAST, LN2, LOG2E
-from regard.backends.triton.rules import ALL, BAND, Rule, span_of_keys
+from regard.backends.triton.rules import ALL, BAND, SPANS, Rule, span_of_keys
 from regard.backends.triton.tuning import Forward, processors
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
@@ -73,13 +75,16 @@ def _next(slot, lap, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def _steps(rule, n, b, tile, BM: gl.constexpr, BN: gl.constexpr):
+def _steps(rule, n, b, h, tile, BM: gl.constexpr, BN: gl.constexpr):
     """The walk of a row tile over its keys, from the last tile to the first: the first key of the
     last tile, and how many tiles come before the full ones, with them, and in all."""
     limit = limit_on_hopper(rule, n, b)
     first = tile * BM
     last = gl.minimum(first + BM, n.queries) - 1
-    start, full_start, full_stop, stop = _span_of_keys(rule, first, last, limit, BN)
+    if rule.kind == SPANS:
+        start, full_start, full_stop, stop = edges_on_hopper(rule, b, h, first, n.queries)
+    else:
+        start, full_start, full_stop, stop = _span_of_keys(rule, first, last, limit, BN)
     right = (stop - full_stop + BN - 1) // BN
     full = right + (full_stop - full_start) // BN
     every = gl.maximum(full + (full_start - start) // BN, 1)
@@ -103,7 +108,7 @@ def _copy(
         g = h
         if n.group > 1:
             g = h // n.group
-        _, last, _, _, every = _steps(rule, n, b, tile, BM, BN)
+        _, last, _, _, every = _steps(rule, n, b, h, tile, BM, BN)
         wait_until_free(QUERIES_FREE, step > 0)
         item_at.store(gl.full((1,), 0, gl.int32, ONE) + item)
         mbarrier.expect(q_full, 2 * q.block_type.nbytes)
@@ -133,8 +138,8 @@ def _copy(
 def _step(
     half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, first, many, scale, p,
     shrink, mixed, largest, total, energy,
-    D: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    STATISTICS: gl.constexpr,
+    BD: gl.constexpr, BE: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr,
+    STAGES: gl.constexpr, STATISTICS: gl.constexpr,
     PARTIAL: gl.constexpr, LOGITS: gl.constexpr, WEIGHTS: gl.constexpr,
 ):  # fmt: skip
     """Products with keys i and with values i - 1 under way together, softmax under the latter and
@@ -150,11 +155,11 @@ def _step(
     mbarrier.wait(k_full.index(slot), lap)
     await_turn(half)
     s = gl.zeros((HALF, BN), gl.float32, LOGITS)
-    keys = k_ring.index(slot).reshape((BN, D)).permute((1, 0))
+    keys = k_ring.index(slot).reshape((BN, BD)).permute((1, 0))
     s = warpgroup_mma(q_tile, keys, s, use_acc=False, is_async=True)
     mixed = shrunk(mixed, shrink)
     weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
-    values = v_ring.index(before).reshape((BN, D))
+    values = v_ring.index(before).reshape((BN, BE))
     mixed = warpgroup_mma(weights, values, mixed, is_async=True)
     give_turn(half)
     s = warpgroup_mma_wait(1, deps=(s,))
@@ -173,7 +178,7 @@ def _step(
 @gluon.jit
 def _write(
     half, tile, b, h, out, to, flags, n, rows, mixed, largest, total, energy,
-    BM: gl.constexpr, D: gl.constexpr, STATISTICS: gl.constexpr,
+    E: gl.constexpr, BE: gl.constexpr, BM: gl.constexpr, STATISTICS: gl.constexpr,
     LOGITS: gl.constexpr, OUTPUT: gl.constexpr,
 ):  # fmt: skip
     """Output and statistics of a group's rows, and a flag where the output has NaN."""
@@ -205,30 +210,39 @@ def _write(
         if spoiled != 0:
             gl.store(flags + (b * n.heads + h) * tiles + tile, 1)
     place = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, OUTPUT))
-    column = gl.arange(0, D, gl.SliceLayout(0, OUTPUT))
+    column = gl.arange(0, BE, gl.SliceLayout(0, OUTPUT))
     to_row = b.to(gl.int64) * out.batch + h.to(gl.int64) * out.head + place.to(gl.int64) * out.row
     gl.store(
         out.ptr + gl.expand_dims(to_row, 1) + gl.expand_dims(column, 0),
         mixed.to(out.ptr.dtype.element_ty),
-        mask=gl.expand_dims(place < n.queries, 1),
+        mask=_inside(place < n.queries, column, E, BE),
     )
+
+
+@gluon.jit
+def _inside(rows, column, E: gl.constexpr, BE: gl.constexpr):
+    """Which numbers of a tile there is memory for."""
+    if E == BE:
+        return gl.expand_dims(rows, 1)
+    else:
+        return gl.expand_dims(rows, 1) & gl.expand_dims(column < E, 0)
 
 
 @gluon.jit
 def _multiply(
     half, out, to, flags, rule, n, scale, items, rows, item_at, q_tiles, k_ring, v_ring, q_full,
     k_full, v_full,
-    D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    STATISTICS: gl.constexpr,
+    E: gl.constexpr, BD: gl.constexpr, BE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
+    STAGES: gl.constexpr, STATISTICS: gl.constexpr,
 ):  # fmt: skip
     """Half of the queries of tile after tile, each against all its keys."""
     HALF: gl.constexpr = BM // 2
     SAME: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BE, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUT, 2)
     scale = scale * LOG2E
-    q_tile = q_tiles.index(half).reshape((HALF, D))
+    q_tile = q_tiles.index(half).reshape((HALF, BD))
     slot = 0
     lap = 0
     odd = 0
@@ -239,21 +253,21 @@ def _multiply(
     item = gl.max(item_at.load(SAME), 0)
     while item < items:
         tile, b, h = _place(item, n, BM)
-        limit, last, right, full, every = _steps(rule, n, b, tile, BM, BN)
+        limit, last, right, full, every = _steps(rule, n, b, h, tile, BM, BN)
         row = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LOGITS))
 
         largest = gl.full((HALF,), LEAST, gl.float32, gl.SliceLayout(1, LOGITS))
         total = own_sum(gl.zeros((HALF, BN), gl.float32, LOGITS))
         energy = total
-        mixed = gl.zeros((HALF, D), gl.float32, OUTPUT)
+        mixed = gl.zeros((HALF, BE), gl.float32, OUTPUT)
 
         mbarrier.wait(k_full.index(slot), lap)
         s = gl.zeros((HALF, BN), gl.float32, LOGITS)
-        keys = k_ring.index(slot).reshape((BN, D)).permute((1, 0))
+        keys = k_ring.index(slot).reshape((BN, BD)).permute((1, 0))
         s = warpgroup_mma(q_tile, keys, s, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
         free(KEYS_FREE + slot)
-        first, many = span_of_row(rule, row, limit)
+        first, many = span_of_row(rule, b, h, row, limit)
         s = only_allowed(LOGIT_BELOW, s, last, first, many, BN, LOGITS)
         p, shrink, largest, total, energy = softmax(
             s, scale, largest, total, energy, STATISTICS, True, LOGITS
@@ -264,25 +278,25 @@ def _multiply(
             slot, lap, p, shrink, mixed, largest, total, energy = _step(
                 half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, first, many,
                 scale, p, shrink, mixed, largest, total, energy,
-                D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
+                BD, BE, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
             )  # fmt: skip
         for i in range(gl.maximum(right, 1), full):
             slot, lap, p, shrink, mixed, largest, total, energy = _step(
                 half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, first, many,
                 scale, p, shrink, mixed, largest, total, energy,
-                D, HALF, BN, STAGES, STATISTICS, False, LOGITS, WEIGHTS,
+                BD, BE, HALF, BN, STAGES, STATISTICS, False, LOGITS, WEIGHTS,
             )  # fmt: skip
         for i in range(gl.maximum(full, 1), every):
             slot, lap, p, shrink, mixed, largest, total, energy = _step(
                 half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, first, many,
                 scale, p, shrink, mixed, largest, total, energy,
-                D, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
+                BD, BE, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
             )  # fmt: skip
 
         free(QUERIES_FREE)
         mixed = shrunk(mixed, shrink)
         weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
-        values = v_ring.index(slot).reshape((BN, D))
+        values = v_ring.index(slot).reshape((BN, BE))
         mixed = warpgroup_mma(weights, values, mixed, is_async=True)
         mixed = warpgroup_mma_wait(0, deps=(mixed,))
         free(VALUES_FREE + slot)
@@ -290,7 +304,7 @@ def _multiply(
 
         _write(
             half, tile, b, h, out, to, flags, n, rows, mixed, largest, total, energy,
-            BM, D, STATISTICS, LOGITS, OUTPUT,
+            E, BE, BM, STATISTICS, LOGITS, OUTPUT,
         )  # fmt: skip
         odd ^= 1
         mbarrier.wait(q_full, odd)
@@ -303,8 +317,8 @@ def _multiply(
 @gluon.jit(do_not_specialize=["items", "rows"])
 def forward_on_hopper(
     q, k, v, out, to, taken, flags, rule, n, scale, items, rows,
-    D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    STATISTICS: gl.constexpr,
+    E: gl.constexpr, BD: gl.constexpr, BE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
+    STAGES: gl.constexpr, STATISTICS: gl.constexpr,
 ):  # fmt: skip
     """Tiles of queries against their keys; `taken` and `flags` start at 0."""
     # Values are asked for before the last ones are free, so one slot would wait for itself.
@@ -312,9 +326,9 @@ def forward_on_hopper(
     gl.static_assert(STAGES <= MOST_STAGES)
     HALF: gl.constexpr = BM // 2
     item_at = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    q_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, HALF, D], q.layout)
-    k_ring = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BN, D], k.layout)
-    v_ring = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BN, D], v.layout)
+    q_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, HALF, BD], q.layout)
+    k_ring = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BN, BD], k.layout)
+    v_ring = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BN, BE], v.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -329,14 +343,14 @@ def forward_on_hopper(
                 _multiply,
                 (
                     0, out, to, flags, rule, n, scale, items, rows, item_at, q_tiles, k_ring,
-                    v_ring, q_full, k_full, v_full, D, BM, BN, STAGES, STATISTICS,
+                    v_ring, q_full, k_full, v_full, E, BD, BE, BM, BN, STAGES, STATISTICS,
                 ),
             ),
             (
                 _multiply,
                 (
                     1, out, to, flags, rule, n, scale, items, rows, item_at, q_tiles, k_ring,
-                    v_ring, q_full, k_full, v_full, D, BM, BN, STAGES, STATISTICS,
+                    v_ring, q_full, k_full, v_full, E, BD, BE, BM, BN, STAGES, STATISTICS,
                 ),
             ),
             (
@@ -374,6 +388,6 @@ def run_on_hopper(
         described(x.q, how.rows // 2), described(x.k, how.keys), described(x.v, how.keys),
         out, to, taken, flags, rule, sizes(x), float(x.comparison.scale), items,
         to.lse.numel(),
-        D=x.q.shape[-1], BM=how.rows, BN=how.keys, STAGES=how.stages, STATISTICS=statistics,
-        num_warps=4,
+        E=x.v.shape[-1], BD=width_on_hopper(x.q), BE=width_on_hopper(x.v), BM=how.rows,
+        BN=how.keys, STAGES=how.stages, STATISTICS=statistics, num_warps=4,
     )  # fmt: skip

@@ -10,24 +10,37 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from regard.backends.triton.rules import band_at, limit_of
+from regard.backends.triton.arguments import wide
+from regard.backends.triton.rules import SPANS, band_at, edges_of, limit_of
 
 # Renamed after Triton 3.6.
 fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 limit_on_hopper = gluon.jit(limit_of.fn)
 _band_at = gluon.jit(band_at.fn)
+edges_on_hopper = gluon.jit(edges_of.fn)
 _LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
+
+
+def width_on_hopper(t: Tensor) -> int:
+    """The width of a tile of vectors: 64, 128 or 256 numbers. The copy engine fills in zeros."""
+    return max(64, wide(t.shape[-1]))
 
 
 def described(t: Tensor, rows: int) -> Any:
     """A tensor as the copy engine reads it, in tiles of so many rows."""
-    return TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, rows, t.shape[-1]], _LAYOUT)
+    tile = [1, 1, rows, width_on_hopper(t)]
+    return TensorDescriptor(t, list(t.shape), list(t.stride()), tile, _LAYOUT)
 
 
 @gluon.jit
-def span_of_row(rule, row, limit):
-    """The first key that each query may see, and how many. Both kernels know bands alone."""
-    return _band_at(rule, row, limit)
+def span_of_row(rule, b, h, row, limit):
+    """The first key that each query may see, and how many. Both kernels know bands, and runs of
+    keys, whose memory goes on beyond the last query."""
+    if rule.kind == SPANS:
+        at = (b * rule.next_batch + h * rule.next_head) * rule.walk.rows + row
+        return gl.load(rule.walk.first + at), gl.load(rule.walk.many + at)
+    else:
+        return _band_at(rule, row, limit)
 
 
 @gluon.jit

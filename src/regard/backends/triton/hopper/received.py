@@ -23,15 +23,17 @@ from regard.backends.triton.arguments import sizes, tiles_of
 from regard.backends.triton.assembly import WEIGHT_BELOW
 from regard.backends.triton.hopper.pairs import (
     described,
+    edges_on_hopper,
     fetch,
     limit_on_hopper,
     only_allowed,
     span_of_row,
+    width_on_hopper,
 )
 from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import FAR, rule_of
 from regard.backends.triton.pairs import LOG2E
-from regard.backends.triton.rules import ALL, BAND, span_of_rows
+from regard.backends.triton.rules import ALL, BAND, SPANS, span_of_rows
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 
@@ -42,13 +44,16 @@ _span_of_rows = gluon.jit(span_of_rows.fn)
 
 
 @gluon.jit
-def _walk(rule, n, b, tile, BM: gl.constexpr, BN: gl.constexpr):
+def _walk(rule, n, b, h, tile, BM: gl.constexpr, BN: gl.constexpr):
     """The walk of a key tile over its queries: the first query, and how many tiles come before
     the full ones, with them, and in all."""
     limit = limit_on_hopper(rule, n, b)
     first = tile * BN
     last = gl.minimum(first + BN, n.keys) - 1
-    start, full_start, full_stop, stop = _span_of_rows(rule, first, last, limit, n.queries, BM)
+    if rule.kind == SPANS:
+        start, full_start, full_stop, stop = edges_on_hopper(rule, b, h, first, n.keys)
+    else:
+        start, full_start, full_stop, stop = _span_of_rows(rule, first, last, limit, n.queries, BM)
     left = (full_start - start) // BM
     full = left + (full_stop - full_start) // BM
     return limit, start, left, full, full + (stop - full_stop + BM - 1) // BM
@@ -60,7 +65,7 @@ def _copy(
     BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy the keys, then tiles of queries as room becomes free."""
-    _, start, _, _, every = _walk(rule, n, b, tile, BM, BN)
+    _, start, _, _, every = _walk(rule, n, b, h, tile, BM, BN)
     mbarrier.expect(k_full, k.block_type.nbytes)
     fetch(k, [b, h // n.group, tile * BN, 0], k_full, k_tile)
     for i in range(every):
@@ -79,7 +84,7 @@ def _norms(lse, row, n):
 
 @gluon.jit
 def _take(
-    i, total, lse, rule, n, scale, start, tile, limit, k_tile, q_ring, q_full, q_free,
+    i, total, lse, rule, n, scale, b, h, start, tile, limit, k_tile, q_ring, q_full, q_free,
     D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     PARTIAL: gl.constexpr, LOGITS: gl.constexpr,
 ):  # fmt: skip
@@ -96,7 +101,7 @@ def _take(
     mbarrier.arrive(q_free.index(slot))
     p = gl.exp2(s * scale - gl.expand_dims(norm, 1))
     if PARTIAL:
-        first, many = span_of_row(rule, row, limit)
+        first, many = span_of_row(rule, b, h, row, limit)
         many = gl.where(norm == float("inf"), 0, many)
         p = only_allowed(WEIGHT_BELOW, p, tile * BN, first, many, BN, LOGITS)
     return total + p
@@ -109,7 +114,7 @@ def _sum(
 ):  # fmt: skip
     """Every third tile of queries against the keys of a tile."""
     LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    limit, start, left, full, every = _walk(rule, n, b, tile, BM, BN)
+    limit, start, left, full, every = _walk(rule, n, b, h, tile, BM, BN)
     lse += (b * n.heads + h).to(gl.int64) * n.queries
     scale = scale * LOG2E
     mbarrier.wait(k_full, 0)
@@ -119,17 +124,17 @@ def _sum(
     past_full = turn + (gl.maximum(full - turn, 0) + GROUPS - 1) // GROUPS * GROUPS
     for i in range(turn, first_full, GROUPS):
         total = _take(
-            i, total, lse, rule, n, scale, start, tile, limit, k_tile, q_ring, q_full, q_free,
+            i, total, lse, rule, n, scale, b, h, start, tile, limit, k_tile, q_ring, q_full, q_free,
             D, BM, BN, STAGES, True, LOGITS,
         )  # fmt: skip
     for i in range(first_full, past_full, GROUPS):
         total = _take(
-            i, total, lse, rule, n, scale, start, tile, limit, k_tile, q_ring, q_full, q_free,
+            i, total, lse, rule, n, scale, b, h, start, tile, limit, k_tile, q_ring, q_full, q_free,
             D, BM, BN, STAGES, False, LOGITS,
         )  # fmt: skip
     for i in range(past_full, every, GROUPS):
         total = _take(
-            i, total, lse, rule, n, scale, start, tile, limit, k_tile, q_ring, q_full, q_free,
+            i, total, lse, rule, n, scale, b, h, start, tile, limit, k_tile, q_ring, q_full, q_free,
             D, BM, BN, STAGES, True, LOGITS,
         )  # fmt: skip
     key = tile * BN + gl.arange(0, BN, gl.SliceLayout(0, LOGITS))
@@ -203,7 +208,7 @@ def received_on_hopper(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> Float
         rule = rule._replace(kind=BAND, low=-FAR, high=FAR)
     _received_on_hopper[(tiles_of(K, KEYS), B * H)](
         described(x.q, QUERIES), described(x.k, KEYS), lse, out, rule, sizes(x),
-        float(x.comparison.scale), D=x.q.shape[-1], BM=QUERIES, BN=KEYS, STAGES=STAGES,
+        float(x.comparison.scale), D=width_on_hopper(x.q), BM=QUERIES, BN=KEYS, STAGES=STAGES,
         num_warps=4,
     )  # fmt: skip
     return out.sum(2)
