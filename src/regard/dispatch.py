@@ -16,8 +16,7 @@ from regard.biases.bias import Bias
 from regard.choice import BACKENDS, choose, refusals
 from regard.cost.counting import dense_pairs, forward_flops, least_bytes, needed_pairs
 from regard.inputs import AttentionInputs, check
-from regard.jagged import any_nested, pack
-from regard.jagged_traces import JaggedTrace
+from regard.jagged import JaggedTrace, any_nested, pack
 from regard.kinds import kind_of
 from regard.masks.algebra import Mask
 from regard.plans import Plan

@@ -12,10 +12,10 @@ from typing import Annotated, cast
 import typer
 from rich.text import Text
 
-from regard.claims import claimed
 from regard.commands.console import plain_console, progress_bar
 from regard.commands.named_subject import text_of
 from regard.errors import RegardError
+from regard.files import claimed
 from regard.models.opening import load
 from regard.models.recording import record as record_text
 from regard.seen import shown

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from regard.errors import RegardError
+from regard.files import finite_or_null
 from regard.lab.panels import Panel
-from regard.strict_json import finite_or_null
 
 NAMES = (
     "bottleneck",

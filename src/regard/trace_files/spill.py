@@ -4,7 +4,7 @@ A safetensors file begins with a list of what is in it, which is not known befor
 go to a folder beside the file, one part for each width of number, and when the watching ends they
 are put together behind their list. If it ends badly the folder is removed, and a file that was
 there before is as it was. If the process is killed the folder stays, until the file is written
-again: only one at a time writes it (see claims.py).
+again: only one at a time writes it (see files/claims.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, overload
 
 from torch import Tensor
 
-from regard.claims import claimed
 from regard.errors import RegardError
+from regard.files import claimed
 from regard.seen import Layer, Seen
 from regard.trace_files.records import recorded
 from regard.trace_files.store import (

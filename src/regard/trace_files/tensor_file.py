@@ -23,9 +23,8 @@ from weakref import WeakValueDictionary, finalize
 import torch
 from torch import Tensor
 
-from regard.claims import folder_of
 from regard.errors import RegardError
-from regard.files import is_folder, opened
+from regard.files import folder_of, is_folder, opened
 
 KINDS = {
     "F64": torch.float64,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from regard.errors import RegardError
-from regard.jagged_traces import JaggedTrace
+from regard.jagged import JaggedTrace
 from regard.seen import Layer, Seen, Tokens, joined, let_go
 from regard.traces import Trace
 from regard.view.atlas.maps import Map, check_place

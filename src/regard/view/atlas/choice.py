@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from typing import Any, Literal
 
 from regard.errors import RegardError
-from regard.jagged_traces import JaggedTrace
+from regard.jagged import JaggedTrace
 from regard.seen import Layer, Seen
 from regard.traces import Trace
 from regard.view.atlas.labels import clean

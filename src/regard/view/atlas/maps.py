@@ -19,11 +19,11 @@ from torch.nn.functional import pad
 
 from regard.backends.contract import Pool, Rows
 from regard.errors import RegardError
+from regard.files import finite_or_null
 from regard.masks.algebra import Mask
 from regard.masks.tiles import EMPTY, Tiles
 from regard.seen import Traces, open_places
 from regard.stopping import step
-from regard.strict_json import finite_or_null
 from regard.traces import Trace
 from regard.view.atlas.cores import one_core
 from regard.view.atlas.quantities import quantity_of

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from regard.errors import RegardError
+from regard.files import finite_or_null
 from regard.seen import Layer, Seen
-from regard.strict_json import finite_or_null
 from regard.traces import Trace
 
 KEEP = 'watch(model, keep="traces"), or regard record --keep traces'

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.backends.contract import Rows, Top
 from regard.errors import RegardError
-from regard.jagged import JaggedInputs
+from regard.jagged.inputs import JaggedInputs
 from regard.masks.packed import Packed
 from regard.traces import Chosen, Trace
 from regard.values import Shape

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from regard.errors import RegardError, RegardWarning
-from regard.files import resolved
+from regard.files.paths import resolved
 from regard.visible import visible
 
 try:

@@ -16,14 +16,14 @@ from torch import nn
 
 import regard
 from regard import RegardError, RegardWarning
-from regard.claims import claimed, folder_of
+from regard.files import claimed, folder_of
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="asks for Unix's signals")
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from regard.claims import claimed
+from regard.files import claimed
 with claimed(Path(sys.argv[1])) as folder:
     (folder / "8").write_bytes(bytes(1 << 20))
     print("begun", flush=True)
@@ -111,7 +111,7 @@ from regard import cli
 from regard.commands import record as record_command
 
 def record(reader, words, out, **how):
-    from regard.claims import folder_of
+    from regard.files import folder_of
     (folder_of(out) / "8").write_bytes(b"half")
     print("begun", flush=True)
     time.sleep(60)
