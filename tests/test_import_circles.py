@@ -19,7 +19,6 @@ LEFT = {
     ("display", "shown"): "the same in marimo",
     ("traces", "save_trace"): "Trace.save: a trace is asked to save itself, files hold traces",
     ("seen", "save"): "Seen.save: the same, for all layers of a model",
-    ("store", "regard"): "a trace file says which version wrote it",
 }
 
 Imports = dict[str, set[tuple[str, str]]]

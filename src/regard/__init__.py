@@ -10,13 +10,12 @@ from regard.monitoring import Monitor
 from regard.plans import Plan
 from regard.trace_files import load
 from regard.traces import Trace
+from regard.version import __version__ as __version__
 from regard.warming import warm_up
 from regard.watching import watch
 
 if TYPE_CHECKING:
     from regard import lab, models, view
-
-__version__ = "0.1.0.dev0"
 
 __all__ = [
     "Monitor",

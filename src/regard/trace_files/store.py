@@ -62,6 +62,7 @@ from regard.trace_files.tensor_file import (
     put_back,
 )
 from regard.traces import Trace
+from regard.version import __version__
 
 VERSION = 1
 PRIVATE = 0o600
@@ -117,7 +118,7 @@ def description(seen: Seen, tokens: Tokens | None, layers: list[dict[str, Any]])
     """What a file says of itself, but for its tensors."""
     return {
         "version": VERSION,
-        "regard": _version(),
+        "regard": __version__,
         "model": seen.model,
         "tokens": _tokens(seen.tokens if tokens is None else tokens),
         "layers": layers,
@@ -384,9 +385,3 @@ def _no_number(name: str) -> float:
 
 def _checksum(text: str) -> str:
     return f"{zlib.crc32(text.encode()):08x}"
-
-
-def _version() -> str:
-    import regard
-
-    return regard.__version__
