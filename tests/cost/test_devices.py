@@ -96,3 +96,12 @@ def test_a_folder_that_cannot_be_written_is_named(folder: Path) -> None:
     (folder / "regard").write_text("in the way")
     with pytest.raises(RegardError, match=r"cannot be kept[\s\S]*XDG_CACHE_HOME"):
         measured.keep(cost.device("L4"))
+
+
+def test_a_file_that_cannot_be_replaced_is_named_and_nothing_is_left(folder: Path) -> None:
+    (folder / "regard" / "here.json").mkdir(parents=True)
+    with pytest.raises(
+        RegardError, match=r"cannot be written[\s\S]*is a folder[\s\S]*XDG_CACHE_HOME"
+    ):
+        measured.keep(cost.device("L4"))
+    assert [path.name for path in (folder / "regard").iterdir()] == ["here.json"]

@@ -17,13 +17,14 @@ import torch
 
 from regard.cost.rates import Device
 from regard.errors import RegardError
-from regard.files import read_json
+from regard.files import read_json, replacing
 
 SIDE = {"cpu": 2048, "cuda": 8192}
 COPIED = {"cpu": 1 << 28, "cuda": 1 << 31}
 """Bytes of the tensor that is copied: more than any cache holds."""
 SECONDS = 1.0
 """How long each thing is repeated. The best time counts: others may use the machine too."""
+ELSEWHERE = "let XDG_CACHE_HOME name a folder that can be written"
 
 Progress = Callable[[str], None]
 
@@ -52,15 +53,12 @@ def keep(found: Device) -> Path:
     path = _path()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(found.as_dict(), indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
     except OSError as error:
         raise RegardError(
-            "what was measured cannot be kept",
-            got=f"{path}: {error.strerror}",
-            do="let XDG_CACHE_HOME name a folder that can be written",
+            "what was measured cannot be kept", got=f"{path}: {error.strerror}", do=ELSEWHERE
         ) from None
+    with replacing(path, do=ELSEWHERE) as part:
+        part.write_text(json.dumps(found.as_dict(), indent=1) + "\n", encoding="utf-8")
     return path
 
 
@@ -130,5 +128,5 @@ def _path() -> Path:
     except RuntimeError:
         raise RegardError(
             "there is no home folder to keep what is measured in",
-            do="let XDG_CACHE_HOME name a folder that can be written",
+            do=ELSEWHERE,
         ) from None

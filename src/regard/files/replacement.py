@@ -14,9 +14,12 @@ from regard.files.paths import resolved
 
 
 @contextmanager
-def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
+def replacing(
+    path: Path, mode: int | None = None, *, do: str = "choose another path"
+) -> Iterator[Path]:
     """A new file beside another, which it replaces when all went well, and whose permissions it
-    takes. A file that replaces none has `mode`; what is usual, if that is None."""
+    takes. A file that replaces none has `mode`; what is usual, if that is None. `do` is what the
+    error advises where the file cannot be written."""
     unfinished = None
     try:
         path = resolved(path)
@@ -38,7 +41,7 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
             "the file cannot be written",
             got=f"{path}: {error.strerror or error}",
             accepted="a path in a folder that exists, can be written to and has room",
-            do="choose another path; nothing was written or replaced",
+            do=f"{do}; nothing was written or replaced",
         ) from None
     finally:
         if unfinished is not None:
