@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from regard import cli, cost
-from regard.cost import measured
 
 runner = CliRunner()
 
@@ -79,18 +78,6 @@ def test_errors_explain_and_exit_with_2(args: list[str], says: str) -> None:
     assert result.exit_code == 2
     assert says in result.stderr
     assert "Traceback" not in result.output
-
-
-def test_doctor_measures_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "SECONDS", 0.01)
-    monkeypatch.setitem(measured.SIDE, "cpu", 128)
-    monkeypatch.setitem(measured.COPIED, "cpu", 1 << 20)
-    assert "copies" not in runner.invoke(cli.app, ["doctor"]).stdout
-    text = runner.invoke(cli.app, ["doctor", "--measure"]).stdout
-    for line in ("float32", "bfloat16", "copies", "--device here"):
-        assert line in text
-    assert "at best on this machine" in output("-m", "gpt2", "--device", "here")
-    assert "this machine" in output()
 
 
 def test_a_plot_is_drawn(tmp_path: Path) -> None:
