@@ -1,4 +1,4 @@
-"""Fused kernels written in Triton that report what they saw."""
+"""Fused kernels written in Triton that give row statistics beside the output."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Triton:
 
 
 def outruns_cudnn(x: AttentionInputs) -> bool:
-    """Whether the output of a call that the kernels can run comes sooner from them, and gradients
-    no later. While a call is compiled or transformed, cards and addresses cannot be asked."""
+    """Whether the kernels give the output of a call that they can run sooner than cuDNN, and its
+    gradients no later. While a call is compiled or transformed, GPUs and addresses are unknown."""
     if torch.compiler.is_compiling() or under_torch_func():
         return False
     from regard.backends.triton import cudnn, tuning

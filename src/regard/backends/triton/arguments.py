@@ -30,7 +30,7 @@ from regard.scores.comparison import Dot
 
 
 def sheet(t: Tensor) -> Sheet:
-    """A tensor with four axes, copied only if its last one is not contiguous."""
+    """A tensor with four axes, copied only if its last axis is not contiguous."""
     t = t if t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()
     return Sheet(t, t.stride(0), t.stride(1), t.stride(2))
 
@@ -41,7 +41,7 @@ def sizes(x: AttentionInputs) -> Sizes:
 
 
 def wide(width: int) -> int:
-    """The width of a tile that holds vectors of some width."""
+    """The head dimension padded to what a tile holds."""
     return max(16, 1 << (width - 1).bit_length())
 
 
@@ -51,7 +51,7 @@ def tiles_of(length: int, size: int) -> int:
 
 
 def constants_of(x: AttentionInputs, rows: int, keys: int, precision: str) -> dict[str, Any]:
-    """What every kernel that walks over q and k is compiled for."""
+    """What every kernel that loops over q and k is compiled for."""
     D = x.q.shape[-1]
     return {"D": D, "BD": wide(D), "BM": rows, "BN": keys, "PRECISION": precision}
 
@@ -86,7 +86,7 @@ def added(x: AttentionInputs) -> Added:
 
 
 def broadcast_strides(t: Tensor) -> tuple[int, int, int, int]:
-    """Strides of a tensor with four axes, 0 along those that are repeated."""
+    """Strides of a tensor with four axes, 0 along those that are broadcast."""
     a, b, c, d = (0 if n == 1 else s for s, n in zip(t.stride(), t.shape, strict=True))
     return a, b, c, d
 
@@ -99,7 +99,7 @@ def dropping(x: AttentionInputs) -> Dropping:
 
 
 def describable(t: Tensor) -> bool:
-    """Whether the copy engine can read a tensor: addresses and strides in steps of 16 bytes."""
+    """Whether TMA can read a tensor: addresses and strides are multiples of 16 bytes."""
     batch, head, row, last = t.stride()
     step = 16 // t.element_size()
     return not (last != 1 or batch % step or head % step or row % step or t.data_ptr() % 16)
@@ -107,7 +107,7 @@ def describable(t: Tensor) -> bool:
 
 @cache
 def capability(device: torch.device) -> int:
-    """Of a card: 90 is Hopper's. Elsewhere 0."""
+    """The compute capability of a GPU: 90 is Hopper's. 0 where there is none."""
     if device.type != "cuda":
         return 0
     major, minor = torch.cuda.get_device_capability(device)
@@ -115,17 +115,17 @@ def capability(device: torch.device) -> int:
 
 
 stands_for: ContextVar[int] = ContextVar("stands_for", default=0)
-"""While kernels are compiled for a card that is not there: its capability. Tensors on `meta` stand
-for those on such a card."""
+"""While kernels are compiled for a GPU that is not there: its compute capability. Tensors on `meta`
+stand for those on such a GPU."""
 
 
 def generation(device: torch.device) -> int:
-    """Of a card: 9 is Hopper."""
+    """The major compute capability of a GPU: 9 is Hopper."""
     return (stands_for.get() if device.type == "meta" else capability(device)) // 10
 
 
 def on_card(t: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current card, which need not be the one that holds the tensors."""
+    """Triton launches on the current GPU, which need not be the one that holds the tensors."""
     if t.device.type != "cuda" or t.device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(t.device)

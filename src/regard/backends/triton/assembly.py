@@ -10,12 +10,12 @@ from regard.backends.triton.pairs import INTERPRETED
 from regard.backends.triton.rules import BAND, SPANS, allowed, span_at
 
 PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
-"""Whether a card runs the kernels that understands this."""
+"""Whether the GPU that runs the kernels knows these instructions."""
 
 
 def _below(other: str) -> str:
-    """A number where one integer is below another, without a sign, else `other`. Left to itself
-    the compiler compares ahead of the products, packs what it found into bits, and unpacks them."""
+    """A number where one unsigned integer is below another, else `other`. Left to itself the
+    compiler compares ahead of the products, packs the results into bits, and unpacks them."""
     return f"""{{
 .reg .pred p;
 setp.lt.u32 p, $2, $3;
@@ -24,12 +24,12 @@ selp.f32 $0, $1, {other}, p;
 
 
 LOGIT_BELOW, WEIGHT_BELOW = tl.constexpr(_below("0fFF800000")), tl.constexpr(_below("0f00000000"))
-"""With minus infinity, and with 0, for pairs that are hidden."""
+"""With minus infinity, and with 0, for masked pairs."""
 
 
 def _unless_one(many: int) -> str:
-    """So many numbers of a thread times their factors, unless these are 1 in all of a warp. They
-    belong to two rows, in turns of two numbers."""
+    """Multiply this many numbers of a thread by their factors, unless all of a warp's are 1.
+    The numbers belong to two rows, which alternate every two numbers."""
     factors = [f"${2 * many + i}" for i in range(many)]
     products = "".join(f"mul.rn.f32 ${i}, ${i}, {factor};\n" for i, factor in enumerate(factors))
     return f"""{{
@@ -44,7 +44,7 @@ vote.sync.any.pred p, p, 0xffffffff;
 
 
 def _in_place(many: int) -> str:
-    """How so many numbers are written over, with as many factors."""
+    """The constraints of the assembly: this many numbers, overwritten, and as many factors."""
     return ",".join(["=f"] * many + [str(i) for i in range(many)] + ["f"] * many)
 
 
@@ -62,7 +62,7 @@ ARRIVE, MEET = tl.constexpr(_at_barrier("arrive")), tl.constexpr(_at_barrier("sy
 
 @triton.jit
 def only_allowed(s, rule, q, k, limit, table, BM: tl.constexpr, BN: tl.constexpr):
-    """Logits of a partial tile, minus infinity where a pair is hidden."""
+    """Logits of a partial tile, minus infinity where a pair is masked."""
     if PTX and (rule.kind == BAND or rule.kind == SPANS):
         first, many = span_at(rule, q, limit, table)
         return tl.inline_asm_elementwise(

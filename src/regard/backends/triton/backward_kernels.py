@@ -1,7 +1,7 @@
 """The kernels of the backward pass; backward.py says what they compute, and runs them.
 
-`keys_and_values` owns a tile of keys and walks over the queries that see it; `queries` owns a tile
-of queries and walks over its keys. Both compute the weights again from q, k and the row norms.
+`keys_and_values` owns a tile of keys and loops over the queries that attend to it; `queries` owns a
+tile of queries and loops over its keys. Both recompute the weights from q, k and the row norms.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class BiasGradient(NamedTuple):
     query: Any
     key: Any
     shared: Any
-    """Whether several programs add to one number."""
+    """Whether several programs add to one element, by atomics."""
 
 
 @launched
@@ -61,7 +61,7 @@ def row_shift(
     out, g_out, g_lse, shift, n,
     E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, MENDING: tl.constexpr,
 ):  # fmt: skip
-    """D = g_out·out - g_lse, for a tile of rows; MENDING, only if there is something to mend."""
+    """D = g_out·out - g_lse, for a tile of rows; if MENDING, only where a masked NaN leaked."""
     b = tl.program_id(1) // n.heads
     h = tl.program_id(1) % n.heads
     if MENDING:
@@ -80,7 +80,7 @@ def row_shift(
 
 @triton.jit
 def _numbers(rows, at, inside):
-    """What is known of some rows; rows outside get weight 0."""
+    """The statistics of some rows; rows past the last query get weight 0."""
     norm = tl.load(rows.norm + at, mask=inside, other=0.0)
     inverse = tl.load(rows.norm + rows.rows + at, mask=inside, other=0.0)
     shift = tl.load(rows.shift + at, mask=inside, other=0.0)
@@ -96,7 +96,7 @@ def _weights_and_slopes(
     products, dp, numbers, rows, rule, bias, scoring, drop, b, h, q, k, n, limit, table,
     BM: tl.constexpr, BN: tl.constexpr, PARTIAL: tl.constexpr, GUARD: tl.constexpr,
 ):  # fmt: skip
-    """The weights as they met the values, ∂/∂s, and the slope of the soft-cap."""
+    """The weights as they multiplied the values, ds, and the slope of the soft-cap."""
     norm, inverse, shift, g_entropy, expected = numbers
     # Scale and shift in one instruction, as the forward pass: rounded in between, a logit of 10^5
     # would give a weight that is off by a percent.
@@ -106,7 +106,7 @@ def _weights_and_slopes(
     if not plain:
         s, bend = logits_of(products, scoring, bias, b, h, q, k, n)
     if PARTIAL:
-        # A band goes on past the last query, where a NaN among the keys would meet weight 0.
+        # A band goes on past the last query, where weight 0 would multiply a NaN of the keys.
         seen = allowed(rule, q, k, limit, table, BM, BN) & (q < n.queries)
         s = tl.where(seen, s, float("-inf"))
     p = tl.exp2(s * factor - norm) * inverse
@@ -123,7 +123,7 @@ def _weights_and_slopes(
         ds -= g_entropy * away
     ds = p * ds
     if PARTIAL:
-        # A hidden NaN among the values is in dp.
+        # A masked NaN among the values is in dp.
         ds = tl.where(seen, ds, 0.0)
     return met, ds, bend
 
@@ -134,7 +134,7 @@ def _pull_keys(
     BM: tl.constexpr, BN: tl.constexpr, PARTIAL: tl.constexpr, CAREFUL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add what a tile of queries gives to the gradients of keys and values. Keys are rows."""
+    """Add a tile of queries' part of the gradients of keys and values. Keys are rows."""
     row = start + tl.arange(0, BM)
     at = (b * n.heads + h).to(tl.int64) * n.queries + row
     norm, inverse, shift, g_entropy, expected = _numbers(rows, at, row < n.queries)
@@ -209,8 +209,8 @@ def keys_and_values(
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     MANY: tl.constexpr,
 ):  # fmt: skip
-    """A tile of keys; or, if MANY, those of so many that a hidden NaN may have spoilt, with care.
-    (Without flags there is one query head to a key head: the output of its last query tells.)"""
+    """A tile of keys; or, of MANY tiles, those where a masked NaN may have leaked, with checks.
+    (Without flags there is one query head per key head: the output of its last query tells.)"""
     if MANY == 0:
         _tile_of_keys(
             tl.program_id(0), tiles, q, k, v, g_out, dk, dv, rows, flags, rule, bias, drop,
@@ -246,7 +246,7 @@ def _pull_query(
     BM: tl.constexpr, BN: tl.constexpr, PARTIAL: tl.constexpr, CAREFUL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add what a tile of keys gives to the gradients of queries and bias."""
+    """Add a tile of keys' part of the gradients of queries and bias."""
     columns = (key + tl.arange(0, BN))[None, :]
     products = product(qs, ks.T, None, PRECISION)
     dp = product(gs, vs.T, None, PRECISION)
@@ -254,7 +254,7 @@ def _pull_query(
         products, dp, numbers, rows, rule, bias, scoring, drop, b, h, place, columns, n, limit,
         table, BM, BN, PARTIAL, bias.kind == DENSE,
     )  # fmt: skip
-    # A second, careful run must not count the bias again.
+    # A second run, with checks, must not count the bias again.
     if d_bias.ptr is not None and not CAREFUL:
         inside = (place < n.queries) & (columns < n.keys)
         if bias.kind == ALIBI:
@@ -285,7 +285,7 @@ def _tile_of_queries(
     BM: tl.constexpr, BN: tl.constexpr, CAREFUL: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of queries, and what its pairs give to the bias."""
+    """Gradients of a tile of queries, and its pairs' part of the gradient of the bias."""
     b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
     g = h // n.group
     first = tile * BM
@@ -336,7 +336,7 @@ def queries(
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     MANY: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries; or, if MANY, those of so many that a hidden NaN may have spoilt."""
+    """A tile of queries; or, of MANY tiles, those where a masked NaN may have leaked."""
     if MANY == 0:
         _tile_of_queries(
             tiles - 1 - tl.program_id(0), tiles, q, k, v, g_out, dq, d_bias, rows, flags, rule,

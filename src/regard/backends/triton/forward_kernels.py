@@ -1,7 +1,7 @@
 """The kernels of the forward pass; forward.py says how they are run, README.md derives their sums.
 
-Each program owns a tile of queries and walks over the keys it may see: first the tiles that all
-its queries see whole, then the partial ones.
+Each program owns a tile of queries and loops over the keys they attend to: first the full tiles,
+where no pair is masked, then the partial ones.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from regard.backends.triton.rules import allowed, full_at, keys_for, part_at
 
 
 class Written(NamedTuple):
-    """Where a row's numbers go, all [B, H, Q] contiguous, and [2, B, H, Q] for what the backward
-    pass needs: the shift of the logits, and one over the sum."""
+    """Where the statistics of rows are written, all [B, H, Q] contiguous, and [2, B, H, Q] for the
+    backward pass: the shift of the logits, and one over the sum of exponentials."""
 
     lse: Any
     largest: Any
     entropy: Any
     norm: Any
     first: Any
-    """The first key's logit, or None where nobody asks or the kernel cannot tell."""
+    """The first key's logit, or None where it is not asked for or the kernel cannot give it."""
 
 
 class Parts(NamedTuple):
-    """Sums of one split of the keys: mixed [S, B, H, Q, E], and [3, S, B, H, Q] for m, l and e."""
+    """Sums of all splits of the keys: o [S, B, H, Q, E], and [3, S, B, H, Q] for m, l and e."""
 
     mixed: Any
     sums: Any
@@ -53,14 +53,14 @@ class Parts(NamedTuple):
 
 @triton.jit
 def _finished(largest, total, energy, sink):
-    """What the sums of some rows come to: the factor for the output, lse, largest logit, entropy,
-    shift and sum. The sink is one more term; without one it is minus infinity."""
-    # Logits beyond 10⁹ are further from their rounded maximum than exp2 reaches. Such a row is NaN
-    # and not one that saw nothing.
+    """The statistics of some rows from their sums: the factor of the output, log-sum-exp, largest
+    logit, entropy, shift and sum. The sink is one more logit; without one it is minus infinity."""
+    # Logits beyond 10⁹ are further from their rounded maximum than exp2 reaches. Such a row is NaN,
+    # not a fully masked one.
     total = tl.where((total == 0) & (largest > LEAST), float("nan"), total)
     shift = tl.maximum(largest, sink)
     shrink = tl.exp2(largest - shift)
-    # Exactly 0 where it is: a sink in units of log 2 is rounded, but not in a fused subtraction.
+    # Exactly 0 where it should be: a sink times log₂ e is rounded, but not in a fused subtraction.
     below = tl.where(sink == shift, 0.0, sink - shift)
     whole = total * shrink + tl.exp2(below)
     nothing = whole == 0
@@ -77,7 +77,7 @@ def _finished(largest, total, energy, sink):
     rest = tl.where(sink == float("-inf"), 0.0, tl.exp2(log_rest) * log_rest)
     entropy = share * (entropy - log_share) - rest
     seen = tl.where(unseen, float("-inf"), largest * LN2)
-    # A largest logit is found by comparing, which passes over NaN; the sum does not.
+    # Comparisons, which find the largest logit, ignore NaN; the sum does not.
     seen = tl.where(total == total, seen, total)
     return shrink / whole, lse, seen, entropy * LN2, shift, 1.0 / whole
 
@@ -97,7 +97,7 @@ def _take_in(
     s, factor, v, mixed, largest, total, energy, drop, b, h, q, k,
     STATISTICS: tl.constexpr, GUARD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add a tile of logits (s times a factor above 0) and values to the running sums."""
+    """Online softmax: add a tile of logits (s times a factor above 0) and values to the sums."""
     highest = tl.maximum(largest, row_max(s) * factor)
     x = s * factor - highest[:, None]
     p = tl.exp2(x)
@@ -105,7 +105,7 @@ def _take_in(
     shrink = tl.exp2(moved)
     if STATISTICS:
         if GUARD:
-            # Hidden pairs are 0, not 0 · ∞.
+            # Masked pairs are 0, not 0 · ∞.
             x = tl.maximum(x, FAINT)
         energy = shrink * (energy + total * moved) + tl.sum(p * x, 1)
     total = total * shrink + tl.sum(p, 1)
@@ -118,7 +118,7 @@ def _take_in(
 
 @triton.jit
 def _spoiled(seen, v, PRECISION: tl.constexpr):
-    """NaN or infinity for rows that see one among the values, else 0."""
+    """NaN or infinity for rows that attend to one among the values, else 0."""
     rows, wide = seen.to(tl.float16), v.to(tl.float32)
     nan = product(rows, (wide != wide).to(tl.float16), None, PRECISION)
     up = product(rows, (wide == float("inf")).to(tl.float16), None, PRECISION)
@@ -132,7 +132,7 @@ def _first_logits(
     qs, k, rule, bias, scoring, n, b, g, heads, places, limit, table,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """The logits of the first key, minus infinity for rows that may not see it."""
+    """The logits of the first key, minus infinity for rows in which it is masked."""
     wide = tl.arange(0, BD)
     there = k.ptr + b.to(tl.int64) * k.batch + g.to(tl.int64) * k.head + wide
     key = tl.load(there, mask=wide < tl.minimum(n.keys, 1) * D, other=0.0)
@@ -153,9 +153,9 @@ def _attend(
 ):  # fmt: skip
     """A tile of queries against its keys.
 
-    CAREFUL keeps hidden NaN and infinities among the values out of the products; otherwise a tile
-    with NaN in its output is flagged. Split keys are walked with that care at once: there memory
-    is the limit, not arithmetic.
+    CAREFUL keeps masked NaN and infinities among the values out of the products; otherwise a tile
+    with NaN in its output is flagged. Split keys are checked at once: that pass is limited by
+    memory bandwidth, not by arithmetic.
     """
     split, splits = 0, 1
     if SPLIT:
@@ -195,7 +195,7 @@ def _attend(
         alone = _first_logits(
             qs, k, rule, bias, scoring, n, b, g, heads, places, limit, path[5], D, BD, BM
         )
-        # All splits of a row find, and write, the same.
+        # All splits of a row compute and write the same number.
         tl.store(to.first + at, alone, mask=inside)
     # A scale above 0 keeps order, so it can be applied together with the shift.
     plain: tl.constexpr = scoring.positive and not scoring.capped and bias.kind == NO_BIAS
@@ -293,8 +293,8 @@ def mend(
     BM: tl.constexpr, BN: tl.constexpr, STATISTICS: tl.constexpr, PACKED: tl.constexpr,
     PRECISION: tl.constexpr, MANY: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """Of so MANY tiles, those that a hidden NaN may have spoilt, again and with care: each in so
-    many SHARES, since smaller tiles compile sooner and this hardly ever runs."""
+    """Of MANY tiles, those where a masked NaN may have leaked, again and with checks: each cut into
+    SHARES, since smaller tiles compile sooner and this hardly ever runs."""
     first = tl.program_id(0) * MANY
     b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
     if spoilt(flags, out, n, b, h, first, tiles, E, BE, MANY):
@@ -312,7 +312,7 @@ def merge(
     out, to, parts, sink, n, rows, splits,
     E: tl.constexpr, BE: tl.constexpr, MOST: tl.constexpr, STATISTICS: tl.constexpr,
 ):  # fmt: skip
-    """The sums of all splits of one row, MOST at most, merged."""
+    """Merge the partial sums of one row, of at most MOST splits."""
     at = tl.program_id(0).to(tl.int64)
     h = (at // n.queries) % n.heads
     b = at // n.queries // n.heads
@@ -334,7 +334,7 @@ def merge(
     total = tl.sum(total * shrink, 0)
     keep = (wide_e < E)[None, :] & there[:, None]
     mixed = tl.load(parts.mixed + mine[:, None] * E + wide_e[None, :], mask=keep, other=0.0)
-    # A split that saw nothing has weight 0, also beside NaN.
+    # A fully masked split has weight 0, also beside NaN.
     mixed = tl.sum(tl.where(shrink[:, None] == 0, 0.0, mixed * shrink[:, None]), 0)
     lone = highest * 0 + float("-inf")
     if sink is not None:

@@ -30,8 +30,8 @@ def _backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias:
 def _push(
     x: AttentionInputs, rows: Rows, kept: Tensor, moved: AttentionInputs, *, statistics: bool
 ) -> Moved:
-    """There is no kernel for forward mode: PyTorch's operations walk the tiles. Weights come from
-    logits and lse that were rounded alike, so the rows are computed by them too."""
+    """There is no kernel for forward-mode derivatives: PyTorch's operations loop over the tiles.
+    Logits and log-sum-exp must be rounded alike, so these compute the rows too."""
     return push(x, tiled_forward(x, statistics=statistics), moved, statistics=statistics)
 
 
@@ -45,14 +45,14 @@ _run_listed, _ = register(_passes, _kept, empty_out, reads=True)
 
 
 def run(x: AttentionInputs, *, statistics: bool) -> Rows:
-    """The forward pass, differentiable. Where a mask is told by lists of tiles, these are made on
-    the host from what its tensors hold, and a recorded graph would go on with old ones."""
+    """The forward pass, differentiable. Where a mask is given by lists of tiles, these are made on
+    the host from the values of its tensors, and a CUDA graph would go on with old lists."""
     listed = x.mask is not None and len(x.mask.tensors()) > 0 and not is_simple(x.mask)
     return (_run_listed if listed else _run)(x, statistics=statistics)
 
 
 def repeated(x: AttentionInputs, *, statistics: bool) -> Repeated:
-    """Calls of the same kind: the launches of the first of them, with other addresses."""
+    """Further calls of a kind: the launches of the first, with other addresses."""
     rest, learned = x.beside_tensors(), x.needs_grad
     attend = RepeatedPass(_passes, rest, statistics)
     way = Way(attend, RepeatedPull(_passes))

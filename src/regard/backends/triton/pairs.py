@@ -14,13 +14,13 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 LEAST = tl.constexpr(-8.0e37)
-"""The largest logit of a row that has seen nothing: finite, and below every logit."""
+"""The largest logit of a row before its first key: finite, and below every logit."""
 
 FAINT = tl.constexpr(-1000.0)
 """A logit so far below the largest, in units of log 2, that its weight is 0."""
 
 MANY = 32
-"""Tiles that one program looks after when it is seen whether any is to be mended."""
+"""Tiles that one program checks for a masked NaN that may have leaked."""
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
 
 
 class Added(NamedTuple):
-    """The bias: its kind, its tensor and strides, the reach of a table, and where distance 0 is."""
+    """The bias: its kind, its tensor and strides, the largest distance of a table, the offset."""
 
     kind: Any
     ptr: Any
@@ -72,7 +72,7 @@ class Score(NamedTuple):
 
 
 class Dropping(NamedTuple):
-    """Dropout: whether there is any, the seed, the 32-bit threshold and 1 / (1 - share)."""
+    """Dropout: whether there is any, the seed, the 32-bit threshold and 1 / (1 - rate)."""
 
     on: Any
     seed: Any
@@ -82,7 +82,7 @@ class Dropping(NamedTuple):
 
 @triton.jit
 def _larger_half(s):
-    """The larger of what stands at the same place of both halves of a row."""
+    """The elementwise maximum of both halves of a row."""
     rows: tl.constexpr = s.shape[0]
     half: tl.constexpr = s.shape[1] // 2
     left, right = s.reshape(rows, 2, half).permute(0, 2, 1).split()
@@ -91,8 +91,8 @@ def _larger_half(s):
 
 @triton.jit
 def row_max(s):
-    """The largest number of each row. Halves are compared first: a thread that goes through its
-    numbers one by one waits for each comparison."""
+    """The maximum of each row. Halves are compared first: a thread that compares its numbers one
+    after another waits for each comparison."""
     return tl.max(_larger_half(_larger_half(s)), 1)
 
 
@@ -110,7 +110,7 @@ def load_rows(
     sheet, b, h, start, count, width: tl.constexpr, WIDE: tl.constexpr, N: tl.constexpr,
     INSIDE: tl.constexpr,
 ):  # fmt: skip
-    """N rows from `start`, [N, WIDE]; 0 beyond `count` rows and `width` numbers."""
+    """N rows from `start`, [N, WIDE]; 0 past `count` rows and past head dimension `width`."""
     base = sheet.ptr + b.to(tl.int64) * sheet.batch + h.to(tl.int64) * sheet.head
     row, column = tl.arange(0, N), tl.arange(0, WIDE)
     base += start.to(tl.int64) * sheet.row
@@ -125,7 +125,7 @@ def load_rows(
 
 @triton.jit
 def norms(lse, at, inside):
-    """lse in units of log 2; rows that see nothing get +∞, which makes all their weights 0."""
+    """log-sum-exp in units of log 2; fully masked rows get +∞, which makes all their weights 0."""
     norm = tl.load(lse + at, mask=inside, other=float("-inf"))
     return tl.where(norm == float("-inf"), float("inf"), norm * LOG2E)
 
@@ -200,7 +200,7 @@ def _mixed(word):
 
 @triton.jit
 def kept(drop, b, h, q, k):
-    """Which weights dropout leaves, as `dropping.kept`."""
+    """Which weights dropout keeps, as `dropping.kept`."""
     word = _mixed(drop.seed.to(tl.uint32) + b.to(tl.uint32))
     word = _mixed(_mixed(word + h.to(tl.uint32)) + q.to(tl.uint32))
     return _mixed(word + k.to(tl.uint32)) >= drop.threshold.to(tl.uint32)
@@ -217,10 +217,10 @@ def finite_only(t):
 def spoilt(
     flags, out, n, b, h, first, tiles, E: tl.constexpr, BE: tl.constexpr, MANY: tl.constexpr
 ):
-    """Whether a hidden NaN may have spoilt one of MANY tiles from `first` on.
+    """Whether a masked NaN may have leaked into one of MANY tiles from `first` on.
 
-    Flags tell, one per tile. Without flags the last row of the output tells: a causal mask hides
-    nothing from it, so if it is finite there is no NaN that could have leaked.
+    There is one flag per tile. Without flags the last row of the output tells: a causal mask
+    masks nothing in it, so if it is finite there is no NaN that could have leaked.
     """
     if flags is not None:
         tile = first + tl.arange(0, MANY)
@@ -237,7 +237,7 @@ def spoilt(
 
 @triton.jit
 def flagged(flags, tiles, tile):
-    """Whether a tile was flagged; without flags every one counts as if it were."""
+    """Whether a tile was flagged; without flags every tile counts as flagged."""
     here = tile >= 0
     if flags is not None:
         here = tl.load(flags + tl.program_id(1) * tiles + tile) != 0

@@ -19,7 +19,7 @@ INSTALLED = find_spec("triton") is not None
 """Asked once: the compiler, which asks with every graph, does not know how."""
 WIDEST = 256
 MOST = 65_535
-"""Programs along the axis of a grid that counts heads: CUDA has no more."""
+"""The most programs along the axis of a grid that counts heads: CUDA's own limit."""
 _WRONG_DEVICE = "its kernels run on CUDA; elsewhere only interpreted, with TRITON_INTERPRET=1"
 
 
@@ -38,7 +38,7 @@ def why_not(x: AttentionInputs) -> list[str]:
         reasons.append("it has no kernel for a bias made of a function")
     if max(x.q.shape[-1], x.v.shape[-1]) > WIDEST:
         reasons.append(f"its tiles hold heads up to {WIDEST} wide")
-    # A graph is not bound to batches of fewer: the kernels themselves refuse more.
+    # A compiled graph holds for any batch size: the kernels themselves refuse a larger one.
     if not torch.compiler.is_compiling() and x.shape.B * x.shape.H > MOST:
         reasons.append(f"it has programs for {MOST:,} heads of all sequences at most")
     if 0 in (*x.shape, x.q.shape[-1], x.v.shape[-1]):
@@ -49,12 +49,12 @@ def why_not(x: AttentionInputs) -> list[str]:
 
 
 def is_shared(bias: Dense, shape: Shape) -> bool:
-    """Whether several pairs have one number of a dense bias."""
+    """Whether several pairs share one element of a dense bias."""
     return any(have < need for have, need in zip(bias.tensor.shape, shape, strict=True))
 
 
 def _added_by_many(x: AttentionInputs) -> str | None:
-    """What the call learns that many programs add to."""
+    """What the call learns to whose gradient several programs add, by atomics."""
     if x.bias is None or not may_learn(x.bias.tensors()):
         return None
     if isinstance(x.bias, Relative):

@@ -1,5 +1,5 @@
-"""Passes again, for other tensors of the same shapes: fresh memory, and the same launches with
-other addresses. Everything that was decided, checked and looked up for the first is kept."""
+"""Forward and backward passes replayed for other tensors of the same shapes: fresh memory, and the
+same launches with other addresses. All that was decided and checked for the first is kept."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from regard.inputs import AttentionInputs
 
 
 class Address(NamedTuple):
-    """A parameter that is the address of a tensor, some bytes on."""
+    """A parameter that is the address of a tensor plus some bytes."""
 
     parameter: int
     tensor: int
@@ -42,18 +42,18 @@ class Address(NamedTuple):
 
 
 class Map(NamedTuple):
-    """A parameter that is the map of a tensor."""
+    """A parameter that is the tensor map of a tensor, for TMA."""
 
     parameter: int
     tensor: int
     number: int
-    """Among the maps of the kernel."""
+    """Its index among the tensor maps of the kernel."""
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
 
 class Step(NamedTuple):
-    """One launch: all it takes, and where addresses of other tensors go."""
+    """One launch: its parameters, and which of them are addresses to replace."""
 
     loaded: Loaded
     grid: Grid
@@ -73,7 +73,7 @@ class Step(NamedTuple):
 
 
 class Fresh(NamedTuple):
-    """Memory that each pass has its own of."""
+    """Memory that is allocated anew for each pass."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -118,7 +118,7 @@ class RepeatedPass:
         return to.rows(), to.norm
 
     def _first(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Tensor]:
-        # Apart, though they be one: launches tell tensors by which is which.
+        # Distinct objects even for one tensor: launches identify tensors by object.
         x = AttentionInputs(q.detach(), k.detach(), v.detach(), *self.rest)
         how = forward_settings(x, statistics=self.statistics)
         if self.asked or how.cudnn:
@@ -201,7 +201,7 @@ def steps_of(
     given: Sequence[Tensor | None],
     memory: Sequence[Tensor | None],
 ) -> list[Step] | None:
-    """Launches as steps; None where one takes a tensor that will not be there the next time."""
+    """Launches as steps; None where one takes a tensor that the next call will not have."""
     steps = [_step(done, one, [*given, *memory], len(given)) for done, one in launches]
     whole = [step for step in steps if step is not None]
     return whole if steps and len(whole) == len(steps) else None
@@ -239,8 +239,8 @@ def _step(
 
 
 def _owner(tensor: Tensor, tensors: list[Tensor | None], given: int) -> int | None:
-    """Which of some tensors it is, or is a part of. Those that are given are known by what they
-    are, since several may be one in memory."""
+    """Which of some tensors it is, or is a part of. Those that are given are compared as objects,
+    since several may share memory."""
     for i, t in enumerate(tensors[:given]):
         if tensor is t:
             return i

@@ -1,7 +1,7 @@
-"""A compiled kernel: its binary, and what it takes.
+"""A compiled kernel: its binary, and its parameters.
 
-It can be written down, so that one that was compiled elsewhere is launched like one compiled here.
-What it takes is held against what the binary itself says before it is launched for the first time.
+It can be stored, so that one that was compiled elsewhere is launched like one compiled here. Its
+parameters are compared with what the binary itself says before its first launch.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from regard.backends.triton.launches.cuda_driver import Parameter, Tiling
 from regard.errors import RegardError
 
 MAP = "map"
-"""A tensor as the copy engine reads it."""
+"""The type of a parameter that is a tensor map: how TMA reads a tensor."""
 _FORMS = {"*": "Q", "i32": "i", "i64": "q", "fp32": "f", MAP: "128s"}
 _HIDDEN = 2
 """Addresses of scratch memory that Triton adds behind a kernel's own parameters, at most."""
 _MAPS = 256
-"""Kinds of tensors, or tensors, whose maps are kept."""
+"""Kinds of tensors, or tensors, whose tensor maps are cached."""
 _ADDRESSES, _SOMEWHERE = (1 << 47) - 256, 0x2A5A_5A5A_5A00
 """Addresses end before; one such that every bit differs between it and its opposite."""
-# The device numbers three types otherwise than the host.
+# Three types have other numbers on the device than on the host.
 _ON_HOST = {8: 10, 9: 8, 10: 9}
 
 
@@ -38,9 +38,9 @@ class Binary(NamedTuple):
     warps: int
     shared: int
     takes: tuple[str, ...]
-    """Its parameters: addresses, numbers and maps, each by its type."""
+    """Its parameters: addresses, numbers and tensor maps, each by its type."""
     tilings: tuple[Tiling, ...]
-    """How each map reads its tensor."""
+    """How each tensor map reads its tensor."""
 
 
 def taken_from(compiled: Any) -> Binary | None:
@@ -70,8 +70,8 @@ def taken_from(compiled: Any) -> Binary | None:
 
 
 def _expand(signature: Any, takes: list[str]) -> None:
-    """Types of all parameters. What is known to the compiler is none; a tensor that the copy engine
-    reads is its map, its lengths and its strides."""
+    """Types of all parameters. Constants are none; a tensor that TMA reads is its tensor map, its
+    lengths and its strides."""
     if isinstance(signature, tuple):
         for part in signature:
             _expand(part, takes)
@@ -83,7 +83,7 @@ def _expand(signature: Any, takes: list[str]) -> None:
 
 
 class Loaded:
-    """A kernel on a card, launched with its parameters: addresses, numbers, and for a map the
+    """A kernel on a GPU, launched with its parameters: addresses, numbers, and for a tensor map the
     tensor's address, lengths and strides."""
 
     def __init__(self, binary: Binary, function: int, form: struct.Struct) -> None:
@@ -108,7 +108,7 @@ class Loaded:
     def map_of(
         self, index: int, address: int, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> bytes:
-        """The map of a tensor as parameter `index` among the maps reads it."""
+        """The tensor map of a tensor, for parameter `index` among the tensor maps."""
         key = (index, shape, strides)
         found = self._maps.get(key)
         if found is None:
@@ -119,10 +119,11 @@ class Loaded:
 
 
 class MapOf:
-    """The maps of tensors that are alike, which differ by their address.
+    """The tensor maps of tensors that are alike but for their address.
 
-    A map is the driver's secret, and to have one made takes longer than a launch. Two are made, and
-    if they are the same but for an address in front, others are made here by putting theirs there.
+    The format of a tensor map is not documented, and the driver takes longer to make one than a
+    launch takes. So it makes two; if they are the same but for the address at their beginning,
+    further ones are made here by writing another address there.
     """
 
     def __init__(self, tiling: Tiling, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
@@ -130,11 +131,11 @@ class MapOf:
         self.rest = self._in_common()
 
     def _in_common(self) -> bytes | None:
-        """What maps have behind an address, if they are such."""
+        """What tensor maps hold after the address, if they have that form."""
         try:
             maps = [(a, self.made(a)) for a in (_SOMEWHERE, ~_SOMEWHERE & _ADDRESSES)]
         except RegardError:
-            # The driver takes no address that is nobody's.
+            # The driver refuses an address that was not allocated.
             return None
         rest = maps[0][1][8:]
         alike = all(found == a.to_bytes(8, "little") + rest for a, found in maps)
@@ -153,7 +154,7 @@ def _map_at(
 
 
 def load(binary: Binary) -> Loaded | None:
-    """A kernel on the current card; None where its parameters are not what its binary says."""
+    """A kernel on the current GPU; None where its parameters are not what its binary says."""
     _enter_context()
     function = cuda_driver.load(binary.code, binary.name, binary.shared)
     form = layout(binary.takes, cuda_driver.parameters(function))
@@ -166,8 +167,8 @@ def _enter_context() -> None:
 
 
 def layout(takes: Sequence[str], given: Sequence[Parameter]) -> struct.Struct | None:
-    """How parameters are written, each where the binary has it; those that Triton adds are 0. None
-    where their sizes are others."""
+    """How parameters are packed, each at the offset the binary gives; those that Triton adds are 0.
+    None where their sizes differ."""
     hidden = len(given) - len(takes)
     forms = [_FORMS[kind] for kind in takes] + ["8x"] * hidden
     if not 0 <= hidden <= _HIDDEN:

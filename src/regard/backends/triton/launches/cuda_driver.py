@@ -1,8 +1,8 @@
 """The few functions of the CUDA driver that load and launch a kernel.
 
-Triton's own launcher is C that it compiles for each kernel: a compiler's run more on a first call,
-and a walk over all arguments on each. What a kernel takes is known to the driver; told in one piece
-of memory, a launch is one call of C.
+Triton's own launcher is C that it compiles for each kernel: one more compilation on a first call,
+and a loop over all arguments on each. The driver knows the parameters of a kernel; with all of them
+in one buffer, a launch is one call of C.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ INVALID_CONTEXT = 201
 _DYNAMIC_SHARED = 8
 _PREFER_SHARED = 1
 _LARGEST = 32_764
-"""Bytes that all parameters of a kernel take at most, on any card."""
+"""Bytes that all parameters of a kernel take at most, on any GPU."""
 
 
 class Parameter(NamedTuple):
-    """Where a parameter lies among all, and its size, in bytes."""
+    """Offset and size of a parameter, in bytes."""
 
     offset: int
     size: int
@@ -44,7 +44,7 @@ def _cuda() -> Any:
 
 
 def available() -> bool:
-    """Whether there is a driver that tells what a kernel takes (CUDA 12.4 and later)."""
+    """Whether there is a driver that tells the parameters of a kernel (CUDA 12.4 and later)."""
     try:
         return hasattr(_cuda(), "cuFuncGetParamInfo")
     except OSError:
@@ -65,7 +65,7 @@ def load(binary: bytes, name: str, shared: int) -> int:
 
 
 def parameters(function: int) -> list[Parameter]:
-    """What a kernel takes, as its binary says."""
+    """The parameters of a kernel, as its binary has them."""
     found: list[Parameter] = []
     offset, size = ctypes.c_size_t(), ctypes.c_size_t()
     where = ctypes.byref(offset), ctypes.byref(size)
@@ -106,7 +106,7 @@ def check_launch(error: int) -> None:
 
 
 class Tiling(NamedTuple):
-    """How the copy engine reads a tensor: in boxes, swizzled in shared memory."""
+    """How TMA reads a tensor: in boxes, swizzled in shared memory."""
 
     swizzle: int
     element: int
@@ -118,7 +118,7 @@ class Tiling(NamedTuple):
 def tensor_map(
     address: int, tiling: Tiling, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> bytes:
-    """A tensor as the copy engine is told of it. Places outside of it are read as 0."""
+    """The tensor map of a tensor, for TMA. Positions outside of it are read as 0."""
     rank = len(shape)
     # The driver wants 64 bytes of alignment for what it writes.
     room = ctypes.create_string_buffer(128 + 64)

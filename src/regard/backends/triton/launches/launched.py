@@ -1,9 +1,9 @@
-"""Launching kernels, past Triton's look at every argument.
+"""Launching kernels without Triton's inspection of every argument.
 
-Triton compiles a kernel anew for every number that is 1 or divides by 16, and before each launch
-asks so of all of them. Here a kernel is compiled for what changes its code: types, what it is told
-as constants, and how strides and addresses are aligned. Lengths, heads, windows and the like are
-told to the compiler as numbers that say nothing, so that no other length compiles anything.
+Triton specialises a kernel for every number that is 1 or divisible by 16, and inspects all of them
+before each launch. Here a kernel is compiled for what changes its code: types, constants, and the
+alignment of strides and addresses. Lengths, heads, windows and the like are not specialised, so
+that another length compiles nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from regard.backends.triton.launches.cuda_driver import Grid
 from regard.backends.triton.pairs import INTERPRETED
 
 STRIDES = frozenset(("batch", "head", "row", "query", "key"))
-"""Fields of what kernels take that say how far numbers are apart. Of these the compiler is told
-whether they are 1 or divide by 16, so that it reads many numbers at once."""
+"""Fields of arguments that are strides. Of these the compiler is told whether they are 1 or
+divisible by 16, so that it vectorises loads."""
 _SAYS_NOTHING, _DIVIDES = 7, 16
 _LONG = 1 << 40
 _INT32 = range(-(1 << 31), 1 << 31)
@@ -45,7 +45,7 @@ def current_stream() -> int:
 
 
 def _with_maps(loaded: Loaded, values: list[Any]) -> list[Any]:
-    """What a kernel takes, with a map in the place of each tensor that the copy engine reads."""
+    """The arguments of a kernel, with a tensor map in place of each tensor that TMA reads."""
     found: list[Any] = []
     maps = 0
     for value in values:
@@ -69,12 +69,12 @@ class Directly(NamedTuple):
         self.loaded(grid, current_stream(), self.expanded(values))
 
     def expanded(self, values: list[Any]) -> list[Any]:
-        """All that the kernel takes, with the map of each tensor that the copy engine reads."""
+        """All arguments of the kernel, with the tensor map of each tensor that TMA reads."""
         return _with_maps(self.loaded, values) if self.loaded.binary.tilings else values
 
 
 class ByTriton(NamedTuple):
-    """A kernel whose parameters are not known here."""
+    """A kernel whose parameters are not known here: Triton launches it."""
 
     compiled: Any
     rest: list[Any]
@@ -134,7 +134,7 @@ class Launched:
     def _shipped(
         self, key: Any, device: int, traits: list[Any], constants: dict[str, Any]
     ) -> Directly | None:
-        """The kernel as it came along, if it did."""
+        """The kernel that was shipped, if there is one."""
         if not cuda_driver.available():
             return None
         card = capability(torch.device("cuda", device))
@@ -170,7 +170,7 @@ class Launched:
         return shipped.spelled(self.kernel.fn.__name__, traits, constants)
 
     def told(self, arguments: tuple[Any, ...], constants: dict[str, Any]) -> str:
-        """What a launch is compiled for, in letters."""
+        """What a launch is compiled for, as text."""
         traits: list[Any] = []
         _read(arguments, traits, [])
         return self.spelled(traits, constants)
@@ -187,8 +187,8 @@ class Launched:
             return self.compiled(arguments, constants)
 
     def compiled(self, arguments: tuple[Any, ...], constants: dict[str, Any]) -> Any:
-        """What Triton makes of the kernel, for all launches like this one."""
-        # To multiply and add in one step is quicker and more accurate. Triton 3.10 must be asked.
+        """The kernel, compiled by Triton for all launches like this one."""
+        # A fused multiply-add is quicker and more accurate. Triton 3.10 uses it only if asked.
         return self.kernel.warmup(
             *map(_neutral, arguments), **constants, grid=(1,), enable_fp_fusion=True
         )
@@ -199,13 +199,13 @@ Collected = tuple[Launched, tuple[Any, ...], dict[str, Any]]
 
 
 class _Here(threading.local):
-    """What this thread is about."""
+    """What this thread does with launches."""
 
     pending: list[One] | None = None
     """Launches that wait until all their kernels are compiled, side by side."""
     recorded: list[tuple[Directly | ByTriton, One]] | None = None
     collected: list[Collected] | None = None
-    """Launches that are not made, but looked at."""
+    """Launches that are recorded instead of made."""
 
 
 _here = _Here()
@@ -277,7 +277,7 @@ def _loaded(compiled: Any, names: tuple[str, ...], one: One) -> Directly | ByTri
 
 
 def tensors_in(arguments: tuple[Any, ...]) -> Iterator[Tensor]:
-    """The tensors of a launch, in the order in which the kernel takes their addresses and maps."""
+    """The tensors of a launch, in the order of their addresses and tensor maps."""
     for argument in arguments:
         if isinstance(argument, Tensor):
             yield argument
@@ -288,7 +288,7 @@ def tensors_in(arguments: tuple[Any, ...]) -> Iterator[Tensor]:
 
 
 def _read(arguments: tuple[Any, ...], traits: list[Any], values: list[Any]) -> None:
-    """All that a kernel may be compiled for, and what it takes. Most arguments are integers."""
+    """All that a kernel may be specialised for, and its parameters. Most arguments are integers."""
     for argument, is_stride in zip(arguments, _strides_of(type(arguments)), strict=False):
         kind = type(argument)
         if kind is int:
@@ -313,7 +313,7 @@ def _read(arguments: tuple[Any, ...], traits: list[Any], values: list[Any]) -> N
         elif kind is tl.constexpr:
             traits.append((kind, argument.value))
         else:
-            # A tensor as the copy engine reads it: its memory is aligned, or it could not be one.
+            # A tensor that TMA reads: its memory is aligned, or it could not be one.
             traits.append((kind, argument.base.dtype, tuple(argument.block_shape)))
             values.append(argument)
 

@@ -1,8 +1,8 @@
 """Kernels that come compiled, so that a first call compiles nothing.
 
-There is one file for each generation of cards, with the commonest kernels and, for each, what it
-was compiled for. It is used only as long as the sources are those it was made of, on the cards it
-was made for; whatever it does not hold is compiled. `prebuild.py` makes it.
+There is one file for each compute capability, with the commonest kernels and, for each, what it was
+compiled for. It is used only as long as the sources are those it was made of, on GPUs of that
+compute capability; whatever it does not hold is compiled. `prebuild.py` makes it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _INDEX = "index.json"
 
 
 def place_of(capability: int) -> Path:
-    """The file for cards of a compute capability: 90 is Hopper's."""
+    """The file for GPUs of a compute capability: 90 is Hopper's."""
     return FOLDER / f"sm_{capability}.zip"
 
 
 def spelled(kernel: str, traits: Iterable[Any], constants: Mapping[str, Any]) -> str:
-    """What a kernel is compiled for, in letters."""
+    """What a kernel is compiled for, as text."""
     return f"{kernel} {_spell(tuple(traits))} {_spell(tuple(sorted(constants.items())))}"
 
 
@@ -41,7 +41,7 @@ def _spell(part: Any) -> str:
 
 @cache
 def sources() -> str:
-    """A mark of all that kernels are made of: it changes with any of these files."""
+    """A hash of all that kernels are made of: it changes with any of these files."""
     mark = hashlib.sha256()
     for path in sorted(_SOURCES.rglob("*.py")):
         mark.update(path.relative_to(_SOURCES).as_posix().encode())
@@ -50,7 +50,7 @@ def sources() -> str:
 
 
 def find(capability: int, what: str) -> Binary | None:
-    """The kernel compiled for exactly this, if it came along."""
+    """The kernel compiled for exactly this, if it was shipped."""
     known = _index(place_of(capability))
     if what not in known:
         return None
@@ -67,7 +67,7 @@ def find(capability: int, what: str) -> Binary | None:
 
 
 def count(capability: int) -> int:
-    """How many kernels came along for a kind of card."""
+    """How many kernels were shipped for a compute capability."""
     return len(_index(place_of(capability)))
 
 

@@ -1,2 +1,2 @@
-"""What calls will need before they need it: the commonest of them, their kernels compiled without a
-card, and those of a call to come."""
+"""Kernels compiled before they are needed: those of the commonest calls, without a GPU, and those
+of a call to come."""

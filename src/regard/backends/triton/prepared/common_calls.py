@@ -1,5 +1,4 @@
-"""The calls that most people make, on tensors without numbers: what they would launch is compiled
-before anybody needs it."""
+"""The commonest calls, on meta tensors: what they would launch is compiled before it is needed."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ from regard.backends.triton.tuning import looking_settings
 from regard.inputs import AttentionInputs, check
 
 SHORT, MIDDLE, LONG = 256, 2048, 16384
-"""Tokens of calls that the tuning tells apart."""
+"""Sequence lengths that the tuning distinguishes."""
 Asked = Callable[[], Any]
 
 
 def common_calls(
     width: int, dtype: torch.dtype, given: Sequence[masks.Mask | None], *, gradients: bool
 ) -> Iterator[Asked]:
-    """Reading, training and decoding with heads of one width and type."""
+    """Prefill, training and decoding with one head dimension and type."""
     for mask in given:
         for n in (SHORT, MIDDLE, LONG):
             yield from attended(call(dtype, width, n, mask=mask))
@@ -36,14 +35,14 @@ def common_calls(
         if gradients:
             for groups in (16, 2):
                 yield partial(learn, call(dtype, width, MIDDLE, mask=mask, groups=groups))
-    # One query of a decoder against what it keeps: heads alone, and groups of them.
+    # One query of a decoder against its KV cache: multi-head, and grouped-query attention.
     for groups in (16, 4, 2):
         for keys in (128, 4096, LONG):
             yield from attended(call(dtype, width, 1, keys=keys, groups=groups))
 
 
 def attended(x: AttentionInputs) -> Iterator[Asked]:
-    """A call with statistics, and without."""
+    """A call with row statistics, and without."""
     yield partial(forward, x, statistics=True)
     yield partial(forward, x, statistics=False)
 
@@ -84,7 +83,7 @@ def rows(x: AttentionInputs) -> Tensor:
 
 
 def launches(capability: int, calls: Iterable[Asked]) -> dict[str, Collected]:
-    """All that calls launch on some kind of card, each once, by what it is compiled for."""
+    """All that calls launch on such GPUs, each once, by what it is compiled for."""
     found: dict[str, Collected] = {}
     token = arguments.stands_for.set(capability)
     try:

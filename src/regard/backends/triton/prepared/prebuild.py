@@ -1,8 +1,8 @@
-"""Compile the commonest kernels for a kind of card, without one:
+"""Compile the commonest kernels for a compute capability, without a GPU:
 `python -m regard.backends.triton.prepared.prebuild`.
 
-Calls are made on tensors without numbers, and their launches compiled instead of made. So the file
-holds what calls of these kinds really launch, whatever the tuning says.
+Calls are made on meta tensors, and their launches compiled instead of made. So the file holds what
+such calls really launch, whatever the tuning says.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from regard.errors import RegardError
 
 _NO_LINES = "TRITON_DISABLE_LINE_INFO"
 DOCUMENT = 100
-"""Tokens of packed documents."""
+"""Lengths of packed documents, in tokens."""
 
 
 def kinds() -> Iterator[Asked]:
@@ -58,7 +58,7 @@ def kinds() -> Iterator[Asked]:
 
 
 class Card:
-    """What Triton asks of a card, answered without one."""
+    """What Triton asks of a GPU, answered without one."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
@@ -74,7 +74,7 @@ class Card:
 
 
 def build(wanted: dict[str, Collected], capability: int, jobs: int) -> dict[str, Binary]:
-    """Compile launches side by side."""
+    """Compile launches in parallel."""
     built: dict[str, Binary] = {}
     with _standing_in(capability), ThreadPoolExecutor(jobs) as compilers:
         waiting = {
@@ -93,9 +93,9 @@ def build(wanted: dict[str, Collected], capability: int, jobs: int) -> dict[str,
 
 @contextmanager
 def _standing_in(capability: int) -> Iterator[None]:
-    """Triton compiles for such cards, whether there is one or not."""
+    """Triton compiles for such GPUs, whether there is one or not."""
     driver.set_active(Card(capability))
-    # Where a line of the source went is of no use in a binary, and most of its size.
+    # Line numbers are of no use in a binary, and most of its size.
     before = os.environ.get(_NO_LINES)
     os.environ[_NO_LINES] = "1"
     try:

@@ -1,4 +1,4 @@
-"""Kernels made ready for calls of one type and width."""
+"""Kernels made ready for calls of one type and head dimension."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def warm_up(
     *,
     gradients: bool,
 ) -> int:
-    """Load what came compiled, compile the rest side by side; how many were compiled."""
+    """Load what was shipped, compile the rest in parallel; how many were compiled."""
     index = torch.cuda.current_device() if device.index is None else device.index
     card = capability(torch.device("cuda", index))
     calls = common_calls(width, dtype, masks, gradients=gradients)
