@@ -92,8 +92,9 @@ NUMBERS = {
 KINDS = {
     "bare-mask": (
         {"mask": ones(5, 5).bool()},
-        ["does not say what True means", "torch.bool [5, 5]", "masks.keep(t) if True may be seen",
-         "masks.ignore(t) if True is hidden", "biases.dense(t) for numbers to add"],
+        ["does not say what True means", "torch.bool [5, 5]",
+         "masks.keep(t) if True is attended to, masks.ignore(t) if True is masked",
+         "biases.dense(t) for numbers to add"],
     ),
     "bare-float-mask": ({"mask": ones(5, 5)}, ["torch.float32 [5, 5]", "biases.dense(t)"]),
     "mask-is-a-word": (

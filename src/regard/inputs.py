@@ -257,7 +257,7 @@ def _check_kinds(mask: object, score: object, bias: object) -> None:
             accepted="a mask from regard.masks",
             do="masks.from_sdpa(t)"
             if is_causal_bias(mask)
-            else "masks.keep(t) if True may be seen, masks.ignore(t) if True is hidden, "
+            else "masks.keep(t) if True is attended to, masks.ignore(t) if True is masked, "
             "biases.dense(t) for numbers to add",
         )
     for name, value, kind in (("mask", mask, Mask), ("score", score, Score), ("bias", bias, Bias)):

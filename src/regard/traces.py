@@ -114,7 +114,7 @@ class Trace(Displayed):
         self, queries: Chosen = None, keys: Chosen = None, heads: Chosen = None
     ) -> Float[Tensor, "*bh q k"]:
         """The scores before softmax, of chosen queries, keys and heads: after scale, soft-cap and
-        bias, exact also where a weight is too small for its number; -inf where a pair is hidden.
+        bias, exact also where a weight is too small for its number; -inf where a pair is masked.
 
         Differentiable. Only what was asked for is computed.
 
@@ -161,7 +161,7 @@ class Trace(Displayed):
         The region is (start, stop) of queries and of keys, or a slice or range without steps; the
         whole by default. Place i of a region's n (from 0, at its start) is in cell ⌊i · cells / n⌋,
         so cells differ by one place at most. A region with fewer places than cells gives one cell
-        per place. The mean counts hidden pairs as 0.
+        per place. The mean counts masked pairs as 0.
 
         >>> import regard, torch
         >>> x = torch.randn(7, 4)

@@ -59,7 +59,7 @@ def test_view_of_two_words_is_exactly_this() -> None:
         "",
         "received  52 48",
         "",
-        "rows look at columns; percent (. below 0.5); blank: hidden by the mask",
+        "rows look at columns; percent (. below 0.5); blank: masked",
         "entropy in nats (all alike: 0.69); received: share of all weight (most: 52%)",
         "",
         "what 'bet' (word 2) looks at, in percent",

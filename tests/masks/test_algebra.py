@@ -260,7 +260,7 @@ def test_a_tensor_is_not_a_mask(sign):
     text = str(error.value)
     assert text.startswith(f"{sign} combines masks with masks")
     assert "got:      Tensor" in text
-    assert "masks.keep(t) (True may be seen) or masks.ignore(t)" in text
+    assert "masks.keep(t) (True is attended to) or masks.ignore(t)" in text
 
 
 @pytest.mark.usefixtures("without_hook")

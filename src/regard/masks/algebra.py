@@ -155,7 +155,7 @@ def _mask(other: object, operator: str) -> Mask:
         f"{operator} combines masks with masks",
         got=type(other).__name__,
         accepted="a mask from regard.masks",
-        do="wrap a boolean tensor in masks.keep(t) (True may be seen) or masks.ignore(t)",
+        do="wrap a boolean tensor in masks.keep(t) (True is attended to) or masks.ignore(t)",
     )
 
 

@@ -160,7 +160,7 @@ def where(function: Callable[..., Any]) -> Mask:
             "where takes a function",
             got=type(function).__name__,
             accepted="f(b, h, q, k) that says True where a pair may be seen",
-            do="wrap a boolean tensor in masks.keep(t) (True may be seen) or masks.ignore(t)",
+            do="wrap a boolean tensor in masks.keep(t) (True is attended to) or masks.ignore(t)",
         )
     mask = Where(function)
     if mask.program.result != torch.bool:

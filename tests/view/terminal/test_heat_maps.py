@@ -53,7 +53,7 @@ def test_plain_map_is_exactly_this() -> None:
         "                                             ",
         "received  33 27 22 18                        ",
         "                                             ",
-        "rows look at columns; percent (. below 0.5); blank: hidden by the mask",
+        "rows look at columns; percent (. below 0.5); blank: masked",
         "entropy in nats (all alike: 1.39); received: share of all weight (most: 33%)",
     ]
 

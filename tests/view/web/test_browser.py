@@ -35,7 +35,7 @@ def test_the_tooltip_of_a_page_tells_the_exact_weight(
         rank = 1 + int((p[query] > p[query, key]).sum())
         assert f"rank {rank}" in tip.inner_text()
         assert f"word{query}" in tip.inner_text()
-    assert "hidden by the mask" in _settled(hover(tab, 3, 30, 40))
+    assert "masked" in _settled(hover(tab, 3, 30, 40))
 
 
 def _settled(tip: Locator) -> str:

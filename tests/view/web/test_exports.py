@@ -224,7 +224,7 @@ def test_the_numbers_of_a_text_say_which_are_exact(open_page: Open, tmp_path: Pa
     tab = open_page(f"{url}#view=text&token=500")
     _, found, exact = weighed(saved(tab, "CSV", tmp_path, ".word"))
     p = weights(what, 0, 0)[500]
-    # The strongest four, and those that the mask hides.
+    # The strongest four, and those that are masked.
     assert exact.nonzero()[:, 0].tolist() == sorted([*p.topk(4).indices.tolist(), *range(501, 600)])
     torch.testing.assert_close(found[exact], p[exact], rtol=1e-3, atol=1e-6)
 
@@ -250,7 +250,7 @@ def test_a_text_is_drawn_as_it_is_seen(
     boxes = [box for box in drawn.iter(f"{SVG}rect") if box.find(f"{SVG}title") is not None]
     told = [(box.findtext(f"{SVG}title") or "").split(", ") for box in boxes]
     assert [name for name, _ in told] == [f"#{i}" for i in range(40)]
-    assert told[31][1] == "hidden by the mask"
+    assert told[31][1] == "masked"
     for word, (box, (_, weight)) in enumerate(zip(boxes[:31], told[:31], strict=True)):
         if not weight.startswith("<"):
             assert float(weight.rstrip("%")) / 100 == pytest.approx(p[word].item(), rel=6e-3)

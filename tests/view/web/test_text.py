@@ -40,17 +40,17 @@ def test_what_a_window_hides_is_dim_and_the_rest_in_brackets(
 ) -> None:
     tab = open_page(f"{window_page}#view=text&token=20")
     tab.wait_for_selector(".word")
-    assert places(tab, ":not(.hid)") == [*range(15, 21)]
+    assert places(tab, ":not(.masked)") == [*range(15, 21)]
     body = tab.locator(".words").inner_text().replace("\n", " ")
     assert body.index("word14") < body.index("[") < body.index("word15")
     assert body.index("word20") < body.index("]") < body.index("word21")
     assert "leaves 6 tokens, #15 to #20, in brackets" in tab.locator(".text").inner_text()
     tab.get_by_role("radio", name="Is seen by").check()
     until(tab, "document.querySelector('h2').textContent.includes('is seen by')")
-    assert places(tab, ":not(.hid)") == [*range(20, 26)]
+    assert places(tab, ":not(.masked)") == [*range(20, 26)]
     tab.locator(".word[data-place='2']").click()
     until(tab, "document.querySelector('h2').textContent.includes('#2 is')")
-    assert places(tab, ":not(.hid)") == [*range(2, 8)]
+    assert places(tab, ":not(.masked)") == [*range(2, 8)]
 
 
 def test_heads_that_share_keys_stand_in_one_bracket(open_page: Open, window_page: str) -> None:

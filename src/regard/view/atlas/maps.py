@@ -159,7 +159,7 @@ class Map:
         return torch.cat(rows)
 
     def span(self, queries: range, keys: range) -> range:
-        """The part of the keys outside of which the mask hides everything from these queries."""
+        """The part of the keys outside of which all keys are masked for these queries."""
         if len(self.calls) > 1 or not queries or not keys:
             return keys
         x = self.traces[self.calls[0]].inputs

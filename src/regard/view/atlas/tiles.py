@@ -121,7 +121,7 @@ def pooled(
     columns = -(-len(keys) // cell)
     mean, most = torch.zeros(rows, columns), torch.zeros(rows, columns)
     read = cell if read is None else read
-    # Thin bands: what the mask hides from all of their rows is not computed.
+    # Thin bands: keys that are masked for all of their rows are not computed.
     here = max(1, min(rows // 8, CHUNK // max(1, read * len(keys))))
     for start in range(0, rows, here):
         if go is not None and not go(start / rows):
@@ -130,7 +130,7 @@ def pooled(
         first = queries.start + start * cell
         span = range(first, min(queries.start + stop * cell, queries.stop))
         shown = of.span(span, keys)
-        # Whole cells, so that means count what is hidden.
+        # Whole cells, so that means count masked pairs.
         low = (shown.start - keys.start) // cell if shown else 0
         high = -(-(shown.stop - keys.start) // cell) if shown else 0
         if low >= high:

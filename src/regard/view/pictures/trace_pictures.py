@@ -52,7 +52,7 @@ def heat_map(
 ) -> Figure:
     """The weights of one head, or the mean of all heads: rows look at columns.
 
-    Pairs that the mask hides are left blank. A text longer than 60 tokens is pooled into cells,
+    Masked pairs are left blank. A text longer than 60 tokens is pooled into cells,
     each the largest weight in it, on a logarithmic scale: long rows share little with each key.
 
     >>> import regard, torch

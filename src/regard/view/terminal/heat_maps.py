@@ -89,7 +89,7 @@ def shaded(
     """The tokens in their order, each shaded by the weight that one query gives it; or, with
     `key=`, by the weight that it gives one key: who looks at that token.
 
-    Under each token stands its weight in percent, or nothing where it is hidden. Of a text longer
+    Under each token stands its weight in percent, or nothing where it is masked. Of a text longer
     than 60 tokens only the strongest are shown, with their neighbours.
 
     >>> import regard, torch
@@ -147,7 +147,7 @@ class HeatMap:
 
 @dataclass(frozen=True, eq=False)
 class Shaded:
-    """One query's weights over a text, drawn when it is printed; None where a token is hidden."""
+    """One query's weights over a text, drawn when it is printed; None where a token is masked."""
 
     tokens: tuple[str, ...]
     weights: tuple[float | None, ...]
@@ -246,7 +246,7 @@ class _Drawing:
         return _line(self._fit(name, self.at.label) + " ")
 
     def _cell(self, line: Text, share: float, number: str | None) -> None:
-        """One cell: its number where it fits, and a colour or a mark; nothing where hidden."""
+        """One cell: its number where it fits, and a colour or a mark; nothing where masked."""
         cell = self.at.cell
         if number is None:
             line.append(" " * cell)
@@ -312,7 +312,7 @@ class _Drawing:
             return says + (", mean of the heads" if self.map.heads > 1 else "")
         if self.at.cell > 2:
             says += "percent (. below 0.5); "
-        return says + "blank: hidden by the mask"
+        return says + "blank: masked"
 
     def _fit(self, text: str, width: int) -> str:
         return fit(text, width, "~" if self.plain else "…")

@@ -40,6 +40,6 @@ export function legendNodes(legend: Legend, failed: string | null, theme: "light
     failed
       ? el("p", { class: "note bad", role: "alert" }, `A tile could not be read: ${failed}`)
       : "",
-    el("p", { class: "note void" }, el("span", { class: "swatch" }), "hidden by the mask, or zero"),
+    el("p", { class: "note void" }, el("span", { class: "swatch" }), "masked, or zero"),
   ];
 }

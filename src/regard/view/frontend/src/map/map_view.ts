@@ -242,7 +242,7 @@ export class MapView implements MapActions {
     for (let row = above!; row < below!; row++)
       for (let column = left!; column < right!; column++) {
         const place = this.place(this.level, row, column);
-        if (hidden(place, lens.map)) continue;
+        if (masked(place, lens.map)) continue;
         const held = this.tiles.want(place);
         this.visible.push(held);
         const stand = held.tile ? held : this.coarser(place, top);
@@ -351,8 +351,8 @@ export class MapView implements MapActions {
   }
 }
 
-/** Whether the mask lets nothing of a tile be seen, as far as a band can tell. */
-function hidden({ level, row, column }: Place, { band }: MapInfo): boolean {
+/** Whether a whole tile is masked, as far as a band can tell. */
+function masked({ level, row, column }: Place, { band }: MapInfo): boolean {
   if (!band) return false;
   const size = SIDE << level;
   const [low, high] = band;

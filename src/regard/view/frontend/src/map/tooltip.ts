@@ -107,7 +107,7 @@ export class Tooltip {
 }
 
 function told(map: MapInfo, { query, key }: Point, found: Cell | null): string {
-  if (!allowed(map, query, key)) return "hidden by the mask";
+  if (!allowed(map, query, key)) return "masked";
   if (found === null) return "known as part of its cell";
   const { weight, rank } = found;
   if (rank === null) return `at most ${percent(weight, 0)}`;

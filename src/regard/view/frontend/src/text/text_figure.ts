@@ -51,7 +51,7 @@ function lines(words: Word[]): { set: Placed[]; width: number; height: number } 
 }
 
 function drawn({ word, x, y, width }: Placed, inks: Inks): Shape[] {
-  const { text, colours, self, hidden, written, opens, closes, about } = word;
+  const { text, colours, self, masked, written, opens, closes, about } = word;
   const [top, middle] = [y + (LINE - TALL) / 2, y + LINE / 2];
   const box = { x, y: top, width, height: TALL };
   const sign = (text: string, x: number): Shape => {
@@ -69,7 +69,7 @@ function drawn({ word, x, y, width }: Placed, inks: Inks): Shape[] {
   const made: Shape[] = [];
   // Where there is no colour, there is still something to point at.
   made.push({ kind: "box", ...box, fill: colours?.ground ?? inks.paper, tooltip: about });
-  const fill = hidden ? inks.faint : (colours?.ink ?? inks.ink);
+  const fill = masked ? inks.faint : (colours?.ink ?? inks.ink);
   made.push({ kind: "text", x: x + PAD, y: middle, text, font: MONO, size: SIZE, fill });
   if (written) {
     const low = top + TALL - 2;

@@ -194,7 +194,7 @@ export class TextView {
       .sort((a, b) => weights[b]! - weights[a]!)
       .slice(0, STRONGEST);
     if (!order.length)
-      return el("p", { class: "note" }, "Nothing: the mask hides every pair, or all are zero.");
+      return el("p", { class: "note" }, "Nothing: every pair is masked, or all weights are zero.");
     const most = weights[order[0]!]!;
     const item = (at: number) =>
       el(
@@ -235,7 +235,7 @@ export class TextView {
     const notes: string[] = [];
     if (band && (band[0] !== null || band[1] !== null))
       notes.push(
-        `The mask ${mask} leaves ${last - first + 1} ${last === first ? "token" : "tokens"}, #${first} to #${last}${band[0] === null || band[1] === null ? "" : ", in brackets"}; those it hides are dim.`,
+        `The mask ${mask} leaves ${last - first + 1} ${last === first ? "token" : "tokens"}, #${first} to #${last}${band[0] === null || band[1] === null ? "" : ", in brackets"}; masked tokens are dim.`,
       );
     if (starts.length > 1) notes.push("Underlined: written by the model.");
     if (level)

@@ -1,4 +1,4 @@
-/** A text as words that can be chosen: shaded, dimmed where the mask hides, marked where written. */
+/** A text as words that can be chosen: shaded, dimmed where masked, marked where written. */
 
 import { exactly } from "../drawing/number_format";
 import { spelled } from "../drawing/token_spelling";
@@ -46,7 +46,7 @@ export interface Word {
   about: string;
   colours: Colours | null;
   self: boolean;
-  hidden: boolean;
+  masked: boolean;
   written: boolean;
   /** Whether a space is behind it, or a new line. */
   spaced: boolean;
@@ -64,17 +64,17 @@ export function wordsOf(of: Words, shading: Shading | null): Word[] {
   return Array.from({ length: of.stop - of.start }, (_, place) => {
     const at = of.start + place;
     const name = nameOf(of.names, at);
-    const hidden = at < first || at > last;
+    const masked = at < first || at > last;
     const written = at >= of.wrote;
     const weight = shading?.weight ? exactly(shading.weight(at)) : "";
-    const about = [`#${at}`, hidden ? "hidden by the mask" : weight, written && AUTHOR];
+    const about = [`#${at}`, masked ? "masked" : weight, written && AUTHOR];
     return {
       at,
       text: spelled(name.replace(/^[ \u0120\u2581](?=.)/su, ""), 60),
       about: about.filter(Boolean).join(", "),
-      colours: hidden ? null : (shading?.paint(at) ?? null),
+      colours: masked ? null : (shading?.paint(at) ?? null),
       self: at === of.self,
-      hidden,
+      masked,
       written,
       spaced: spaced(at + 1),
       ends: name.includes("\n"),
@@ -114,8 +114,14 @@ export function words(of: Words, shading: Shading | null): HTMLElement {
   return body;
 }
 
-function button({ at, text, about, colours, self, hidden, written, spaced }: Word): HTMLElement {
-  const kinds = ["word", self && "self", hidden && "hid", written && "written", spaced && "spaced"];
+function button({ at, text, about, colours, self, masked, written, spaced }: Word): HTMLElement {
+  const kinds = [
+    "word",
+    self && "self",
+    masked && "masked",
+    written && "written",
+    spaced && "spaced",
+  ];
   return el(
     "button",
     {
