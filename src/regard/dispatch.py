@@ -12,11 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.backends.contract import Backend, Repeated, Rows, SecondPass
+from regard.between_graphs import between_graphs
 from regard.biases.bias import Bias
 from regard.choice import BACKENDS, choose, refusals
 from regard.cost.counting import dense_pairs, forward_flops, least_bytes, needed_pairs
 from regard.inputs import AttentionInputs, check
-from regard.jagged import JaggedTrace, any_nested, pack
+from regard.jagged import JaggedInputs, JaggedTrace, any_nested, pack, pack_tokens
 from regard.kinds import kind_of
 from regard.masks.algebra import Mask
 from regard.plans import Plan
@@ -25,6 +26,8 @@ from regard.traces import Trace
 from regard.watchers import show, unwatched, watched
 
 __all__ = ["BACKENDS", "attention", "plan", "trace"]
+
+CuSeqlens = Tensor | tuple[Tensor, Tensor]
 
 
 def attention(
@@ -41,18 +44,33 @@ def attention(
     dropout: float = 0.0,
     training: bool = False,
     backend: str | None = None,
+    cu_seqlens: CuSeqlens | None = None,
 ) -> Float[Tensor, "*bh q e"]:
     """Attention: each query's mean of the values, weighted by how well it matches the keys.
 
     Inputs are [B, H, N, D], or with more axes before H; or [B, N, D] or [N, D] for one head. Fewer
     key heads than query heads is grouped-query attention. Dropout happens only with
-    `training=True`. Sequences of different lengths may be jagged nested tensors [B, H, j, D].
+    `training=True`.
+
+    Sequences of different lengths may be jagged nested tensors [B, H, j, D]; or tokens end to end,
+    q [total_q, H, D], k [total_k, G, D] and v [total_k, G, E], with `cu_seqlens`: 0 and the end of
+    each sequence, or a pair of such tensors for queries and keys. Three axes then are [tokens,
+    heads, width], not [B, N, D], and the mask is that of each sequence.
 
     >>> import torch, regard
     >>> q, k, v = torch.randn(3, 2, 8, 100, 64)
     >>> regard.attention(q, k, v, mask=regard.masks.causal()).shape
     torch.Size([2, 8, 100, 64])
+    >>> q, k, v = torch.randn(3, 10, 8, 64)
+    >>> ends = torch.tensor([0, 3, 10], dtype=torch.int32)
+    >>> regard.attention(q, k, v, cu_seqlens=ends, mask=regard.masks.causal()).shape
+    torch.Size([10, 8, 64])
     """
+    if cu_seqlens is not None:
+        return _attend_tokens(
+            q, k, v, cu_seqlens, mask, score=score, bias=bias, softcap=softcap, sink=sink,
+            scale=scale, dropout=dropout, training=training, backend=backend,
+        )  # fmt: skip
     kind = None
     seen = watched()
     if score is None and bias is None and sink is None and _drops_none(dropout, training):
@@ -66,12 +84,10 @@ def attention(
             return _shown(partial(known.trace, q, k, v, mask)).rows.out
         return trace(q, k, v, mask=mask, softcap=softcap, scale=scale, dropout=dropout).rows.out
     if any_nested(q, k, v):
-        nested = pack(q, k, v, mask, bias)
-        out = attention(
-            *nested.qkv, mask=nested.mask, score=score, bias=bias, softcap=softcap, sink=sink,
+        return _attend_packed(
+            pack(q, k, v, mask, bias), score=score, bias=bias, softcap=softcap, sink=sink,
             scale=scale, dropout=dropout, training=training, backend=backend,
         )  # fmt: skip
-        return nested.queries.of(out)
     inputs = check(
         q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
         dropout=dropout, training=training,
@@ -102,6 +118,7 @@ def trace(
     dropout: float = 0.0,
     training: bool = False,
     backend: str | None = None,
+    cu_seqlens: CuSeqlens | None = None,
 ) -> Trace:
     """Attention that can be looked into: the same output, with every weight one question away.
 
@@ -110,7 +127,14 @@ def trace(
     >>> t = regard.trace(q, k, v, mask=regard.masks.causal())
     >>> t.entropy.shape, t.received().shape, t.map(10).shape
     (torch.Size([2, 8, 100]), torch.Size([2, 8, 100]), torch.Size([2, 8, 10, 10]))
+
+    With `cu_seqlens` answers are [tokens, heads, ...], and `t[i]` is a trace of one sequence.
     """
+    if cu_seqlens is not None:
+        return _trace_tokens(
+            q, k, v, cu_seqlens, mask, score=score, bias=bias, softcap=softcap, sink=sink,
+            scale=scale, dropout=dropout, training=training, backend=backend,
+        )  # fmt: skip
     kind = None
     if score is None and bias is None and sink is None and _drops_none(dropout, training):
         kind = kind_of(q, k, v, mask, scale, softcap, backend, True)
@@ -118,12 +142,10 @@ def trace(
     if known is not None:
         return _shown(partial(known.trace, q, k, v, mask))
     if any_nested(q, k, v):
-        nested = pack(q, k, v, mask, bias)
-        whole = trace(
-            *nested.qkv, mask=nested.mask, score=score, bias=bias, softcap=softcap, sink=sink,
+        return _trace_packed(
+            pack(q, k, v, mask, bias), mask, score=score, bias=bias, softcap=softcap, sink=sink,
             scale=scale, dropout=dropout, training=training, backend=backend,
         )  # fmt: skip
-        return JaggedTrace(whole.inputs, whole.rows, whole.backend, whole.second_pass, mask, nested)
     inputs = check(
         q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
         dropout=dropout, training=training,
@@ -133,6 +155,36 @@ def trace(
     if known is not None:
         return _shown(partial(known.trace, q, k, v, mask))
     return _shown(partial(_observed, inputs, chosen, mask))
+
+
+_between_graphs = between_graphs(
+    "regard reads cu_seqlens, whose numbers a graph does not know: compile without fullgraph=True, "
+    "or use masks.documents(ids)"
+)
+
+
+@_between_graphs
+def _attend_tokens(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: CuSeqlens, mask: Mask | None, **options: Any
+) -> Tensor:
+    return _attend_packed(pack_tokens(q, k, v, cu_seqlens, mask, options["bias"]), **options)
+
+
+@_between_graphs
+def _trace_tokens(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: CuSeqlens, mask: Mask | None, **options: Any
+) -> Trace:
+    return _trace_packed(pack_tokens(q, k, v, cu_seqlens, mask, options["bias"]), mask, **options)
+
+
+def _attend_packed(packed: JaggedInputs, **options: Any) -> Tensor:
+    return packed.sequences.queries.of(attention(*packed.qkv, mask=packed.mask, **options))
+
+
+def _trace_packed(packed: JaggedInputs, mask: Mask | None, **options: Any) -> Trace:
+    """One trace of all sequences, as traces of each."""
+    x = trace(*packed.qkv, mask=packed.mask, **options)
+    return JaggedTrace(x.inputs, x.rows, x.backend, x.second_pass, mask, packed.sequences)
 
 
 def _drops_none(dropout: float, training: bool) -> bool:
@@ -198,6 +250,7 @@ def plan(
     dropout: float = 0.0,
     training: bool = False,
     backend: str | None = None,
+    cu_seqlens: CuSeqlens | None = None,
     statistics: bool = False,
 ) -> Plan:
     """Which backend would run a call, why not the others, and what it costs. Runs nothing.
@@ -221,9 +274,13 @@ def plan(
       bytes moved     2.1 MB
       peak memory     ...B beside the inputs
     """
-    if any_nested(q, k, v):
-        nested = pack(q, k, v, mask, bias)
-        (q, k, v), mask = nested.qkv, nested.mask
+    if cu_seqlens is not None or any_nested(q, k, v):
+        packed = (
+            pack(q, k, v, mask, bias)
+            if cu_seqlens is None
+            else pack_tokens(q, k, v, cu_seqlens, mask, bias)
+        )
+        (q, k, v), mask = packed.qkv, packed.mask
     inputs = check(
         q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
         dropout=dropout, training=training,

@@ -139,7 +139,7 @@ def check(
     axes = _check_tensors(q, k, v)
     q, k, v = _autocast(q, k, v)
     _check_dtypes(q, k, v)
-    _check_kinds(mask, score, bias)
+    check_kinds(mask, score, bias)
     _check_devices(q.device, score, bias, sink)
     if axes.rank != 4:
         q, k, v = (_with_four_axes(t, axes) for t in (q, k, v))
@@ -249,7 +249,8 @@ def _check_devices(
                 )
 
 
-def _check_kinds(mask: object, score: object, bias: object) -> None:
+def check_kinds(mask: object, score: object, bias: object) -> None:
+    """Whether masks, scores and biases are such."""
     if isinstance(mask, Tensor):
         raise RegardError(
             "a bare mask tensor does not say what True means",

@@ -80,10 +80,18 @@ def readable(tensor: Tensor) -> bool:
     stands for others while a call is compiled, traced or transformed."""
     return (
         tensor.device.type == "cpu"
-        and not torch.compiler.is_compiling()
+        and runs_as_written()
+        and type(tensor) in (Tensor, torch.nn.Parameter)
+    )
+
+
+def runs_as_written() -> bool:
+    """Whether nothing compiles, traces or transforms what runs here: tensors that are made now may
+    be kept for calls to come."""
+    return (
+        not torch.compiler.is_compiling()
         and not is_in_torch_dispatch_mode()
         and not torch._C._are_functorch_transforms_active()
-        and type(tensor) in (Tensor, torch.nn.Parameter)
     )
 
 

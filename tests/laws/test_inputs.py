@@ -97,6 +97,43 @@ def test_jagged_sequences_are_many_calls(
 
 
 @given(
+    ends=st.tuples(*[st.lists(st.integers(0, 24), max_size=5)] * 2),
+    mask=st.sampled_from(KINDS),
+    softcap=st.sampled_from([None, 1.5]),
+    backend=BACKENDS,
+    seed=st.integers(0, 9),
+)
+def test_tokens_are_many_calls_however_they_are_cut(
+    ends: tuple[list[int], list[int]],
+    mask: masks.Mask | None,
+    softcap: float | None,
+    backend: str,
+    seed: int,
+) -> None:
+    """Also where queries and keys are cut at different places, or some sequences are empty."""
+    n = min(map(len, ends))
+    cuts = [torch.tensor([0, *sorted(some[:n]), 24], dtype=torch.int32) for some in ends]
+    q, k, v, sink = (
+        numbers(*shape, seed=seed + i).requires_grad_()
+        for i, shape in enumerate([(24, 4, 3), (24, 2, 3), (24, 2, 5), (4,)])
+    )
+    options: dict[str, Any] = {"mask": mask, "softcap": softcap, "sink": sink}
+    got = regard.attention(q, k, v, cu_seqlens=(cuts[0], cuts[1]), **options, backend=backend)
+    of_queries, of_keys = (cut.diff().tolist() for cut in cuts)
+    each = zip(q.split(of_queries), k.split(of_keys), v.split(of_keys), strict=True)
+    alone = [
+        regard.attention(*(x.transpose(0, 1)[None] for x in one), **options, backend="reference")
+        for one in each
+    ]
+    want = torch.cat(alone, 2)[0].transpose(0, 1)
+    assert_close(got, want)
+    pull, learned = numbers(24, 4, 5, seed=seed), [q, k, v, sink]
+    gradients = (torch.autograd.grad(out, learned, pull) for out in (got, want))
+    for mine, theirs in zip(*gradients, strict=True):
+        assert_close(mine, theirs)
+
+
+@given(
     which=st.integers(0, len(WHERE) - 1),
     B=st.integers(1, 2),
     Q=st.integers(1, 9),

@@ -1,6 +1,7 @@
-"""Sequences of different lengths: jagged nested tensors as one call, and the trace of it."""
+"""Sequences of different lengths: jagged nested tensors, and tokens end to end, as one call, and the
+trace of it."""
 
-from regard.jagged.inputs import JaggedInputs, any_nested, pack
+from regard.jagged.inputs import JaggedInputs, any_nested, pack, pack_tokens
 from regard.jagged.trace import JaggedTrace
 
-__all__ = ["JaggedInputs", "JaggedTrace", "any_nested", "pack"]
+__all__ = ["JaggedInputs", "JaggedTrace", "any_nested", "pack", "pack_tokens"]

@@ -1,4 +1,5 @@
-"""Jagged nested tensors: sequences of different lengths, packed end to end into one call.
+"""Sequences of different lengths, packed end to end into one call: jagged nested tensors, or tokens
+with cu_seqlens.
 
 Nothing is padded: the packed call has as many queries and keys as there are tokens, under a mask
 that keeps sequences apart and counts places from the start of each.
@@ -6,6 +7,8 @@ that keeps sequences apart and counts places from the start of each.
 
 from __future__ import annotations
 
+import itertools
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,42 +18,65 @@ from torch import Tensor
 from regard.between_graphs import between_graphs
 from regard.biases.bias import Bias
 from regard.biases.dense import Dense
+from regard.biases.pairwise import Pairwise
+from regard.cu_seqlens import Ends, both, check_tokens, checked, read
 from regard.errors import RegardError
+from regard.inputs import check_kinds
+from regard.kinds import spelled
 from regard.masks.algebra import Mask
 from regard.masks.packed import Packed
+from regard.values import runs_as_written
 
 
-class Ragged(NamedTuple):
-    """Sequences end to end [n, H, D], and where each starts and ends."""
+@dataclass(frozen=True)
+class Ragged:
+    """Where sequences that stand end to end begin and end, and how their owner holds them."""
 
-    values: Tensor
+    ends: Ends
     offsets: Tensor
-    heads: bool
+    """The same on the device."""
+    nested: bool
+    heads: bool = True
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
 
     @property
-    def lengths(self) -> Tensor:
-        return self.offsets.diff()
+    def lengths(self) -> list[int]:
+        return [stop - start for start, stop in itertools.pairwise(self.ends)]
 
     def of(self, answer: Tensor) -> Tensor:
-        """An answer [1, H, n, ...] as sequences: [B, H, j, ...], or [B, j, ...] without heads."""
+        """An answer [1, H, n, ...] as sequences: [B, H, j, ...], or [B, j, ...] without heads; or
+        as tokens [n, H, ...]."""
         ordered = answer[0].transpose(0, 1) if self.heads else answer[0, 0]
-        nested: Tensor = torch.nested.nested_tensor_from_jagged(ordered, offsets=self.offsets)
+        if not self.nested:
+            # Whoever holds tokens goes on with out.view(n, -1).
+            return ordered.contiguous()
+        offsets = self.offsets.to(answer.device)
+        nested: Tensor = torch.nested.nested_tensor_from_jagged(ordered, offsets=offsets)
         return nested.transpose(1, 2) if self.heads else nested
+
+
+class Sequences(NamedTuple):
+    """The sequences of one call."""
+
+    queries: Ragged
+    keys: Ragged
 
 
 @dataclass(frozen=True)
 class JaggedInputs:
-    """One call for all sequences."""
+    """One call for all sequences; its tensors are [n, H, D]."""
 
-    queries: Ragged
-    keys: Ragged
+    sequences: Sequences
+    q: Tensor
+    k: Tensor
     v: Tensor
-    mask: Packed
+    mask: Mask | None
 
     @property
     def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
-        q, k = self.queries.values, self.keys.values
-        return _packed(q), _packed(k), _packed(self.v)
+        return _packed(self.q), _packed(self.k), _packed(self.v)
 
 
 def any_nested(*tensors: Any) -> bool:
@@ -65,23 +91,82 @@ def any_nested(*tensors: Any) -> bool:
 def pack(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Bias | None) -> JaggedInputs:
     """Sequences as one call; refused where they do not fit each other."""
     _check_layouts(q, k, v)
-    queries, keys, values = (_ragged(t) for t in (q, k, v))
-    sizes = [len(t.lengths) for t in (queries, keys, values)]
+    (queries, q), (keys, k), (values, v) = (_ragged(t) for t in (q, k, v))
+    sizes = [len(t) for t in (queries, keys, values)]
     if len(set(sizes)) > 1:
         raise RegardError(
             "q, k and v have different batch sizes",
             got=f"q {sizes[0]}, k {sizes[1]}, v {sizes[2]} sequences",
             accepted="one batch size",
         )
-    if not torch.equal(keys.lengths, values.lengths):
+    if keys.ends != values.ends:
         raise RegardError(
             "each key needs its value",
-            got=f"lengths: k {keys.lengths.tolist()}, v {values.lengths.tolist()}",
+            got=f"lengths: k {keys.lengths}, v {values.lengths}",
             accepted="k and v with the same lengths",
         )
-    lengths = queries.lengths, keys.lengths
-    _check_bias(bias, *lengths)
-    return JaggedInputs(queries, keys, values.values, Packed(mask, *(n.cpu() for n in lengths)))
+    return _together(Sequences(queries, keys), q, k, v, mask, bias)
+
+
+def pack_tokens(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, mask: Mask | None, bias: Bias | None
+) -> JaggedInputs:
+    """Tokens that were cut into sequences as one call."""
+    check_tokens(q, k, v)
+    for_queries, for_keys = both(cu_seqlens)
+    if for_queries is for_keys:
+        ends = checked("cu_seqlens", for_queries, "q", q)
+        queries = keys = Ragged(ends, for_queries, nested=False)
+        if len(q) != len(k):
+            # They cannot both end where it does.
+            checked("cu_seqlens", for_keys, "k", k)
+    else:
+        queries = Ragged(checked("cu_seqlens_q", for_queries, "q", q), for_queries, nested=False)
+        keys = Ragged(checked("cu_seqlens_k", for_keys, "k", k), for_keys, nested=False)
+        if len(queries) != len(keys):
+            raise RegardError(
+                "queries and keys are cut into different numbers of sequences",
+                got=f"q {len(queries)}, k {len(keys)} sequences",
+                accepted="cu_seqlens_q and cu_seqlens_k as long as each other",
+                do="give a sequence that has no queries, or no keys, the same end twice",
+            )
+    return _together(Sequences(queries, keys), q, k, v, mask, bias)
+
+
+def _together(
+    sequences: Sequences, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Bias | None
+) -> JaggedInputs:
+    """One call for all; a sequence that is alone needs nothing to keep it apart."""
+    check_kinds(mask, None, bias)
+    if len(sequences.queries) != 1:
+        _check_bias(bias, sequences)
+        mask = _mask_of(sequences.queries.ends, sequences.keys.ends, mask)
+    return JaggedInputs(sequences, q, k, v, mask)
+
+
+_MASKS: OrderedDict[tuple[Any, ...], Packed] = OrderedDict()
+_ROOM = 8
+"""Masks that are remembered: the layers of a model share one, and what backends make of it."""
+
+
+def _mask_of(queries: Ends, keys: Ends, mask: Mask | None) -> Packed:
+    told = () if mask is None else spelled(mask)
+    # What is made within a transform, or where no gradient can be, is not for calls outside of it.
+    key = queries, keys, told, torch.is_inference_mode_enabled()
+    lasts = told is not None and runs_as_written()
+    found = _MASKS.get(key) if lasts else None
+    if found is None:
+        lengths = _lengths(queries)
+        found = Packed(mask, lengths, lengths if queries == keys else _lengths(keys))
+        if lasts:
+            _MASKS[key] = found
+            while len(_MASKS) > _ROOM:
+                _MASKS.popitem(last=False)
+    return found
+
+
+def _lengths(ends: Ends) -> Tensor:
+    return torch.tensor(ends).diff()
 
 
 def _packed(values: Tensor) -> Tensor:
@@ -106,7 +191,8 @@ def _check_layouts(*tensors: Tensor) -> None:
         )
 
 
-def _ragged(t: Any) -> Ragged:
+def _ragged(t: Any) -> tuple[Ragged, Tensor]:
+    """How a jagged tensor is cut, and its values [n, H, D]."""
     where = t._ragged_idx
     heads = t.dim() == 4
     if t.dim() not in (3, 4) or where != t.dim() - 2:
@@ -118,23 +204,24 @@ def _ragged(t: Any) -> Ragged:
         )
     whole = t.transpose(1, 2) if heads else t
     whole = whole if whole.lengths() is None else whole.contiguous()
-    values = whole.values()
-    return Ragged(values if heads else values.unsqueeze(1), whole.offsets(), heads)
+    values, offsets = whole.values(), whole.offsets()
+    ragged = Ragged(read(offsets), offsets, nested=True, heads=heads)
+    return ragged, values if heads else values.unsqueeze(1)
 
 
-def _check_bias(bias: Bias | None, queries: Tensor, keys: Tensor) -> None:
-    if isinstance(bias, Dense):
+def _check_bias(bias: Bias | None, sequences: Sequences) -> None:
+    if isinstance(bias, (Dense, Pairwise)):
+        what = "a tensor" if isinstance(bias, Dense) else "a function"
         raise RegardError(
-            "dense: a tensor of pairs, for sequences that have no length in common",
+            f"{bias._called()}: {what} of pairs, for sequences that have no length in common",
             accepted="biases of distance: alibi(slopes) or relative(table)",
             do="call regard.attention once for each sequence",
         )
-    if bias is not None and not (
-        torch.equal(queries, keys) and getattr(bias, "offset", None) in (None, 0)
-    ):
+    alike = sequences.queries.ends == sequences.keys.ends
+    if bias is not None and not (alike and getattr(bias, "offset", None) in (None, 0)):
         raise RegardError(
             f"{bias!r} is aligned by one offset, and each of these sequences would need its own",
-            got=f"lengths: q {queries.tolist()}, k {keys.tolist()}",
+            got=f"lengths: q {sequences.queries.lengths}, k {sequences.keys.lengths}",
             accepted="as many queries as keys in each sequence",
             do="call regard.attention once for each sequence",
         )

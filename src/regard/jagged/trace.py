@@ -11,7 +11,8 @@ from torch import Tensor
 
 from regard.backends.contract import Rows, Top
 from regard.errors import RegardError
-from regard.jagged.inputs import JaggedInputs
+from regard.jagged.inputs import Sequences
+from regard.masks.algebra import Mask
 from regard.masks.packed import Packed
 from regard.traces import Chosen, Trace
 from regard.values import Shape
@@ -20,6 +21,7 @@ from regard.values import Shape
 @dataclass(frozen=True, eq=False, repr=False)
 class JaggedTrace(Trace):
     """A trace of jagged inputs: answers are jagged too, and `trace[i]` is a trace of one sequence.
+    That of tokens with cu_seqlens answers [tokens, heads, ...].
 
     Inside it is one trace of all sequences end to end.
 
@@ -31,7 +33,7 @@ class JaggedTrace(Trace):
     (torch.Size([2, 5]), torch.Size([1, 2, 5, 5]))
     """
 
-    sequences: JaggedInputs | None = None
+    sequences: Sequences | None = None
 
     @property
     def out(self) -> Tensor:
@@ -58,8 +60,10 @@ class JaggedTrace(Trace):
 
     def top(self, n: int) -> Top:
         found = super().top(n)
-        starts = self._sequences.keys.offsets[:-1]
-        first = starts.repeat_interleave(self._sequences.queries.lengths)[:, None]
+        queries, keys = self._sequences
+        device = found.indices.device
+        starts, lengths = (torch.tensor(n, device=device) for n in (keys.ends, queries.lengths))
+        first = starts[:-1].repeat_interleave(lengths, output_size=queries.ends[-1])[:, None]
         indices = torch.where(found.indices < 0, found.indices, found.indices - first)
         return Top(self._queries(found.values), self._queries(indices))
 
@@ -79,7 +83,7 @@ class JaggedTrace(Trace):
         self._refuse("map")
 
     def __len__(self) -> int:
-        return len(self._sequences.queries.lengths)
+        return len(self._sequences.queries)
 
     def __iter__(self) -> Iterator[Trace]:
         return (self[i] for i in range(len(self)))
@@ -99,17 +103,8 @@ class JaggedTrace(Trace):
 
     def _one(self, i: int) -> Trace:
         x, packed = self.inputs, self._sequences
-        assert isinstance(x.mask, Packed)
-        (q0, q1), (k0, k1) = (
-            ragged.offsets[i : i + 2].tolist() for ragged in (packed.queries, packed.keys)
-        )
-        shape, device = Shape(1, x.shape.H, q1 - q0, k1 - k0), x.q.device
-        mask = x.mask.mask
-        if mask is not None:
-            alike = q1 - q0 == k1 - k0
-            one = torch.tensor([i], device=device)
-            assert self.mask is not None
-            mask = mask.select(one, slice(None)) if alike else self.mask.bind(shape, device)
+        (q0, q1), (k0, k1) = (ragged.ends[i : i + 2] for ragged in packed)
+        mask = self._mask_of(i, q1 - q0, k1 - k0) if isinstance(x.mask, Packed) else x.mask
         inputs = replace(
             x,
             q=x.q[:, :, q0:q1],
@@ -121,11 +116,26 @@ class JaggedTrace(Trace):
         rows = Rows(*(t[:, :, q0:q1] for t in self.rows))
         return Trace(inputs, rows, self.backend, self.second_pass, self.mask)
 
+    def _mask_of(self, i: int, queries: int, keys: int) -> Mask | None:
+        """The bound mask of one of several sequences."""
+        packed, device = self.inputs.mask, self.inputs.q.device
+        assert isinstance(packed, Packed)
+        if packed.mask is None:
+            return None
+        assert self.mask is not None
+        if queries != keys and not self.mask.tensors():
+            return self.mask.bind(Shape(1, self.inputs.shape.H, queries, keys), device)
+        inner = packed.mask.select(torch.tensor([i], device=device), slice(None))
+        if queries == keys:
+            return inner
+        # Its tensors speak of all sequences, and it of places among the keys.
+        return Packed(inner, *(torch.tensor([n], device=device) for n in (queries, keys)))
+
     def _queries(self, answer: Tensor) -> Tensor:
         return self._sequences.queries.of(answer)
 
     @property
-    def _sequences(self) -> JaggedInputs:
+    def _sequences(self) -> Sequences:
         assert self.sequences is not None
         return self.sequences
 
@@ -146,7 +156,7 @@ class JaggedTrace(Trace):
 
     def __repr__(self) -> str:
         lengths = self._sequences.queries.lengths
-        few, many = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+        few, many = min(lengths, default=0), max(lengths, default=0)
         H, G = self.inputs.shape.H, self.inputs.k.shape[1]
         heads = f"heads {H}" if G == H else f"heads {H} over {G}"
         dtype = str(self.inputs.q.dtype).removeprefix("torch.")

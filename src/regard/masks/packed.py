@@ -38,16 +38,26 @@ class Packed(Mask):
     keys: Tensor
 
     def bind(self, shape: Shape, device: torch.device) -> Mask:
+        bound = self._bound.get((shape, device))
+        if bound is None:
+            bound = self._bind(shape, device)
+            if self._lasts:
+                self._bound[shape, device] = bound
+        return bound
+
+    def _bind(self, shape: Shape, device: torch.device) -> Packed:
         queries, keys = (t.to(torch.int64) for t in (self.queries, self.keys))
         self._check(queries, keys, shape)
+        same = torch.equal(queries, keys)
         longest = int(keys.max()) if len(keys) else 0
         inner = self.mask
         if inner is not None:
-            if not torch.equal(queries, keys):
+            if not same:
                 _check_ends(inner, queries, keys)
             # As many queries as keys: then a place is a place, and places tell the alignment.
             inner = inner.bind(Shape(len(keys), shape.H, longest, longest), device)
-        return Packed(inner, queries.to(device), keys.to(device))
+        on = queries.to(device)
+        return _known(Packed(inner, on, on if same else keys.to(device)), (shape.Q, shape.K))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
         mine, q_place = (t[q] for t in self._queries)
@@ -61,7 +71,8 @@ class Packed(Mask):
         k_first, k_last = self._keys.sequence[tiles.k0], self._keys.sequence[tiles.k1 - 1]
         apart = (last < k_first) | (k_last < first)
         one = (first == last) & (k_first == k_last) & (first == k_first)
-        state = torch.full((1, self.heads, len(tiles.q0)), PARTIAL, dtype=torch.int8).to(one.device)
+        size = 1, self.heads, len(tiles.q0)
+        state = torch.full(size, PARTIAL, dtype=torch.int8, device=one.device)
         state[..., apart] = EMPTY
         if self.mask is None:
             state[..., one] = 2
@@ -96,7 +107,8 @@ class Packed(Mask):
     def select(self, batch: Pick, heads: Pick) -> Mask:
         if self.mask is None or self.heads == 1:
             return self
-        return Packed(self.mask.select(slice(None), heads), self.queries, self.keys)
+        inner = self.mask.select(slice(None), heads)
+        return _known(Packed(inner, self.queries, self.keys), self._tokens)
 
     @property
     def heads(self) -> int:  # type: ignore[override]
@@ -105,11 +117,31 @@ class Packed(Mask):
     @cached_property
     def _queries(self) -> _Places:
         # The last query of a sequence stands at its last key.
-        return _places(self.queries, self.keys - self.queries)
+        return _places(self.queries, self.keys - self.queries, self._tokens[0])
 
     @cached_property
     def _keys(self) -> _Places:
-        return _places(self.keys, torch.zeros_like(self.keys))
+        if self.queries is self.keys:
+            return self._queries
+        return _places(self.keys, torch.zeros_like(self.keys), self._tokens[1])
+
+    @cached_property
+    def _tokens(self) -> tuple[int, int]:
+        """How many queries and keys there are."""
+        return int(self.queries.sum()), int(self.keys.sum())
+
+    @cached_property
+    def _bound(self) -> dict[tuple[Shape, torch.device], Packed]:
+        """What it was for calls before: layers share a mask, and what backends make of it."""
+        return {}
+
+    @property
+    def _lasts(self) -> bool:
+        """Whether what is bound now stays right: nobody can write into it, or wrapped it."""
+        inner = self.mask
+        return readable(self.queries) and (
+            inner is None or not (inner.tensors() or inner.is_local())
+        )
 
     def _check(self, queries: Tensor, keys: Tensor, shape: Shape) -> None:
         fits = queries.shape == keys.shape and queries.ndim == 1 and shape.B == 1
@@ -124,8 +156,13 @@ class Packed(Mask):
             )
 
 
-def _places(lengths: Tensor, first: Tensor) -> _Places:
-    n = int(lengths.sum())
+def _known(mask: Packed, tokens: tuple[int, int]) -> Packed:
+    """A mask whose lengths need not be added up: on a card that waits for the device."""
+    vars(mask)["_tokens"] = tokens
+    return mask
+
+
+def _places(lengths: Tensor, first: Tensor, n: int) -> _Places:
     sequence = torch.arange(len(lengths), device=lengths.device).repeat_interleave(
         lengths, output_size=n
     )
