@@ -47,6 +47,8 @@ NAMES: dict[str, Any] = {
     "added": normal(H, Q, K, seed=8),
     "slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625]).double(),
     "heads": H,
+    "ends_q": torch.tensor([0, 3, 10], dtype=torch.int32),
+    "ends_k": torch.tensor([0, 4, 14], dtype=torch.int32),
     "upper_left": causal_upper_left(Q, K),
     "lower_right": causal_lower_right(Q, K),
 }  # fmt: skip
@@ -135,6 +137,25 @@ def flash(*, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
     return by_rule(allowed, scale=softmax_scale, softcap=softcap or None, added=slopes)
 
 
+def tokens(t: Tensor) -> Tensor:
+    """[B, H, N, D] as [B · N, H, D]."""
+    return t.transpose(1, 2).flatten(0, 1)
+
+
+def flash_varlen(*, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, causal: bool = False) -> Tensor:
+    """What FlashAttention documents: tokens end to end, each sequence aligned to its own end."""
+    found = []
+    of_queries, of_keys = (cut.diff().tolist() for cut in (cu_seqlens_q, cu_seqlens_k))
+    parts = tokens(q).split(of_queries), tokens(k).split(of_keys), tokens(v).split(of_keys)
+    for cut in zip(*parts, strict=True):
+        one_q, one_k, one_v = (t.transpose(0, 1) for t in cut)
+        scores = one_q @ one_k.mT / math.sqrt(D)
+        n, m = scores.shape[-2:]
+        later = torch.ones(n, m, dtype=torch.bool).triu(m - n + 1) & causal
+        found.append((scores.masked_fill(later, -math.inf).softmax(-1) @ one_v).transpose(0, 1))
+    return torch.cat(found)
+
+
 def flex(*, mask_mod: Any = None, score_mod: Any = None, enable_gqa: bool = False,
          scale: float | None = None) -> Tensor:  # fmt: skip
     blocks = None if mask_mod is None else create_block_mask(mask_mod, None, None, Q, K, "cpu")
@@ -155,6 +176,7 @@ RUN: dict[str, Callable[..., Tensor]] = {
     "nn.MultiheadAttention": multihead,
     "Hugging Face": huggingface,
     "FlashAttention": flash,
+    "flash_attn_varlen_func": flash_varlen,
     "FlexAttention": flex,
 }
 
@@ -164,9 +186,13 @@ def test_a_row_is_what_the_library_computes(row: Row) -> None:
     want = RUN[row.library](**arguments(row.there))
     groups = 2 if "enable_gqa" in row.there else 1
     here = {} if row.here == "–" else arguments(row.here)
-    found = regard.attention(q, k[:, ::groups], v[:, ::groups], **here)
+    given, said = (q, k[:, ::groups], v[:, ::groups]), {}
+    if "cu_seqlens" in here:
+        given = tokens(q), tokens(k), tokens(v)
+        said = {"cu_seqlens": (torch.tensor([0, B * Q]), torch.tensor([0, B * K]))}
+    found = regard.attention(*given, **here)
     torch.testing.assert_close(found, want)
-    plain = regard.attention(q, k[:, ::groups], v[:, ::groups])
+    plain = regard.attention(*given, **said)
     assert groups == 2 or not torch.allclose(plain, want), "the row changes nothing"
     if row.converter != "–":
         here["mask"] = eval(row.converter, NAMES)
