@@ -7,7 +7,6 @@ is read once, for as long as nobody writes into it: the layers of a model share 
 
 from __future__ import annotations
 
-import itertools
 import threading
 from typing import Any
 
@@ -67,32 +66,35 @@ def checked(name: str, ends: Tensor, whose: str, tokens: Tensor) -> Ends:
     """The numbers of a tensor that says how the tokens of another are cut into sequences."""
     _check_kind(name, ends, whose, tokens)
     found = read(ends)
-    # Some at the front and the end say enough.
-    shown = str(list(found) if len(found) < 9 else [*found[:4], "…", *found[-4:]])
-    shown = shown.replace("'", "")
     if found[0] != 0:
         raise RegardError(
             f"{name} does not begin at 0",
-            got=shown,
+            got=_shown(found),
             accepted=_ACCEPTED,
             do="from lengths: torch.nn.functional.pad(lengths.cumsum(0), (1, 0))",
         )
-    if any(a > b for a, b in itertools.pairwise(found)):
+    if list(found) != sorted(found):
         raise RegardError(
             f"{name} goes down, and no sequence has fewer than 0 tokens",
-            got=shown,
+            got=_shown(found),
             accepted="numbers that never decrease; equal neighbours are an empty sequence",
             do="give ends, not lengths: torch.nn.functional.pad(lengths.cumsum(0), (1, 0))",
         )
     if found[-1] != len(tokens):
         raise RegardError(
             f"{name} does not end at the number of tokens",
-            got=f"{shown} for {whose} {list(tokens.shape)}, which has {len(tokens)} tokens",
+            got=f"{_shown(found)} for {whose} {list(tokens.shape)}, which has {len(tokens)} tokens",
             accepted=f"{len(tokens)} as the last number",
             do="cut off what is padding, or count it as a sequence; tokens are the first axis: "
             "[tokens, heads, width]",
         )
     return found
+
+
+def _shown(ends: Ends) -> str:
+    """Some at the front and the end."""
+    few = ends if len(ends) < 9 else (*ends[:4], "…", *ends[-4:])
+    return f"[{', '.join(map(str, few))}]"
 
 
 def check_tokens(q: Any, k: Any, v: Any) -> None:

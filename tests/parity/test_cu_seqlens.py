@@ -134,6 +134,19 @@ def test_kernels(name: str, keys: tuple[int, ...]) -> None:
     check(name, keys, "triton")
 
 
+@pytest.mark.interpreted
+def test_kernels_in_inference_mode() -> None:
+    """And afterwards with gradients, by what was not made for inference."""
+    q, k, v, _ = draw(LENGTHS, torch.float32, 0)
+    options: dict[str, Any] = {"cu_seqlens": ends(LENGTHS), "mask": masks.causal()}
+    with torch.inference_mode():
+        found = regard.attention(q, k, v, **options, backend="triton")
+    learned = regard.attention(q, k, v, **options, backend="triton")
+    torch.testing.assert_close(found, learned.detach())
+    learned.sum().backward()
+    assert q.grad is not None
+
+
 @pytest.mark.compiled
 @pytest.mark.skipif(bool(MISSING), reason="; ".join(MISSING))
 @pytest.mark.parametrize(("name", "keys"), [("causal", LENGTHS), ("window", KEYS)], ids=str)

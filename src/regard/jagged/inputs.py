@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -166,7 +167,9 @@ def _mask_of(queries: Ends, keys: Ends, mask: Mask | None) -> Packed:
 
 
 def _lengths(ends: Ends) -> Tensor:
-    return torch.tensor(ends).diff()
+    # On a CPU they are what backends are given, who ask whether somebody wrote into them.
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+        return torch.tensor(ends).diff()
 
 
 def _packed(values: Tensor) -> Tensor:

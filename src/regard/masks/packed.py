@@ -6,6 +6,7 @@ each sequence, and queries and keys may be cut at different places.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -56,8 +57,12 @@ class Packed(Mask):
                 _check_ends(inner, queries, keys)
             # As many queries as keys: then a place is a place, and places tell the alignment.
             inner = inner.bind(Shape(len(keys), shape.H, longest, longest), device)
-        on = queries.to(device)
-        return _known(Packed(inner, on, on if same else keys.to(device)), (shape.Q, shape.K))
+        # Backends keep what they make of a mask, and ask its tensors whether somebody wrote into
+        # them. Those made for inference do not tell.
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
+            on = queries.to(device)
+            bound = Packed(inner, on, on if same else keys.to(device))
+        return _known(bound, (shape.Q, shape.K))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
         mine, q_place = (t[q] for t in self._queries)
