@@ -15,7 +15,7 @@ from torch.testing import assert_close
 import regard
 from regard import RegardError, biases, masks
 from regard import jagged as packing
-from regard.cu_seqlens import read
+from regard.cu_seqlens import _READ, read
 
 LENGTHS = (3, 7, 1, 0, 5)
 ENDS = torch.tensor([0, 3, 10, 11, 11, 16], dtype=torch.int32)
@@ -226,6 +226,9 @@ def test_on_a_card_they_are_read_once() -> None:
     far._version = 1
     read(far)
     assert far.times == 2
+    known = len(_READ)
+    del far
+    assert len(_READ) == known - 1
 
 
 def test_a_plan_counts_each_sequence() -> None:

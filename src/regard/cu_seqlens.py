@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary, WeakRef
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.errors import RegardError
 
 Ends = tuple[int, ...]
 """0 and the end of each sequence, on the host."""
 
-_READ = WeakIdKeyDictionary(ref_type=WeakRef)
+_READ = WeakTensorKeyDictionary()
 _READING = threading.Lock()
 _ACCEPTED = (
     "an int32 or int64 tensor [sequences + 1] that begins at 0 and ends at the number of tokens; "

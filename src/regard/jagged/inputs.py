@@ -49,13 +49,15 @@ class Ragged:
     def of(self, answer: Tensor) -> Tensor:
         """An answer [1, H, n, ...] as sequences: [B, H, j, ...], or [B, j, ...] without heads; or
         as tokens [n, H, ...]."""
-        ordered = answer[0].transpose(0, 1) if self.heads else answer[0, 0]
         if not self.nested:
             # Whoever holds tokens goes on with out.view(n, -1).
-            return ordered.contiguous()
-        offsets = self.offsets.to(answer.device)
-        nested: Tensor = torch.nested.nested_tensor_from_jagged(ordered, offsets=offsets)
-        return nested.transpose(1, 2) if self.heads else nested
+            return answer[0].transpose(0, 1).contiguous()
+        nested: Tensor = torch.nested.nested_tensor_from_jagged(
+            answer[0] if self.heads else answer[0, 0],
+            offsets=self.offsets.to(answer.device),
+            jagged_dim=2 if self.heads else 1,
+        )
+        return nested
 
 
 class Sequences(NamedTuple):
@@ -67,17 +69,11 @@ class Sequences(NamedTuple):
 
 @dataclass(frozen=True)
 class JaggedInputs:
-    """One call for all sequences; its tensors are [n, H, D]."""
+    """One call for all sequences: q, k and v [1, H, n, D]."""
 
     sequences: Sequences
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    qkv: tuple[Tensor, Tensor, Tensor]
     mask: Mask | None
-
-    @property
-    def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
-        return _packed(self.q), _packed(self.k), _packed(self.v)
 
 
 def any_nested(*tensors: Any) -> bool:
@@ -106,7 +102,7 @@ def pack(q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Bias | None) 
             got=f"lengths: k {keys.lengths}, v {values.lengths}",
             accepted="k and v with the same lengths",
         )
-    return _together(Sequences(queries, keys), q, k, v, mask, bias)
+    return _together(Sequences(queries, keys), (q, k, v), mask, bias)
 
 
 def pack_tokens(
@@ -131,18 +127,22 @@ def pack_tokens(
                 accepted="cu_seqlens_q and cu_seqlens_k as long as each other",
                 do="give a sequence that has no queries, or no keys, the same end twice",
             )
-    return _together(Sequences(queries, keys), q, k, v, mask, bias)
+    packed = q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None]
+    return _together(Sequences(queries, keys), packed, mask, bias)
 
 
 def _together(
-    sequences: Sequences, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Bias | None
+    sequences: Sequences,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    mask: Mask | None,
+    bias: Bias | None,
 ) -> JaggedInputs:
     """One call for all; a sequence that is alone needs nothing to keep it apart."""
     check_kinds(mask, None, bias)
     if len(sequences.queries) != 1:
         _check_bias(bias, sequences)
         mask = _mask_of(sequences.queries.ends, sequences.keys.ends, mask)
-    return JaggedInputs(sequences, q, k, v, mask)
+    return JaggedInputs(sequences, qkv, mask)
 
 
 _MASKS: OrderedDict[tuple[Any, ...], Packed] = OrderedDict()
@@ -172,21 +172,19 @@ def _lengths(ends: Ends) -> Tensor:
         return torch.tensor(ends).diff()
 
 
-def _packed(values: Tensor) -> Tensor:
-    return values.transpose(0, 1)[None]
-
-
 def _check_layouts(*tensors: Tensor) -> None:
-    kinds = []
-    for name, t in zip("qkv", tensors, strict=True):
-        if isinstance(t, Tensor) and t.is_nested and t.layout == torch.strided:
+    nested = [isinstance(t, Tensor) and t.is_nested for t in tensors]
+    for name, t, is_nested in zip("qkv", tensors, nested, strict=True):
+        if is_nested and t.layout == torch.strided:
             raise RegardError(
                 f"{name} is a nested tensor in the strided layout, which has few operators",
                 accepted="nested tensors in the jagged layout",
                 do="make it with layout=torch.jagged",
             )
-        kinds.append(f"{name} {'nested' if isinstance(t, Tensor) and t.is_nested else 'dense'}")
-    if not all(isinstance(t, Tensor) and t.is_nested for t in tensors):
+    if not all(nested):
+        kinds = (
+            f"{name} {'nested' if n else 'dense'}" for name, n in zip("qkv", nested, strict=True)
+        )
         raise RegardError(
             "either all of q, k and v are nested or none is",
             got=", ".join(kinds),
@@ -195,7 +193,7 @@ def _check_layouts(*tensors: Tensor) -> None:
 
 
 def _ragged(t: Any) -> tuple[Ragged, Tensor]:
-    """How a jagged tensor is cut, and its values [n, H, D]."""
+    """How a jagged tensor is cut, and all of it as [1, H, n, D]."""
     where = t._ragged_idx
     heads = t.dim() == 4
     if t.dim() not in (3, 4) or where != t.dim() - 2:
@@ -205,11 +203,13 @@ def _ragged(t: Any) -> tuple[Ragged, Tensor]:
             got=f"{t.dim()} axes, the ragged axis at {where}",
             do="[B, j, H, D] is t.transpose(1, 2) of that",
         )
-    whole = t.transpose(1, 2) if heads else t
-    whole = whole if whole.lengths() is None else whole.contiguous()
-    values, offsets = whole.values(), whole.offsets()
+    if t.lengths() is not None:
+        # There are gaps between the sequences.
+        t = t.transpose(1, 2).contiguous().transpose(1, 2) if heads else t.contiguous()
+    offsets = t.offsets()
     ragged = Ragged(read(offsets), offsets, nested=True, heads=heads)
-    return ragged, values if heads else values.unsqueeze(1)
+    # Where the ragged axis is the third, values are [H, n, D].
+    return ragged, t.values()[None] if heads else t.values()[None, None]
 
 
 def _check_bias(bias: Bias | None, sequences: Sequences) -> None:
