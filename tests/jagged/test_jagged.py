@@ -152,6 +152,21 @@ def test_sequences_with_gaps_between_them() -> None:
         assert_close(out[i], regard.attention(one, one, one, mask=masks.causal())[0])
 
 
+def test_tokens_behind_the_last_sequence_are_refused() -> None:
+    x = torch.randn(8, 2, 4)
+    nested = torch.nested.nested_tensor_from_jagged(x, offsets=torch.tensor([0, 5]))
+    nested = nested.transpose(1, 2)
+    with pytest.raises(RegardError, match="the sequences do not make up the call"):
+        regard.attention(nested, nested, nested)
+
+
+def test_one_sequence_is_the_plain_call() -> None:
+    (x,) = parts((5,), 2, 4)
+    mask = masks.causal(offset=1)
+    got = regard.attention(*(jagged([x]),) * 3, mask=mask)
+    assert torch.equal(got[0], regard.attention(*(alone(x),) * 3, mask=mask)[0])
+
+
 def test_dropout_drops() -> None:
     x = jagged(parts((30, 50), 2, 4))
     out = regard.attention(x, x, x, dropout=0.5, training=True)

@@ -139,7 +139,9 @@ def _together(
 ) -> JaggedInputs:
     """One call for all; a sequence that is alone needs nothing to keep it apart."""
     check_kinds(mask, None, bias)
-    if len(sequences.queries) != 1:
+    # The values of a nested tensor may go on behind its last sequence.
+    tokens = (0, qkv[0].shape[2]), (0, qkv[1].shape[2])
+    if (sequences.queries.ends, sequences.keys.ends) != tokens:
         _check_bias(bias, sequences)
         mask = _mask_of(sequences.queries.ends, sequences.keys.ends, mask)
     return JaggedInputs(sequences, qkv, mask)
