@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import jaxtyping
@@ -16,6 +17,8 @@ import regard
 from regard import RegardError, biases, masks
 from regard import jagged as packing
 from regard.cu_seqlens import _READ, read
+from regard.masks.tiles import Tiles
+from regard.values import Shape
 
 LENGTHS = (3, 7, 1, 0, 5)
 ENDS = torch.tensor([0, 3, 10, 11, 11, 16], dtype=torch.int32)
@@ -186,6 +189,27 @@ def test_layers_share_a_mask_and_what_is_made_of_it() -> None:
     for n in range(30):
         regard.attention(x, x, x, cu_seqlens=torch.tensor([0, n % 16, 16]))
     assert len(packing._MASKS) <= packing._ROOM
+
+
+def test_a_mask_of_ones_own_may_change() -> None:
+    @dataclass(eq=False)
+    class Until(masks.Mask):
+        place: int
+
+        def bind(self, shape: Shape, device: torch.device) -> masks.Mask:
+            return self
+
+        def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return (k <= self.place) & (q >= 0)
+
+        def judge(self, tiles: Tiles) -> Tensor:
+            return torch.ones(1, 1, len(tiles.q0), dtype=torch.int8)
+
+    x, first, second = numbers(N, 2, 4), Until(1), Until(1)
+    before = regard.attention(x, x, x, cu_seqlens=ENDS, mask=first)
+    first.place = 3
+    assert_close(regard.attention(x, x, x, cu_seqlens=ENDS, mask=second), before)
+    assert not torch.allclose(regard.attention(x, x, x, cu_seqlens=ENDS, mask=first), before)
 
 
 def test_what_is_remembered_serves_with_and_without_gradients() -> None:

@@ -108,6 +108,15 @@ def test_a_mask_that_changes_is_another_kind() -> None:
         assert before != kind(mask=whole) == kind(mask=whole) is not None
 
 
+def test_a_mask_of_which_only_its_owner_knows_the_parts_has_no_kind() -> None:
+    class Reach(masks.Mask):
+        def __init__(self, width: int) -> None:
+            self.width = width
+
+    assert kind(mask=Reach(3)) is None
+    assert kind(mask=masks.causal() & Reach(3)) is None
+
+
 class Other(Tensor):
     pass
 

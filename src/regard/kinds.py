@@ -77,6 +77,9 @@ def spelled(value: Value) -> tuple[Any, ...] | None:
     known: tuple[Any, ...] | None = vars(value).get(_SPELLED)
     if known is not None:
         return known
+    if "__dataclass_fields__" not in vars(type(value)):
+        # It may hold more than its parts.
+        return None
     found: list[Any] = [type(value)]
     for part in value._parts():
         if isinstance(part, Value):
@@ -88,17 +91,18 @@ def spelled(value: Value) -> tuple[Any, ...] | None:
             found.append(part)
         else:
             return None
-    if _cannot_change(value):
+    if cannot_change(value):
         vars(value)[_SPELLED] = tuple(found)
     return tuple(found)
 
 
-def _cannot_change(value: Value) -> bool:
+def cannot_change(value: Value) -> bool:
+    """Whether a value, and all inside it, is frozen."""
     told = getattr(type(value), "__dataclass_params__", None)
     return (
         told is not None
         and told.frozen
-        and all(_cannot_change(part) for part in value._parts() if isinstance(part, Value))
+        and all(cannot_change(part) for part in value._parts() if isinstance(part, Value))
     )
 
 

@@ -23,7 +23,7 @@ from regard.biases.pairwise import Pairwise
 from regard.cu_seqlens import Ends, both, check_tokens, checked, read
 from regard.errors import RegardError
 from regard.inputs import check_kinds
-from regard.kinds import spelled
+from regard.kinds import cannot_change, spelled
 from regard.masks.algebra import Mask
 from regard.masks.packed import Packed
 from regard.values import runs_as_written
@@ -153,7 +153,7 @@ _ROOM = 8
 
 
 def _mask_of(queries: Ends, keys: Ends, mask: Mask | None) -> Packed:
-    told = () if mask is None else spelled(mask)
+    told = () if mask is None else spelled(mask) if cannot_change(mask) else None
     # What is made within a transform, or where no gradient can be, is not for calls outside of it.
     key = queries, keys, told, torch.is_inference_mode_enabled()
     lasts = told is not None and runs_as_written()
