@@ -300,6 +300,8 @@ X = numbers(8, 2, 4)
 META = torch.zeros(3, dtype=torch.int32, device="meta")
 REFUSED: dict[str, tuple[Any, Any, list[str]]] = {
     "lengths": ((X, X, X), [3, 5], ["tells where sequences begin and end", "list of int, int"]),
+    "half": ((X, X, X), (ENDS, 8), ["tuple of Tensor, int", "a pair of them"]),
+    "nothing in it": ((X, X, X), [], ["list of nothing"]),
     "no tensor": ((X, X, X), 8, ["begin and end", "got:      int", "int32 or int64 tensor"]),
     "three": ((X, X, X), (ENDS,) * 3, ["tuple of Tensor, Tensor, Tensor", "a pair of them"]),
     "floats": (

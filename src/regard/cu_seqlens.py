@@ -7,7 +7,6 @@ is read once, for as long as nobody writes into it: the layers of a model share 
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ Ends = tuple[int, ...]
 """0 and the end of each sequence, on the host."""
 
 _READ = WeakTensorKeyDictionary()
-_READING = threading.Lock()
 _ACCEPTED = (
     "an int32 or int64 tensor [sequences + 1] that begins at 0 and ends at the number of tokens; "
     "or a pair of them, (cu_seqlens_q, cu_seqlens_k)"
@@ -33,28 +31,27 @@ def read(ends: Tensor) -> Ends:
     if ends.device.type == "cpu" or ends.is_inference():
         return tuple(ends.tolist())
     version = ends._version
-    with _READING:
-        known = _READ.get(ends)
+    known = _READ.get(ends)
     if known is not None and known[0] == version:
         found: Ends = known[1]
         return found
     found = tuple(ends.tolist())
-    with _READING:
-        _READ[ends] = version, found
+    _READ[ends] = version, found
     return found
 
 
 def both(cu_seqlens: Any) -> tuple[Tensor, Tensor]:
     """Those of the queries and those of the keys."""
-    pair = cu_seqlens if isinstance(cu_seqlens, (tuple, list)) else (cu_seqlens, cu_seqlens)
+    several = isinstance(cu_seqlens, (tuple, list))
+    pair = cu_seqlens if several else (cu_seqlens, cu_seqlens)
     if len(pair) != 2 or not all(isinstance(t, Tensor) for t in pair):
-        kinds = [type(part).__name__ for part in pair]
+        got = type(cu_seqlens).__name__
+        if several:
+            kinds = [type(part).__name__ for part in pair[:3]]
+            got += f" of {', '.join(kinds) or 'nothing'}{', …' if len(pair) > 3 else ''}"
         raise RegardError(
             "cu_seqlens= tells where sequences begin and end",
-            got=kinds[0]
-            if pair[:1] == pair[1:]
-            else f"{type(cu_seqlens).__name__} of "
-            f"{', '.join(kinds[:3])}{', …' if len(kinds) > 3 else ''}",
+            got=got,
             accepted=_ACCEPTED,
             do="torch.tensor([0, 3, 8], dtype=torch.int32, device=q.device) for sequences of 3 and "
             "5 tokens",
