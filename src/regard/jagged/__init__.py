@@ -1,5 +1,4 @@
-"""Sequences of different lengths: jagged nested tensors, and tokens end to end, as one call, and the
-trace of it."""
+"""Sequences of different lengths in one call (jagged tensors, tokens end to end), and its trace."""
 
 from regard.jagged.inputs import JaggedInputs, any_nested, pack, pack_tokens
 from regard.jagged.trace import JaggedTrace

@@ -20,9 +20,9 @@ from regard.between_graphs import between_graphs
 from regard.biases.bias import Bias
 from regard.biases.dense import Dense
 from regard.biases.pairwise import Pairwise
-from regard.cu_seqlens import Ends, both, check_tokens, checked, read
 from regard.errors import RegardError
 from regard.inputs import check_kinds
+from regard.jagged.cu_seqlens import Ends, both, check_tokens, checked, read
 from regard.kinds import cannot_change, spelled
 from regard.masks.algebra import Mask
 from regard.masks.packed import Packed

@@ -96,9 +96,9 @@ class Packed(Mask):
         mine, place = (t.to(device) for t in self._queries)
         lengths = self.keys.to(device)
         start = (lengths.cumsum(0) - lengths)[mine][None, None]
-        if self.mask is None:
-            return Spans(start, start + lengths[mine], lengths.new_ones((), dtype=torch.bool))
         longest = int(self.keys.max()) if len(self.keys) else 0
+        if self.mask is None or not longest:
+            return Spans(start, start + lengths[mine], lengths.new_ones((), dtype=torch.bool))
         inside = self.mask.spans(Shape(len(lengths), shape.H, longest, longest), device)
         if inside is None:
             return None

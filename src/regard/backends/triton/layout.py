@@ -147,6 +147,9 @@ class _Store:
         make: Callable[[], Any],
     ) -> Any:
         text, integers, floats, tensors = encode([mask], here=True)
+        if any(t.is_inference() for t in tensors):
+            # Nobody counts how often such a tensor is written to.
+            return make()
         # Tensors are held as long as their entry, so that no address comes to mean another; so is
         # the mask, whose functions are known by number.
         marks = tuple((t.data_ptr(), t._version, t.device, *t.shape, *t.stride()) for t in tensors)

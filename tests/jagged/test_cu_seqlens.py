@@ -15,8 +15,8 @@ from torch.testing import assert_close
 
 import regard
 from regard import RegardError, biases, masks
-from regard import jagged as packing
-from regard.cu_seqlens import _READ, read
+from regard.jagged import inputs as packing
+from regard.jagged.cu_seqlens import _READ, read
 from regard.masks.tiles import Tiles
 from regard.values import Shape
 
