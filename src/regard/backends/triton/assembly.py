@@ -27,6 +27,10 @@ LOGIT_BELOW, WEIGHT_BELOW = tl.constexpr(_below("0fFF800000")), tl.constexpr(_be
 """With minus infinity, and with 0, for masked pairs."""
 
 
+RECIPROCAL = tl.constexpr("rcp.approx.ftz.f32 $0, $1;")
+"""One over a number, as exactly as one instruction has it."""
+
+
 def _unless_one(many: int) -> str:
     """Multiply this many numbers of a thread by their factors, unless all of a warp's are 1.
     The numbers belong to two rows, which alternate every two numbers."""

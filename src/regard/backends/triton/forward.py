@@ -166,7 +166,9 @@ def launch(x: AttentionInputs, how: Forward, rule: Rule, to: Memory, *, statisti
         if how.hopper:
             assert to.marks is not None
             items = tiles * programs
-            run_on_hopper(x, out, written, to.marks, flags, rule, items, how, statistics=statistics)
+            run_on_hopper(
+                x, to.out, written, to.marks, flags, rule, items, how, statistics=statistics
+            )
         elif not how.cudnn:
             forward_tiles[(tiles, programs, how.splits)](
                 q,

@@ -52,7 +52,7 @@ class Parts(NamedTuple):
 
 
 @triton.jit
-def _finished(largest, total, energy, sink):
+def finished(largest, total, energy, sink):
     """The statistics of some rows from their sums: the factor of the output, log-sum-exp, largest
     logit, entropy, shift and sum. The sink is one more logit; without one it is minus infinity."""
     # Logits beyond 10⁹ are further from their rounded maximum than exp2 reaches. Such a row is NaN,
@@ -252,7 +252,7 @@ def _attend(
         lone = tl.full((BM,), float("-inf"), tl.float32)
         if sink is not None:
             lone = tl.load(sink + h).to(tl.float32) * LOG2E
-        factor, lse, seen, entropy, shift, inverse = _finished(largest, total, energy, lone)
+        factor, lse, seen, entropy, shift, inverse = finished(largest, total, energy, lone)
         mixed = mixed * factor[:, None]
         if CAREFUL:
             mixed += bad
@@ -339,7 +339,7 @@ def merge(
     lone = highest * 0 + float("-inf")
     if sink is not None:
         lone = tl.load(sink + h).to(tl.float32) * LOG2E
-    factor, lse, seen, entropy, shift, inverse = _finished(highest, total, energy, lone)
+    factor, lse, seen, entropy, shift, inverse = finished(highest, total, energy, lone)
     to_row = out.ptr + b * out.batch + h * out.head + place * out.row
     tl.store(to_row + wide_e, (mixed * factor).to(out.ptr.dtype.element_ty), mask=wide_e < E)
     _write_rows(to, at, at >= 0, rows, lse, seen, entropy, shift, inverse, STATISTICS)

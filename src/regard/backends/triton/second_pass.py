@@ -354,7 +354,8 @@ def _of_keys(
 
 def _received_by_keys(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> Float[Tensor, "b h k"]:
     how = looking_settings(x)
-    if how.hopper and fits_hopper(x):
+    plain = x.bias is None and x.softcap is None
+    if how.hopper and plain and fits_hopper(x):
         return received_on_hopper(x, lse.contiguous())
     B, H, _, K = x.shape
     out = lse.new_empty(B, H, K)

@@ -11,6 +11,7 @@ import torch
 from regard.backends.triton import cudnn
 from regard.backends.triton.arguments import describable, generation, tiles_of, wide
 from regard.backends.triton.layout import is_simple, is_told, sees_all
+from regard.biases.alibi import Alibi
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
@@ -26,6 +27,8 @@ WORK = 5e9
 50 µs more than a kernel of our own."""
 LONG = {64: 8192, 128: 4096, 256: 4096}
 """By the width of tiles, tokens from which on the kernel for Hopper is the quickest there."""
+CAP = 100.0
+"""The largest soft-cap whose roundings on Hopper are as small as those of products."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,9 @@ class Forward:
     described: bool = False
     hopper: bool = False
     """Whether the kernel for Hopper runs, which must fit; `warps` is not its affair."""
+    queued: bool = False
+    """Whether it copies the queries of the next tile while it attends to those of one, which wants
+    memory: two stages."""
     cudnn: bool = False
     """Whether cuDNN attends, and the kernel only mends what a hidden NaN spoiled."""
     careful: bool = False
@@ -59,9 +65,8 @@ def fits_hopper(x: AttentionInputs) -> bool:
         # Narrow heads would leave half of its products empty.
         and all(32 < t.shape[-1] <= 256 and t.shape[-1] % 8 == 0 for t in (x.q, x.v))
         and x.comparison.scale > 0
-        and x.bias is None
-        and x.softcap is None
-        and x.sink is None
+        and (x.bias is None or isinstance(x.bias, Alibi))
+        and (x.softcap is None or x.softcap <= CAP)
         and not x.dropout
         and is_told(x.mask, x.shape, x.q.device)
         and all(describable(t) for t in (x.q, x.k, x.v))

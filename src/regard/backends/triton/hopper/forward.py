@@ -4,11 +4,13 @@ The copying warp fills a ring of key and value tiles in shared memory. Each mult
 half of the queries; while its products with the values of one tile run, it already has the products
 with the next keys under way and takes their softmax. The groups start their products in turns, so
 that the powers of one are taken under the products of the other. A program takes tile after tile of
-queries, so that keys of the next are copied while the last rows of one are written.
+queries, so that keys of the next are copied while the last rows of one are written. In short
+sequences a tile has few keys: there the queries of the next tile are copied too, into a second
+place, and the copy engine writes the output.
 
-This is the plain forward pass (no mask, a band or limits of keys; no bias, soft-cap, sink or
-dropout) with the same statistics as the general kernel; the README beside this folder derives the
-sums.
+This is the forward pass of masks that numbers tell (a band, limits or runs of keys), with soft-cap,
+ALiBi and sinks, but no other bias and no dropout. It keeps the same statistics as the general
+kernel; the README beside this folder derives the sums.
 """
 
 from __future__ import annotations
@@ -21,20 +23,22 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
+    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from regard.backends.triton.arguments import sizes
+from regard.backends.triton.arguments import added, score, sheet, sizes
 from regard.backends.triton.assembly import LOGIT_BELOW
+from regard.backends.triton.forward_kernels import finished
 from regard.backends.triton.hopper.barriers import (
     KEYS_FREE,
     MOST_STAGES,
-    QUERIES_FREE,
     VALUES_FREE,
     await_turn,
     free,
     give_turn,
+    queries_free,
     wait_until_free,
 )
 from regard.backends.triton.hopper.pairs import (
@@ -43,18 +47,19 @@ from regard.backends.triton.hopper.pairs import (
     fetch,
     limit_on_hopper,
     only_allowed,
+    send,
     span_of_row,
     width_on_hopper,
 )
-from regard.backends.triton.hopper.softmax import own_sum, shrunk, softmax, whole_sum
+from regard.backends.triton.hopper.softmax import logits, own_sum, shrunk, softmax, whole_sum
 from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import FAR
-from regard.backends.triton.pairs import LEAST, LN2, LOG2E
+from regard.backends.triton.pairs import ALIBI, LEAST, LN2, LOG2E
 from regard.backends.triton.rules import ALL, BAND, SPANS, Rule, span_of_keys
 from regard.backends.triton.tuning import Forward, processors
 from regard.inputs import AttentionInputs
-from regard.scores.comparison import Dot
 
+_finished = gluon.jit(finished.fn)
 _span_of_keys = gluon.jit(span_of_keys.fn)
 
 
@@ -94,7 +99,7 @@ def _steps(rule, n, b, h, tile, BM: gl.constexpr, BN: gl.constexpr):
 @gluon.jit
 def _copy(
     q, k, v, rule, n, items, taken, item_at, q_tiles, k_ring, v_ring, q_full, k_full, v_full,
-    BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
+    BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """Copy the queries of tile after tile, then the keys and values of each step, as room becomes
     free. Which tile comes next is counted by all programs together."""
@@ -103,17 +108,20 @@ def _copy(
     item = gl.program_id(0)
     step = 0
     slot = 0
+    turn = 0
     while item < items:
         tile, b, h = _place(item, n, BM)
         g = h
         if n.group > 1:
             g = h // n.group
         _, last, _, _, every = _steps(rule, n, b, h, tile, BM, BN)
-        wait_until_free(QUERIES_FREE, step > 0)
-        item_at.store(gl.full((1,), 0, gl.int32, ONE) + item)
-        mbarrier.expect(q_full, 2 * q.block_type.nbytes)
-        fetch(q, [b, h, tile * BM, 0], q_full, q_tiles.index(0))
-        fetch(q, [b, h, tile * BM + HALF, 0], q_full, q_tiles.index(1))
+        place = turn % PLACES
+        wait_until_free(queries_free(place), turn >= PLACES)
+        item_at.index(place).store(gl.full((1,), 0, gl.int32, ONE) + item)
+        mbarrier.expect(q_full.index(place), 2 * q.block_type.nbytes)
+        fetch(q, [b, h, tile * BM, 0], q_full.index(place), q_tiles.index(2 * place))
+        fetch(q, [b, h, tile * BM + HALF, 0], q_full.index(place), q_tiles.index(2 * place + 1))
+        turn += 1
         for i in range(every):
             key = last - i * BN
             wait_until_free(KEYS_FREE + slot, step >= STAGES)
@@ -125,10 +133,13 @@ def _copy(
             step += 1
             slot = gl.where(slot == STAGES - 1, 0, slot + 1)
         item = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
-    wait_until_free(QUERIES_FREE, step > 0)
-    item_at.store(gl.full((1,), 0, gl.int32, ONE) + items)
-    mbarrier.arrive(q_full, count=1)
+    place = turn % PLACES
+    wait_until_free(queries_free(place), turn >= PLACES)
+    item_at.index(place).store(gl.full((1,), 0, gl.int32, ONE) + items)
+    mbarrier.arrive(q_full.index(place), count=1)
     # No barrier is left with arrivals that nobody met.
+    if PLACES == 2:
+        wait_until_free(queries_free(1 - place), turn > 0)
     for i in gl.static_range(STAGES):
         wait_until_free(KEYS_FREE + i, step > i)
         wait_until_free(VALUES_FREE + i, step > i)
@@ -136,8 +147,8 @@ def _copy(
 
 @gluon.jit
 def _step(
-    half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, first, many, scale, p,
-    shrink, mixed, largest, total, energy,
+    half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, row, first, many, scoring,
+    bias, slope, p, shrink, mixed, largest, total, energy,
     BD: gl.constexpr, BE: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, STATISTICS: gl.constexpr,
     PARTIAL: gl.constexpr, LOGITS: gl.constexpr, WEIGHTS: gl.constexpr,
@@ -164,6 +175,7 @@ def _step(
     give_turn(half)
     s = warpgroup_mma_wait(1, deps=(s,))
     free(KEYS_FREE + slot)
+    s, scale = logits(s, scoring, bias, slope, last - i * BN, row, BN, LOGITS)
     if PARTIAL:
         s = only_allowed(LOGIT_BELOW, s, last - i * BN, first, many, BN, LOGITS)
     p, shrink, largest, total, energy = softmax(
@@ -177,7 +189,7 @@ def _step(
 
 @gluon.jit
 def _write(
-    half, tile, b, h, out, to, flags, n, rows, mixed, largest, total, energy,
+    half, tile, b, h, out, sent, staged, to, flags, sink, n, rows, mixed, largest, total, energy,
     E: gl.constexpr, BE: gl.constexpr, BM: gl.constexpr, STATISTICS: gl.constexpr,
     LOGITS: gl.constexpr, OUTPUT: gl.constexpr,
 ):  # fmt: skip
@@ -186,37 +198,56 @@ def _write(
     tiles = (n.queries + BM - 1) // BM
     row = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LOGITS))
     total = whole_sum(total, LOGITS)
-    # Further from its rounded maximum than exp2 reaches: NaN, as in forward_kernels.py.
-    total = gl.where((total == 0) & (largest > LEAST), float("nan"), total)
-    unseen = total == 0
-    whole = gl.where(unseen, 1.0, total)
-    lse = gl.where(unseen, float("-inf"), (largest + gl.log2(whole)) * LN2)
     at = (b * n.heads + h).to(gl.int64) * n.queries + row
     inside = row < n.queries
-    gl.store(to.lse + at, lse, mask=inside)
-    gl.store(to.norm + at, largest, mask=inside)
-    gl.store(to.norm + rows + at, 1.0 / whole, mask=inside)
-    if STATISTICS:
-        seen = gl.where(unseen, float("-inf"), largest * LN2)
-        seen = gl.where(total == total, seen, total)
-        gl.store(to.largest + at, seen, mask=inside)
+    if sink is None:
+        # Further from its rounded maximum than exp2 reaches: NaN, as in forward_kernels.py.
+        total = gl.where((total == 0) & (largest > LEAST), float("nan"), total)
+        unseen = total == 0
+        whole = gl.where(unseen, 1.0, total)
+        lse = gl.where(unseen, float("-inf"), (largest + gl.log2(whole)) * LN2)
+        gl.store(to.lse + at, lse, mask=inside)
+        gl.store(to.norm + at, largest, mask=inside)
+        gl.store(to.norm + rows + at, 1.0 / whole, mask=inside)
+        if STATISTICS:
+            seen = gl.where(unseen, float("-inf"), largest * LN2)
+            seen = gl.where(total == total, seen, total)
+            gl.store(to.largest + at, seen, mask=inside)
+            energy = whole_sum(energy, LOGITS)
+            entropy = gl.where(unseen, 0.0, gl.log2(whole) - energy / whole) * LN2
+            gl.store(to.entropy + at, entropy, mask=inside)
+        inverse = 1.0 / whole
+    else:
+        lone = gl.zeros_like(total) + gl.load(sink + h).to(gl.float32) * LOG2E
         energy = whole_sum(energy, LOGITS)
-        entropy = gl.where(unseen, 0.0, gl.log2(whole) - energy / whole) * LN2
-        gl.store(to.entropy + at, entropy, mask=inside)
-    inverse = gl.convert_layout(1.0 / whole, gl.SliceLayout(1, OUTPUT))
-    mixed = mixed * gl.expand_dims(inverse, 1)
+        inverse, lse, seen, entropy, shift, over = _finished(largest, total, energy, lone)
+        gl.store(to.lse + at, lse, mask=inside)
+        gl.store(to.norm + at, shift, mask=inside)
+        gl.store(to.norm + rows + at, over, mask=inside)
+        if STATISTICS:
+            gl.store(to.largest + at, seen, mask=inside)
+            gl.store(to.entropy + at, entropy, mask=inside)
+    mixed = mixed * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, OUTPUT)), 1)
     if flags is not None:
         spoiled = gl.max(gl.max((mixed != mixed).to(gl.int32), 1), 0)
         if spoiled != 0:
             gl.store(flags + (b * n.heads + h) * tiles + tile, 1)
-    place = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, OUTPUT))
-    column = gl.arange(0, BE, gl.SliceLayout(0, OUTPUT))
-    to_row = b.to(gl.int64) * out.batch + h.to(gl.int64) * out.head + place.to(gl.int64) * out.row
-    gl.store(
-        out.ptr + gl.expand_dims(to_row, 1) + gl.expand_dims(column, 0),
-        mixed.to(out.ptr.dtype.element_ty),
-        mask=_inside(place < n.queries, column, E, BE),
-    )
+    if sent is None:
+        place = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, OUTPUT))
+        column = gl.arange(0, BE, gl.SliceLayout(0, OUTPUT))
+        to_row = b.to(gl.int64) * out.batch + h.to(gl.int64) * out.head
+        to_row += place.to(gl.int64) * out.row
+        gl.store(
+            out.ptr + gl.expand_dims(to_row, 1) + gl.expand_dims(column, 0),
+            mixed.to(out.ptr.dtype.element_ty),
+            mask=_inside(place < n.queries, column, E, BE),
+        )
+    else:
+        # The rows before are out of the way.
+        tma.store_wait(0)
+        staged.index(half).reshape((HALF, BE)).store(mixed.to(sent.dtype))
+        fence_async_shared()
+        send(sent, [b, h, tile * BM + half * HALF, 0], staged.index(half))
 
 
 @gluon.jit
@@ -230,10 +261,10 @@ def _inside(rows, column, E: gl.constexpr, BE: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    half, out, to, flags, rule, n, scale, items, rows, item_at, q_tiles, k_ring, v_ring, q_full,
-    k_full, v_full,
+    half, out, sent, staged, to, flags, rule, scoring, bias, sink, n, items, rows, item_at, q_tiles,
+    k_ring, v_ring, q_full, k_full, v_full,
     E: gl.constexpr, BD: gl.constexpr, BE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
-    STAGES: gl.constexpr, STATISTICS: gl.constexpr,
+    STAGES: gl.constexpr, PLACES: gl.constexpr, STATISTICS: gl.constexpr,
 ):  # fmt: skip
     """Half of the queries of tile after tile, each against all its keys."""
     HALF: gl.constexpr = BM // 2
@@ -241,18 +272,18 @@ def _multiply(
     LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BE, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUT, 2)
-    scale = scale * LOG2E
-    q_tile = q_tiles.index(half).reshape((HALF, BD))
     slot = 0
     lap = 0
-    odd = 0
+    turn = 0
     # The first group starts.
     if half == 1:
         give_turn(half)
-    mbarrier.wait(q_full, odd)
-    item = gl.max(item_at.load(SAME), 0)
+    mbarrier.wait(q_full.index(0), 0)
+    item = gl.max(item_at.index(0).load(SAME), 0)
     while item < items:
         tile, b, h = _place(item, n, BM)
+        q_tile = q_tiles.index(turn % PLACES * 2 + half).reshape((HALF, BD))
+        slope = _slope(bias, h)
         limit, last, right, full, every = _steps(rule, n, b, h, tile, BM, BN)
         row = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LOGITS))
 
@@ -268,6 +299,7 @@ def _multiply(
         s = warpgroup_mma_wait(0, deps=(s,))
         free(KEYS_FREE + slot)
         first, many = span_of_row(rule, b, h, row, limit)
+        s, scale = logits(s, scoring, bias, slope, last, row, BN, LOGITS)
         s = only_allowed(LOGIT_BELOW, s, last, first, many, BN, LOGITS)
         p, shrink, largest, total, energy = softmax(
             s, scale, largest, total, energy, STATISTICS, True, LOGITS
@@ -276,24 +308,24 @@ def _multiply(
 
         for i in range(1, right):
             slot, lap, p, shrink, mixed, largest, total, energy = _step(
-                half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, first, many,
-                scale, p, shrink, mixed, largest, total, energy,
+                half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, row, first,
+                many, scoring, bias, slope, p, shrink, mixed, largest, total, energy,
                 BD, BE, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
             )  # fmt: skip
         for i in range(gl.maximum(right, 1), full):
             slot, lap, p, shrink, mixed, largest, total, energy = _step(
-                half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, first, many,
-                scale, p, shrink, mixed, largest, total, energy,
+                half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, row, first,
+                many, scoring, bias, slope, p, shrink, mixed, largest, total, energy,
                 BD, BE, HALF, BN, STAGES, STATISTICS, False, LOGITS, WEIGHTS,
             )  # fmt: skip
         for i in range(gl.maximum(full, 1), every):
             slot, lap, p, shrink, mixed, largest, total, energy = _step(
-                half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, first, many,
-                scale, p, shrink, mixed, largest, total, energy,
+                half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, row, first,
+                many, scoring, bias, slope, p, shrink, mixed, largest, total, energy,
                 BD, BE, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
             )  # fmt: skip
 
-        free(QUERIES_FREE)
+        free(queries_free(turn % PLACES))
         mixed = shrunk(mixed, shrink)
         weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
         values = v_ring.index(slot).reshape((BN, BE))
@@ -303,36 +335,55 @@ def _multiply(
         slot, lap = _next(slot, lap, STAGES)
 
         _write(
-            half, tile, b, h, out, to, flags, n, rows, mixed, largest, total, energy,
-            E, BE, BM, STATISTICS, LOGITS, OUTPUT,
+            half, tile, b, h, out, sent, staged, to, flags, sink, n, rows, mixed, largest, total,
+            energy, E, BE, BM, STATISTICS, LOGITS, OUTPUT,
         )  # fmt: skip
-        odd ^= 1
-        mbarrier.wait(q_full, odd)
-        item = gl.max(item_at.load(SAME), 0)
+        turn += 1
+        mbarrier.wait(q_full.index(turn % PLACES), (turn // PLACES) & 1)
+        item = gl.max(item_at.index(turn % PLACES).load(SAME), 0)
     if half == 0:
         await_turn(half)
+    if sent is not None:
+        tma.store_wait(0)
+
+
+@gluon.jit
+def _slope(bias, h):
+    """Of a head under ALiBi, times log₂ e."""
+    slope = 0.0
+    if bias.kind == ALIBI:
+        slope = gl.load(bias.ptr + h).to(gl.float32) * LOG2E
+    return slope
 
 
 @launched
 @gluon.jit(do_not_specialize=["items", "rows"])
 def forward_on_hopper(
-    q, k, v, out, to, taken, flags, rule, n, scale, items, rows,
+    q, k, v, out, sent, to, taken, flags, rule, scoring, bias, sink, n, items, rows,
     E: gl.constexpr, BD: gl.constexpr, BE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
-    STAGES: gl.constexpr, STATISTICS: gl.constexpr,
+    STAGES: gl.constexpr, PLACES: gl.constexpr, STATISTICS: gl.constexpr,
 ):  # fmt: skip
-    """Tiles of queries against their keys; `taken` and `flags` start at 0."""
+    """Tiles of queries against their keys; `taken` and `flags` start at 0. With `sent`, a map of
+    the output, the copy engine writes it."""
     # Values are asked for before the last ones are free, so one slot would wait for itself.
     gl.static_assert(STAGES >= 2)
     gl.static_assert(STAGES <= MOST_STAGES)
+    # The second place for queries has the barrier of a third slot of keys.
+    gl.static_assert(PLACES == 1 or STAGES == 2)
     HALF: gl.constexpr = BM // 2
-    item_at = gl.allocate_shared_memory(gl.int32, [1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    q_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, HALF, BD], q.layout)
+    ONE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    item_at = gl.allocate_shared_memory(gl.int32, [PLACES, 1], ONE)
+    q_tiles = gl.allocate_shared_memory(q.dtype, [2 * PLACES, 1, 1, HALF, BD], q.layout)
     k_ring = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BN, BD], k.layout)
     v_ring = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BN, BE], v.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    staged = q_tiles
+    if sent is not None:
+        staged = gl.allocate_shared_memory(sent.dtype, [2, 1, 1, HALF, BE], sent.layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [PLACES, 1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(q_full, count=1)
+    for i in gl.static_range(PLACES):
+        mbarrier.init(q_full.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
@@ -342,22 +393,24 @@ def forward_on_hopper(
             (
                 _multiply,
                 (
-                    0, out, to, flags, rule, n, scale, items, rows, item_at, q_tiles, k_ring,
-                    v_ring, q_full, k_full, v_full, E, BD, BE, BM, BN, STAGES, STATISTICS,
+                    0, out, sent, staged, to, flags, rule, scoring, bias, sink, n, items, rows,
+                    item_at, q_tiles, k_ring, v_ring, q_full, k_full, v_full, E, BD, BE, BM, BN,
+                    STAGES, PLACES, STATISTICS,
                 ),
             ),
             (
                 _multiply,
                 (
-                    1, out, to, flags, rule, n, scale, items, rows, item_at, q_tiles, k_ring,
-                    v_ring, q_full, k_full, v_full, E, BD, BE, BM, BN, STAGES, STATISTICS,
+                    1, out, sent, staged, to, flags, rule, scoring, bias, sink, n, items, rows,
+                    item_at, q_tiles, k_ring, v_ring, q_full, k_full, v_full, E, BD, BE, BM, BN,
+                    STAGES, PLACES, STATISTICS,
                 ),
             ),
             (
                 _copy,
                 (
                     q, k, v, rule, n, items, taken, item_at, q_tiles, k_ring, v_ring, q_full,
-                    k_full, v_full, BM, BN, STAGES,
+                    k_full, v_full, BM, BN, STAGES, PLACES,
                 ),
             ),
         ],
@@ -368,7 +421,7 @@ def forward_on_hopper(
 
 def run_on_hopper(
     x: AttentionInputs,
-    out: Any,
+    out: Tensor,
     to: Any,
     taken: Tensor,
     flags: Tensor | None,
@@ -379,15 +432,15 @@ def run_on_hopper(
     statistics: bool,
 ) -> None:
     """The forward pass of a call that `fits_hopper`, written to `out` and `to`."""
-    assert isinstance(x.comparison, Dot)
     if rule.kind is ALL:
         # Compiled for all pairs, what is hidden in the last tile of keys is the same for all tiles
         # of queries: the compiler keeps it through all of them, and too few registers are left.
         rule = rule._replace(kind=BAND, low=-FAR, high=FAR)
     forward_on_hopper[(min(items, processors(x.q.device)),)](
         described(x.q, how.rows // 2), described(x.k, how.keys), described(x.v, how.keys),
-        out, to, taken, flags, rule, sizes(x), float(x.comparison.scale), items,
-        to.lse.numel(),
+        sheet(out), described(out, how.rows // 2) if how.queued else None, to, taken, flags, rule,
+        score(x), added(x), x.sink, sizes(x), items, to.lse.numel(),
         E=x.v.shape[-1], BD=width_on_hopper(x.q), BE=width_on_hopper(x.v), BM=how.rows,
-        BN=how.keys, STAGES=how.stages, STATISTICS=statistics, num_warps=4,
+        BN=how.keys, STAGES=how.stages, PLACES=2 if how.queued else 1, STATISTICS=statistics,
+        num_warps=4,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from regard.backends.triton.rules import SPANS, band_at, edges_of, limit_of
 
 # Renamed after Triton 3.6.
 fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+send = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
 limit_on_hopper = gluon.jit(limit_of.fn)
 _band_at = gluon.jit(band_at.fn)
 edges_on_hopper = gluon.jit(edges_of.fn)
