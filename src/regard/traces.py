@@ -12,8 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.backends.contract import Pool, Rows, SecondPass, Top
-from regard.backends.functions import Asked, Question
-from regard.backends.passes import taken_apart
+from regard.backends.questions import GRADIENTS, Learned, Question, answer
 from regard.display import Displayed
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
@@ -64,8 +63,14 @@ class Trace(Displayed):
 
     @property
     def max_logit(self) -> Float[Tensor, "*bh q"]:
-        """The largest logit of each row: after scale, soft-cap and bias, of allowed keys only."""
-        (largest,) = self._looked("max_logit", lambda _, row: (row,), self.rows.max_logit)
+        """The largest logit of each row: after scale, soft-cap and bias, of allowed keys only.
+        Differentiable: keys that share the largest share the gradient."""
+
+        def pull(x: AttentionInputs, _: Tensor, g: Tensor, *, bias: bool) -> Learned:
+            return GRADIENTS.max_logit(x, g, bias=bias)
+
+        question = Question("max_logit", lambda _, row: (row,), pull)
+        (largest,) = self._answer(question, self.rows.max_logit)
         return self.inputs.in_kind(largest)
 
     @property
@@ -76,13 +81,21 @@ class Trace(Displayed):
 
     @property
     def mean_logit(self) -> Float[Tensor, "*bh q"]:
-        """The plain mean of each row's allowed logits; -inf for an empty row. Walks the pairs."""
-        (mean,) = self._looked("mean_logit", lambda x, _: (self.second_pass.mean_logit(x),))
+        """The plain mean of each row's allowed logits; -inf for an empty row. Walks the pairs.
+        Differentiable."""
+
+        def pull(x: AttentionInputs, _: Tensor, g: Tensor, *, bias: bool) -> Learned:
+            return GRADIENTS.mean_logit(x, g, bias=bias)
+
+        ask = self.second_pass.mean_logit
+        (mean,) = self._answer(Question("mean_logit", lambda x, _: (ask(x),), pull))
         return self.inputs.in_kind(mean)
 
     def received(self) -> Float[Tensor, "*bh k"]:
-        """What each key got from all queries: the column sums of the weights."""
-        (found,) = self._looked("received()", lambda *of: (self.second_pass.received(*of),))
+        """What each key got from all queries: the column sums of the weights. Differentiable."""
+        ask = self.second_pass.received
+        question = Question("received()", lambda *of: (ask(*of),), GRADIENTS.received)
+        (found,) = self._answer(question)
         return self.inputs.in_kind(found)
 
     def top(self, n: int) -> Top:
@@ -98,7 +111,7 @@ class Trace(Displayed):
         """
         if whole("top: n", n) < 1:
             raise RegardError("top counts keys", got=str(n), accepted="1 or more")
-        found = self._looked(f"top({n})", lambda x, lse: self.second_pass.top(x, lse, n))
+        found = self._answer(Question(f"top({n})", lambda x, lse: self.second_pass.top(x, lse, n)))
         return Top(*(self.inputs.in_kind(part) for part in found))
 
     def weights(
@@ -161,7 +174,8 @@ class Trace(Displayed):
         The region is (start, stop) of queries and of keys, or a slice or range without steps; the
         whole by default. Place i of a region's n (from 0, at its start) is in cell ⌊i · cells / n⌋,
         so cells differ by one place at most. A region with fewer places than cells gives one cell
-        per place. The mean counts masked pairs as 0.
+        per place. The mean counts masked pairs as 0. Differentiable; of a maximum, pairs that
+        share it share the gradient.
 
         >>> import regard, torch
         >>> x = torch.randn(7, 4)
@@ -187,7 +201,10 @@ class Trace(Displayed):
         def ask(x: AttentionInputs, lse: Tensor) -> tuple[Tensor]:
             return (self.second_pass.pooled(x, lse, size, rows, columns, pool),)
 
-        (pooled,) = self._looked("map()", ask)
+        def pull(x: AttentionInputs, lse: Tensor, g: Tensor, *, bias: bool) -> Learned:
+            return GRADIENTS.pooled(x, lse, g, rows, columns, pool, bias=bias)
+
+        (pooled,) = self._answer(Question("map()", ask, pull))
         return self.inputs.in_kind(pooled)
 
     def __getitem__(self, which: Chosen | tuple[Chosen, ...]) -> Trace:
@@ -282,13 +299,8 @@ class Trace(Displayed):
         tied = any(t.requires_grad for t in inside) or transformed(inside)
         return self._mapped(Tensor.detach) if tied else self
 
-    def _looked(self, name: str, ask: Question, row: Tensor | None = None) -> tuple[Tensor, ...]:
-        """An answer that has no derivative; under a transform that takes one, it says so."""
-        row = self.rows.lse if row is None else row
-        if not transformed((*self.inputs.tensors(), row)):
-            return ask(self.inputs, row.detach())
-        call, tensors = taken_apart(self.inputs)
-        return Asked.apply(name, ask, call, row, *tensors)  # type: ignore[no-any-return,no-untyped-call]
+    def _answer(self, question: Question, row: Tensor | None = None) -> tuple[Tensor, ...]:
+        return answer(question, self.inputs, self.rows.lse if row is None else row)
 
     def _mapped(self, change: Change) -> Trace:
         inputs = self.inputs.map_tensors(change)

@@ -449,10 +449,27 @@ QUESTIONS: dict[str, Callable[[regard.Trace], Tensor]] = {
 }
 
 
+def mean_of_allowed(t: regard.Trace) -> Tensor:
+    s = t.logits()
+    return s.masked_fill(s == -torch.inf, 0.0).sum(-1) / (s > -torch.inf).sum(-1)
+
+
+WRITTEN_OUT: dict[str, Callable[[regard.Trace], Tensor]] = {
+    "received()": lambda t: t.weights().sum(-2),
+    "map()": lambda t: torch.stack(
+        [rows.mean(-2).unflatten(-1, (2, 2)).mean(-1) for rows in t.weights().split(2, -2)], -2
+    ),
+    "mean_logit": mean_of_allowed,
+    "max_logit": lambda t: t.logits().amax(-1),
+}
+"""Questions that have gradients, made of those that are differentiable by themselves."""
+
+
 @pytest.mark.parametrize("backend", ["reference", "tiled", TRITON])
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_questions_under_transforms(question: str, backend: str) -> None:
-    """An answer without a derivative is given, and says so where one is taken."""
+    """An answer without a derivative is given, and says so where one is taken; others have
+    gradients, also under vmap."""
     ask = QUESTIONS[question]
     q, k, v = three(torch.float32 if backend == "triton" else torch.float64)
     mask = masks.causal() & masks.padding(torch.tensor([3, 4]))
@@ -474,11 +491,24 @@ def test_questions_under_transforms(question: str, backend: str) -> None:
         pull = grad(lambda x: look(x).sin().sum())(q)
         assert_close(pull, grad(lambda x: exact(x).sin().sum())(q), **close)
         return
-    for derive in (
+    forward = [
         lambda: jvp(look, (q,), (q,)),
-        lambda: grad(lambda x: look(x).sum())(q),
         lambda: jvp(vmap(look), (q[None],), (q[None],)),
-    ):
+    ]
+    if question in WRITTEN_OUT:
+        formula = WRITTEN_OUT[question]
+
+        def dense(q: Tensor) -> Tensor:
+            return formula(regard.trace(q, k, v, mask=mask, softcap=2.0, backend="reference"))
+
+        pull = grad(lambda x: look(x).sin().sum())
+        assert_close(pull(q), grad(lambda x: dense(x).sin().sum())(q), **close)
+        assert_close(vmap(pull)(torch.stack([q, -q]))[1], pull(-q), **close)
+        both = grad(lambda x: vmap(look)(torch.stack([x, -x])).sin().sum())(q)
+        assert_close(both, pull(q) - pull(-q), **close)
+    else:
+        forward.append(lambda: grad(lambda x: look(x).sum())(q))
+    for derive in forward:
         with pytest.raises(RegardError) as error:
             derive()
         assert f"{question} has no derivative" in str(error.value)

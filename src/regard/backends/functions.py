@@ -20,7 +20,6 @@ from regard.backends.entries import Lot, each, lots
 from regard.backends.passes import Call, Passes, Pull
 from regard.between_graphs import between_graphs
 from regard.errors import RegardError
-from regard.inputs import AttentionInputs
 from regard.transforms import is_batched
 
 UNCOMPILED = (
@@ -28,7 +27,6 @@ UNCOMPILED = (
     'the function without fullgraph=True, or pass backend="reference"'
 )
 Tensors = Sequence[Tensor | None]
-Question = Callable[[AttentionInputs, Tensor], tuple[Tensor, ...]]
 
 
 _LIBRARY = torch.library.Library("regard", "FRAGMENT")
@@ -48,7 +46,7 @@ def _entry(*operands: Any) -> tuple[Tensor, ...]:
     return *found, *(torch.empty(0) for _ in range(_MOST - len(found)))
 
 
-def _one_by_one(
+def one_by_one(
     run: Callable[..., list[Tensor]], operands: Tensors, many: int
 ) -> list[Tensor] | tuple[Tensor, ...]:
     """What a pass gives, one entry after the other where autograd has batched its gradients: the
@@ -158,7 +156,7 @@ class Pulled(torch.autograd.Function):
                 if g is not None and t is not None
             ]
 
-        return tuple(_one_by_one(pull, pulls, sum(wanted)))
+        return tuple(one_by_one(pull, pulls, sum(wanted)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -215,7 +213,7 @@ class Pushed(torch.autograd.Function):
             at = call.inputs(*every)
             return list(passes.push(x, rows, kept, at, statistics=statistics))
 
-        return tuple(_one_by_one(push, [tangents[i] for i in places], 3))
+        return tuple(one_by_one(push, [tangents[i] for i in places], 3))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -247,51 +245,6 @@ class Pushed(torch.autograd.Function):
             return [*map(lot.restored, found)]
 
         return each(found, answer)
-
-
-class Asked(torch.autograd.Function):
-    """A question about the weights, answered without a derivative: it says so where one would be
-    taken."""
-
-    @staticmethod
-    def forward(
-        name: str, ask: Question, call: Call, row: Tensor, *tensors: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        return ask(call.inputs(*tensors), row)  # type: ignore[arg-type]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.name = inputs[0]
-        ctx.mark_non_differentiable(*(t for t in output if not t.is_floating_point()))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> None:
-        refuse_question(ctx.name)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> None:
-        refuse_question(ctx.name)
-
-    @staticmethod
-    def vmap(info: Any, axes: tuple[Any, ...], *operands: Any) -> Any:
-        name, ask, call, row, *tensors = operands
-        found = lots(call, tensors, axes[4:], info.batch_size)
-
-        def answer(lot: Lot) -> list[Tensor]:
-            given = Asked.apply(name, ask, lot.call, lot.rows(row, axes[3]), *lot.tensors)  # type: ignore[no-untyped-call]
-            return [*map(lot.restored, given)]
-
-        return each(found, answer)
-
-
-def refuse_question(name: str) -> None:
-    """Say what of a trace has a derivative."""
-    raise RegardError(
-        f"{name} has no derivative",
-        got="a transform that differentiates by what it depends on",
-        accepted="derivatives of out, lse, entropy, weights() and mass()",
-        do=f"trace.detach().{name} for its numbers alone",
-    )
 
 
 def refuse_second(name: str) -> None:

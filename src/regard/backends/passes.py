@@ -99,13 +99,13 @@ class Passes:
     forward_mode: Push
 
     def forward(self, x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]:
-        with _no_autocast(x.q):
+        with no_autocast(x.q):
             return self.forward_pass(x, statistics=statistics)
 
     def backward(
         self, x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: bool
     ) -> Given:
-        with _no_autocast(x.q):
+        with no_autocast(x.q):
             return self.backward_pass(x, rows, kept, pull, bias=bias)
 
     def push(
@@ -117,11 +117,11 @@ class Passes:
         *,
         statistics: bool,
     ) -> Moved:
-        with _no_autocast(x.q):
+        with no_autocast(x.q):
             return self.forward_mode(x, rows, kept, moved, statistics=statistics)
 
 
-def _no_autocast(q: Tensor) -> AbstractContextManager[Any]:
+def no_autocast(q: Tensor) -> AbstractContextManager[Any]:
     kind = q.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 

@@ -120,7 +120,7 @@ def received_from(trace: Trace, queries: Chosen, keys: Chosen) -> Float[Tensor, 
     _, _, Q, K = _four_axes(trace).inputs.shape
     columns = places(keys, K, "keys", trace.inputs.q.device)
     if queries is None:
-        return trace.received()[..., columns]
+        return trace.detach().received()[..., columns]
     rows = places(queries, Q, "queries", trace.inputs.q.device)
     total = trace.lse.new_zeros(*trace.lse.shape[:2], len(columns))
     for some in rows.split(64):

@@ -45,7 +45,7 @@ class JaggedTrace(Trace):
 
     @property
     def max_logit(self) -> Tensor:
-        return self._queries(self.rows.max_logit)
+        return self._queries(super().max_logit)
 
     @property
     def entropy(self) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from regard.backends.poison import all_finite
 from regard.backends.tiled.fused import Passed, fusing, pull
+from regard.backends.tiled.pair_gradients import PairGradients
 from regard.backends.tiled.walk import Cut, RowTile, Slab, slabs
 from regard.inputs import AttentionInputs
 
@@ -48,10 +49,8 @@ class Backward:
         self.k: Tensor
         self.v: Tensor
         self.sink = None if x.sink is None else torch.zeros_like(x.sink, dtype=dtype)
-        self.comparison = [torch.zeros_like(t, dtype=dtype) for t in x.comparison.tensors()]
-        biased = x.bias.tensors() if bias and x.bias is not None else []
-        biased = [t for t in biased if t.is_floating_point()]
-        self.bias = [torch.zeros_like(t, dtype=dtype) for t in biased]
+        self.pairs = PairGradients(x, bias=bias)
+        self.comparison, self.bias = self.pairs.comparison, self.pairs.bias
 
     def run(self) -> Backward:
         """Go over the tiles; the gradients are then in q, k, v, sink, comparison and bias."""
@@ -73,16 +72,13 @@ class Backward:
         return self
 
     def _walk(self, is_finite: bool) -> None:
-        dtype = self.x.compute_dtype
-        self.q = torch.empty_like(self.x.q)
-        self.k = torch.zeros_like(self.x.k, dtype=dtype)
-        self.v = torch.zeros_like(self.x.v, dtype=dtype)
+        self.q, self.k = self.pairs.q, self.pairs.k
+        self.v = torch.zeros_like(self.x.v, dtype=self.x.compute_dtype)
         for slab in slabs(self.x, is_finite=is_finite):
             for tile in slab.row_tiles():
                 self._add_tile(slab, tile)
 
     def _add_tile(self, slab: Slab, tile: RowTile) -> None:
-        x = slab.x
         # A row that sees nothing has lse = -inf and only -inf logits; any finite number will do.
         lse = tile.take(self.rows.lse)
         lse = torch.where(lse.isinf(), 0.0, lse)[..., None]
@@ -103,22 +99,7 @@ class Backward:
                 assert self.expected is not None
                 away = (s - tile.take(self.expected)[..., None]).masked_fill_(p == 0, 0.0)
                 ds = ds - tile.take(self.g_entropy)[..., None] * away
-            ds = p * ds
-            if not slab.finite:
-                cut.fill(ds, 0.0)
-            if self.bias:
-                assert x.bias is not None
-                x.bias.pull_back(*tile.places(cut), ds.flatten(1, 2), self._bias_grads(slab))
-            if slope is not None:
-                ds = ds * slope
-                if not slab.finite:
-                    cut.fill(ds, 0.0)
-            k = slab.k_finite[:, :, cut.keys]
-            given = x.comparison.pull_back(tile.q_finite, k, ds)
-            dq += given.q
-            self.k[here] += given.k
-            for total, part in zip(self.comparison, given.own, strict=True):
-                (total[slab.heads] if total.ndim == 2 else total).add_(part)
+            dq += self.pairs.add(tile, cut, p * ds, slope)
         tile.put(self.q, dq.to(self.q.dtype))
 
     def _through_values(
@@ -131,11 +112,6 @@ class Backward:
             return p, dp
         keeps = tile.keeps(cut).to(p.dtype).div_(1 - slab.x.dropout)
         return p * keeps, dp * keeps
-
-    def _bias_grads(self, slab: Slab) -> list[Tensor]:
-        assert self.x.bias is not None
-        places = self.x.bias.pick(slab.batch, slab.heads)
-        return [whole[place] for whole, place in zip(self.bias, places, strict=True)]
 
     def _add_sink(self) -> None:
         assert self.sink is not None
