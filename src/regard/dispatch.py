@@ -23,7 +23,7 @@ from regard.masks.algebra import Mask
 from regard.plans import Plan
 from regard.scores.score import Score
 from regard.traces import Trace
-from regard.watchers import show, unwatched, watched
+from regard.watchers import changed, show, unwatched, watched
 
 __all__ = ["BACKENDS", "attention", "plan", "trace"]
 
@@ -319,9 +319,7 @@ def _shown(make: Callable[[], Trace]) -> Trace:
     # Whoever watches has PyTorch ask about each function that is called. Ours need no asking, and
     # asking takes longer than the card does.
     with torch._C.DisableTorchFunction():
-        seen = make()
-        show(seen)
-        return seen
+        return show(make())
 
 
 def _attend_and_show(
@@ -332,7 +330,7 @@ def _attend_and_show(
         chosen = None if name is None else choose(inputs, name, statistics=False)
         seer = choose(inputs, name if chosen and chosen.observes else None, statistics=True)
     seen = _shown(partial(_observed, inputs, seer, mask))
-    if chosen is None or seer is chosen:
+    if chosen is None or seer is chosen or changed():
         return seen.rows.out
     with unwatched():
         return chosen.attend(inputs)

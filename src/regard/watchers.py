@@ -5,16 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from regard.backends.contract import Rows
 from regard.traces import Trace
 
-See = Callable[[Trace], None]
+See = Callable[[Trace], Tensor | None]
+"""Takes a trace. An output that it gives back stands in the place of the call's own."""
 
-_watchers: ContextVar[tuple[See, ...]] = ContextVar("watchers", default=())
+
+class Watcher(NamedTuple):
+    """Who is shown traces, and what for."""
+
+    see: See
+    learns: bool = False
+    """Whether traces are wanted in the graph of autograd."""
+    changes: bool = False
+    """Whether outputs may be put in the place of others."""
+
+
+_watchers: ContextVar[tuple[Watcher, ...]] = ContextVar("watchers", default=())
 
 caller: ContextVar[Any] = ContextVar("caller", default=None)
 """The module whose attention is computed here, where that is known."""
@@ -33,14 +48,25 @@ def watched() -> bool:
     return bool(_watchers.get())
 
 
-def begin(see: See) -> None:
+def changed() -> bool:
+    """Whether outputs of attention that is computed here may be changed: then it is the outputs of
+    traces that count."""
+    return any(watcher.changes for watcher in _watchers.get())
+
+
+def learned() -> bool:
+    """Whether traces that are made here are to be in the graph of autograd."""
+    return any(watcher.learns or watcher.changes for watcher in _watchers.get())
+
+
+def begin(see: See, *, learns: bool = False, changes: bool = False) -> None:
     """From now on `see` is shown every trace that is made here."""
-    _watchers.set((*_watchers.get(), see))
+    _watchers.set((*_watchers.get(), Watcher(see, learns, changes)))
 
 
 def end(see: See) -> None:
     """`see` is shown nothing any more, whether it was or not."""
-    _watchers.set(tuple(other for other in _watchers.get() if other != see))
+    _watchers.set(tuple(other for other in _watchers.get() if other.see != see))
 
 
 @contextmanager
@@ -53,12 +79,20 @@ def unwatched() -> Iterator[None]:
         _watchers.reset(before)
 
 
-def show(trace: Trace) -> None:
+def show(trace: Trace) -> Trace:
+    """Show a trace to who watches. All are shown the call as it was made; the trace that is given
+    back has the output that is to be used."""
     # What `unwatched` does, written out: this happens at every layer.
     watchers = _watchers.get()
     before = _watchers.set(())
     try:
-        for see in watchers:
-            see(trace)
+        out = None
+        for watcher in watchers:
+            given = watcher.see(trace)
+            out = given if watcher.changes and given is not None else out
     finally:
         _watchers.reset(before)
+    if out is None:
+        return trace
+    _, lse, max_logit, entropy = trace.rows
+    return replace(trace, rows=Rows(out, lse, max_logit, entropy))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.monitoring.qk_clip import Kind
 from regard.monitoring.telemetry import Readings, kind
@@ -63,9 +63,10 @@ class TrainingWatch(Watch):
     def leave(self, *args: Any, **options: Any) -> None:
         self._or_leave_alone(super().leave, *args, **options)
 
-    def see(self, trace: Trace) -> None:
+    def see(self, trace: Trace) -> Tensor | None:
         with self._troubles.during(LOOKING):
             super().see(trace)
+        return None
 
     def _or_leave_alone(self, follow: Callable[..., None], *args: Any, **options: Any) -> None:
         try:

@@ -20,7 +20,12 @@ Keep = Literal["statistics", "traces"]
 
 
 def check(
-    model: Any, keep: Any, every: int, spill: str | os.PathLike[str] | None, tokenizer: Any
+    model: Any,
+    keep: Any,
+    every: int,
+    spill: str | os.PathLike[str] | None,
+    tokenizer: Any,
+    gradients: bool,
 ) -> None:
     """Say so if a watch is asked for what it cannot do."""
     if not isinstance(model, nn.Module):
@@ -38,6 +43,16 @@ def check(
     if spill is not None and keep != "traces":
         raise RegardError(
             "spill= is where traces are written", got=f"keep={keep!r}", do='add keep="traces"'
+        )
+    if gradients and (keep != "traces" or spill is not None):
+        given = f"keep={keep!r}" if spill is None else f"spill={os.fspath(spill)!r}"
+        raise RegardError(
+            "gradients=True keeps traces in the graph of autograd, in memory",
+            got=given,
+            accepted='keep="traces", without spill=',
+            do='add keep="traces"'
+            if spill is None
+            else "leave spill= out; choose layers= or heads= if memory is short",
         )
     if tokenizer is not None and reads_two_texts(model):
         raise RegardError(

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.seen import Seen, Waiting
@@ -30,6 +30,9 @@ from regard.watching.tokens import Reading
 class Watch:
     """A model being watched, between `attach` and `detach` or inside a `with`."""
 
+    changes = False
+    """Whether `see` gives outputs that stand in the place of others."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -39,9 +42,10 @@ class Watch:
         every: int,
         spill: str | os.PathLike[str] | None = None,
         tokenizer: Any = None,
+        gradients: bool = False,
     ) -> None:
         self.model, self.layers, self.heads = model, patterns(layers), numbers(heads)
-        self.keep, self.every = keep, every
+        self.keep, self.every, self.gradients = keep, every, gradients
         self.seen = Seen(type(model).__name__)
         self._reading = Reading(tokenizer)
         self.seen.tokens = self._reading.tokens
@@ -52,6 +56,8 @@ class Watch:
         self._run = FollowedRun()
         self._running = self._run.paths
         self._runs = 0
+        self._learns = False
+        """Whether the run that is followed began with autograd on."""
         self._looking = self._started = False
         """Whether the run that is followed is one to look at, and whether that began."""
         self._asks = True
@@ -220,6 +226,7 @@ class Watch:
         if not again:
             self._read_inputs(args, kwargs)
             self._looking = self._due()
+            self._learns = torch.is_grad_enabled()
             self._runs += 1
         if self._looking:
             self._refuse_others()
@@ -259,10 +266,25 @@ class Watch:
                     self._gaps.ran.clear()
                 self._stop()
 
-    def see(self, trace: Trace) -> None:
+    def see(self, trace: Trace) -> Tensor | None:
         """Note a call of the module that is running."""
         if _runs_again() or not self._running:
-            return
+            return None
+        path = self._caller()
+        if self.layers is not None and not self._wanted(path):
+            return None
+        if self.gradients:
+            self._refuse_untied(path)
+        # What only adds up takes no part in autograd, and leaves the trace to its call.
+        elif self.keep == "traces" or self.heads is not None:
+            trace = trace.detach()
+        if self.heads is not None:
+            trace = trace[:, list(self.heads)]
+        self._take(path, trace)
+        return None
+
+    def _caller(self) -> str:
+        """The path of the module whose call is shown."""
         path, module = self._running[-1], caller.get()
         if module is not None:
             path = self._paths.get(id(module), path)
@@ -270,14 +292,17 @@ class Watch:
             if self._active is None and path:
                 self._known.add(path)
         self._gaps.attended.add(path)
-        if self.layers is not None and not self._wanted(path):
-            return
-        # What only adds up takes no part in autograd, and leaves the trace to its call.
-        if self.keep == "traces" or self.heads is not None:
-            trace = trace.detach()
-        if self.heads is not None:
-            trace = trace[:, list(self.heads)]
-        self._take(path, trace)
+        return path
+
+    def _refuse_untied(self, path: str) -> None:
+        """A part that runs without autograd would give a loss no gradients, without a word."""
+        if self._learns and not torch.is_grad_enabled():
+            raise RegardError(
+                "gradients=True: a layer ran without autograd inside a model that ran with it",
+                got=f"{path or '(model)'} under torch.no_grad(), as checkpoint(use_reentrant=True) "
+                "runs its layers",
+                do="use checkpoint(use_reentrant=False), or name the other layers in layers=",
+            )
 
     def _refuse_others(self) -> None:
         """Whose attention is not PyTorch's or transformers' own would be put aside by ours."""
@@ -308,7 +333,7 @@ class Watch:
                 lambda: self._running[-1], self._wanted, by_hand, self._leave_call
             )
             self._active.__enter__()
-        begin(self.see)
+        begin(self.see, learns=self.gradients, changes=self.changes)
 
     def _leave_call(self, why: str) -> None:
         self._gaps.left_alone.setdefault(self._running[-1], why)
@@ -374,6 +399,7 @@ def watch(
     every: int = 1,
     spill: str | os.PathLike[str] | None = None,
     tokenizer: Any = None,
+    gradients: bool = False,
 ) -> Watch:
     """Look into every attention layer of a model while it runs.
 
@@ -385,6 +411,10 @@ def watch(
     instead of being held in memory, and read from it once the watching has ended. With a
     `tokenizer`, `seen.tokens` are the texts of the tokens that the model was given.
 
+    With `gradients=True`, which needs `keep="traces"`, traces stay in the graph of autograd: a loss
+    on what they answer trains the model. They hold that graph until they are let go, with `seen` or
+    by `seen.clear()`. Without it they are detached.
+
     >>> import torch, regard
     >>> model = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
     >>> with regard.watch(model, keep="traces") as seen:
@@ -392,5 +422,5 @@ def watch(
     >>> seen["self_attn"].trace.weights().shape
     torch.Size([2, 4, 5, 5])
     """
-    check(model, keep, every, spill, tokenizer)
-    return Watch(model, layers, heads, keep, every, spill, tokenizer)
+    check(model, keep, every, spill, tokenizer, gradients)
+    return Watch(model, layers, heads, keep, every, spill, tokenizer, gradients)

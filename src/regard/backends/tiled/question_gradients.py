@@ -75,7 +75,7 @@ class QuestionGradients:
                 found = regions.meet(tile, cut)
                 if found is not None:
                     p = weigh(tile, tile.logits(cut), norm)[found.inside]
-                    regions.count(ties, found, p.to(lse.dtype) == found.of(largest))
+                    regions.add_up(ties, found, p.to(lse.dtype) == found.of(largest))
             g = g / ties.clamp_min(1)
         elif pool == "mean":
             g = g / (rows.edges.diff()[:, None] * columns.edges.diff())
@@ -152,7 +152,7 @@ class _Regions(NamedTuple):
             return None
         return _Met((tile.slab.batch, tile.slab.heads), rows, columns)
 
-    def count(
+    def add_up(
         self,
         whole: Float[Tensor, "b h rows columns"],
         at: _Met,

@@ -23,7 +23,8 @@ from regard import dispatch
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.values import Shape
-from regard.watchers import watched
+from regard.watchers import changed as changes
+from regard.watchers import learned, watched
 from regard.watching.flex.mask_mods import mask_of_blocks
 from regard.watching.flex.score_mods import Changed, change_of
 from regard.watching.graph_breaks import WHY, stepped_over, uncompiled
@@ -65,7 +66,7 @@ class FlexCalls:
     def look(self, call: _Call, *, compiled: bool) -> Tensor:
         """The output of a call, from its trace."""
         try:
-            with torch.no_grad():
+            with torch.set_grad_enabled(torch.is_grad_enabled() and learned()):
                 return self._traced(call, compiled)
         except RegardError as error:
             where = self.where() or "(model)"
@@ -77,10 +78,18 @@ class FlexCalls:
         shape = Shape(B, H, Q, call.key.shape[2])
         dtype = torch.promote_types(q.dtype, torch.float32)
         changed, mask = Changed(), None
-        if call.score_mod is not None:
-            changed = self._once(call.score_mod, change_of, shape, device, dtype)
-        if call.block_mask is not None:
-            mask = self._once(call.block_mask, mask_of_blocks, shape, device, compiled=compiled)
+        # What functions mean is read once for all runs, so it is in the graph of none.
+        with torch.no_grad():
+            if call.score_mod is not None:
+                changed = self._once(call.score_mod, change_of, shape, device, dtype)
+            if call.block_mask is not None:
+                mask = self._once(call.block_mask, mask_of_blocks, shape, device, compiled=compiled)
+        if changed.learned and torch.is_grad_enabled():
+            raise RegardError(
+                "what a score_mod learns gets no gradients from a trace",
+                got="a score_mod that holds tensors with requires_grad, and gradients=True",
+                do="leave the layer out with layers=, or write its attention with regard.attention",
+            )
         seen = [m for m in (mask, changed.mask) if m is not None]
         scale = q.shape[-1] ** -0.5 if call.scale is None else call.scale
         k, v = (t.expand(B, *t.shape[1:]) for t in (call.key, call.value))
@@ -150,6 +159,14 @@ def called(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if calls is None or call is None:
         return own(*args, **kwargs)
     compiled = eval_frame.get_eval_frame_callback() not in (None, False)
+    if changes():
+        if call.more:
+            raise RegardError(
+                "the output of this attention cannot be changed",
+                got="flex_attention that is asked for its lse as well",
+                do="leave the layer out with layers=",
+            )
+        return _laid_out(calls.look(call, compiled=compiled), call.query)
     if not compiled and call.only_its_output:
         return _laid_out(calls.look(call, compiled=compiled), call.query)
     answer = own(*args, **kwargs)

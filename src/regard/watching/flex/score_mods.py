@@ -37,6 +37,8 @@ class Changed:
     softcap: float | None = None
     bias: Bias | None = None
     mask: Mask | None = None
+    learned: bool = False
+    """Whether it holds what learns, of which the bias is but the numbers."""
 
 
 def change_of(
@@ -44,7 +46,8 @@ def change_of(
 ) -> Changed:
     """What a score_mod does to scores of a type, proved; refused where it cannot be."""
     zero = torch.zeros((), dtype=dtype, device=device)
-    path = _path(graph_of(score_mod, zero, *places(device)), dtype)
+    graph = graph_of(score_mod, zero, *places(device))
+    path = _path(graph, dtype)
 
     def at_zero(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         return torch.as_tensor(score_mod(zero, b, h, q, k)).to(dtype)
@@ -63,7 +66,12 @@ def change_of(
     if path.outer is not None:
         cap = abs(path.outer)
         gain *= path.outer
-    return Changed(gain, cap, bias, None if mask == EVERYTHING else mask)
+    return Changed(gain, cap, bias, None if mask == EVERYTHING else mask, _learns(graph))
+
+
+def _learns(graph: fx.Graph) -> bool:
+    held = (getattr(graph.owning_module, n.target) for n in graph.nodes if n.op == "get_attr")
+    return any(isinstance(t, Tensor) and t.requires_grad for t in held)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from regard import biases, dispatch, masks
 from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
+from regard.watchers import changed
 from regard.watching.huggingface.shared_values import once
 from regard.watching.huggingface.switch import own_implementation
 from regard.watching.huggingface.symbolic_mask import SymbolicMask
@@ -84,7 +85,7 @@ def attend(
                 dropout=dropout, training=dropout > 0,
             )  # fmt: skip
             out, weights = trace.out, trace.weights().to(query.dtype)
-            if weights.requires_grad:
+            if weights.requires_grad and not changed():
                 # Whoever asks for their gradients finds them between the output and the scores.
                 out = _mixed(weights, value, dropout)
         else:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import FunctionType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,11 @@ from torch.overrides import (
 )
 
 from regard import biases, dispatch, masks
+from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.masks.convert import is_causal_bias
 from regard.traces import Trace
-from regard.watchers import WatchingMode, watched
+from regard.watchers import WatchingMode, changed, learned, watched
 from regard.watching.by_hand import STEPS, HandWritten
 from regard.watching.flex import FlexCalls
 from regard.watching.graph_breaks import uncompiled
@@ -36,6 +37,7 @@ class AttentionMode(WatchingMode):
     Where nothing is differentiated the trace's output is used, so the work is done once. Where
     gradients are wanted, or dropout draws random numbers, PyTorch's own call gives the output and
     the trace is made beside it: gradients, checkpointing and random numbers stay as they were.
+    Where outputs are changed, the trace's is used in any case.
 
     `leave` is told why a call cannot be traced: PyTorch then answers as if nobody watched.
     """
@@ -52,6 +54,7 @@ class AttentionMode(WatchingMode):
         self._by_hand, self._leave = by_hand, leave
         self.spared: Callable[[], AbstractContextManager[None]] = nullcontext
         """What looking is done in: an observer keeps its errors from the model there."""
+        self._inside: Trace | None = None
 
     def __enter__(self) -> AttentionMode:
         _looking.set(False)
@@ -123,6 +126,8 @@ class AttentionMode(WatchingMode):
         if not watched():
             return answered()
         with _alone():
+            if changed():
+                return self._changed(query, key, value, attn_mask, dropout_p, is_causal, scale)
             if any(t.is_nested for t in (query, key, value)):
                 out = answered()
                 with self.spared():
@@ -134,13 +139,33 @@ class AttentionMode(WatchingMode):
                 return answered()
             if dropout_p or (torch.is_grad_enabled() and _learns(query, key, value, attn_mask)):
                 out = answered()
-                with torch.no_grad(), self.spared():
+                with _beside(), self.spared():
                     _traced(query, key, value, attn_mask, is_causal, scale)
                 return out
             with self.spared():
                 out = _traced(query, key, value, attn_mask, is_causal, scale).rows.out
                 return out.reshape(*query.shape[:-1], out.shape[-1])
             return answered()
+
+    def _changed(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        dropout_p: float,
+        is_causal: bool,
+        scale: float | None,
+    ) -> Tensor:
+        """What those who change outputs make of a call."""
+        split = split_along_the_sequence(query, key, value)
+        if split is not None or any(t.is_nested for t in (query, key, value)):
+            refuse_change(split or "nested tensors", "run the model on dense tensors")
+        if dropout_p:
+            refuse_change(f"attention with dropout_p={dropout_p:g}", "call model.eval() first")
+        self._inside = _traced(query, key, value, attn_mask, is_causal, scale)
+        out = self._inside.rows.out
+        return out.reshape(*query.shape[:-1], out.shape[-1])
 
     def _nested(
         self,
@@ -162,6 +187,11 @@ class AttentionMode(WatchingMode):
     def nested_multi_head(self, module: nn.MultiheadAttention, query: Tensor) -> None:
         """Trace self-attention of nested tensors, which nn.MultiheadAttention gives to one kernel
         together with its projections."""
+        if changed():
+            refuse_change(
+                "nested tensors in nn.MultiheadAttention",
+                "give nn.TransformerEncoder no padding, or enable_nested_tensor=False",
+            )
         with _alone(), torch.no_grad(), self.spared():
             weight, bias = module.in_proj_weight, module.in_proj_bias
             sizes = (3, module.num_heads, module.head_dim)
@@ -180,11 +210,22 @@ class AttentionMode(WatchingMode):
             looked_at = self._looking_inside()
             if not named.get("need_weights", True):
                 return looked_at(**named)
+            if changed():
+                out, _ = looked_at(**named | {"need_weights": False})
+                return out, self._weights_inside(named)
             # With weights asked for it builds n×n and calls nothing that could be seen: it is
             # asked once more without.
-            with torch.no_grad(), self.spared():
+            with _beside(), self.spared():
                 looked_at(**named | {"need_weights": False, "dropout_p": 0.0})
             return _multi_head_forward(**named)
+
+    def _weights_inside(self, named: dict[str, Any]) -> Tensor:
+        """The weights that nn.MultiheadAttention was asked for, of the call that it just made."""
+        assert self._inside is not None
+        trace, self._inside = self._inside, None
+        weights = trace.weights().to(named["query"].dtype)
+        weights = weights.mean(1) if named.get("average_attn_weights", True) else weights
+        return weights if named["query"].ndim == 3 else weights.squeeze(0)
 
     @uncompiled
     def _step(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -204,6 +245,16 @@ class AttentionMode(WatchingMode):
         )
         function.__kwdefaults__ = _multi_head_forward.__kwdefaults__
         return function
+
+
+def refuse_change(got: str, do: str) -> NoReturn:
+    """Say that the output of a call cannot be put in the place of PyTorch's."""
+    raise RegardError("the output of this attention cannot be changed", got=got, do=do)
+
+
+def _beside() -> AbstractContextManager[Any]:
+    """What a trace beside PyTorch's own call is made in."""
+    return torch.set_grad_enabled(torch.is_grad_enabled() and learned())
 
 
 def _no_more_asking(*_: object) -> bool:

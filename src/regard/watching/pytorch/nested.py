@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard import dispatch, masks
 from regard.traces import Trace
+from regard.watchers import learned
 
 
 class Padded(NamedTuple):
@@ -28,10 +29,11 @@ class Padded(NamedTuple):
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor) -> Padded | None:
-        """Of nested [B, H, n, D]; None if only some of them are nested."""
+        """Of nested [B, H, n, D]; None if only some of them are nested. In the graph of autograd
+        where that is wanted."""
         if not all(t.is_nested and t.dim() == 4 for t in (q, k, v)):
             return None
-        return cls.of_lists(*(t.detach().unbind() for t in (q, k, v)))
+        return cls.of_lists(*((t if learned() else t.detach()).unbind() for t in (q, k, v)))
 
     @classmethod
     def of_lists(cls, q: Sequence[Tensor], k: Sequence[Tensor], v: Sequence[Tensor]) -> Padded:
@@ -49,7 +51,7 @@ class Padded(NamedTuple):
         mask = masks.keep(real[:, None, :, None].to(self.q.device)) & masks.padding(self.keys)
         if is_causal:
             mask = mask & masks.causal(offset=0)
-        with torch.no_grad():
+        with torch.set_grad_enabled(torch.is_grad_enabled() and learned()):
             return dispatch.trace(self.q, self.k, self.v, mask=mask, scale=scale)
 
 
