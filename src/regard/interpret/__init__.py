@@ -12,15 +12,31 @@ from regard.interpret.alignment import Word, token_times, word_times
 from regard.interpret.choosing import Kept
 from regard.interpret.citations import Citation, Citations, citations
 from regard.interpret.eviction import heavy_hitters, window_votes
+from regard.interpret.interventions import (
+    Effect,
+    Effects,
+    ablate,
+    intervene,
+    knock_out,
+    metrics,
+    patch,
+)
 from regard.interpret.pruning import prune
 
 __all__ = [
     "Citation",
     "Citations",
+    "Effect",
+    "Effects",
     "Kept",
     "Word",
+    "ablate",
     "citations",
     "heavy_hitters",
+    "intervene",
+    "knock_out",
+    "metrics",
+    "patch",
     "prune",
     "token_times",
     "window_votes",

@@ -6,7 +6,7 @@ the token at place n, and it is the row that predicts the token at place n + 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from itertools import accumulate
 
@@ -27,35 +27,50 @@ def choose(
     seen: Mapping[str, Layer], layers: str | Sequence[str], heads: Heads | None
 ) -> dict[str, list[int]]:
     """The heads asked for, by the path of their layer; every head of every layer for None."""
-    patterns = [layers] if isinstance(layers, str) else layers
-    paths = [path for path in seen if any(fnmatch(path, pattern) for pattern in patterns)]
-    if not paths:
-        raise RegardError(
-            "no layer that was seen has such a path",
-            got=f"layers={layers!r}",
-            accepted=", ".join(seen) or "none yet: run the model",
-        )
+    paths = matching(seen, layers)
     for path in paths:
         if not seen[path].traces:
             raise RegardError(
                 f"{path!r} has no traces", do='keep them: watch(model, keep="traces")'
             )
+    sizes = {path: seen[path].heads for path in paths}
     if heads is None:
-        return {path: list(range(seen[path].heads)) for path in paths}
+        return {path: list(range(many)) for path, many in sizes.items()}
+    return numbered(sizes, heads)
+
+
+def matching(paths: Iterable[str], layers: str | Sequence[str]) -> list[str]:
+    """The paths of layers that were seen and are named by a pattern."""
+    patterns = [layers] if isinstance(layers, str) else layers
+    every = list(paths)
+    found = [path for path in every if any(fnmatch(path, pattern) for pattern in patterns)]
+    if not found:
+        raise RegardError(
+            "no layer that was seen has such a path",
+            got=f"layers={layers!r}",
+            accepted=", ".join(every) or "none yet: run the model",
+        )
+    return found
+
+
+def numbered(sizes: Mapping[str, int], heads: Heads) -> dict[str, list[int]]:
+    """Heads by the path of their layer, from pairs (layer, head); `sizes` says how many each layer
+    has."""
     if not len(heads):
         raise RegardError("no head was chosen", accepted="a list of (layer, head), or None for all")
-    chosen: dict[str, list[int]] = {}
     if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in heads):
         raise RegardError(
             "a head is named with its layer", got=repr(heads), accepted="pairs (layer, head)"
         )
+    chosen: dict[str, list[int]] = {}
+    paths = list(sizes)
     for layer, head in heads:
-        if not 0 <= layer < len(paths) or not 0 <= head < seen[paths[layer]].heads:
-            sizes = ", ".join(f"{i}: {seen[path].heads}" for i, path in enumerate(paths))
+        if not 0 <= layer < len(paths) or not 0 <= head < sizes[paths[layer]]:
+            listed = ", ".join(f"{i}: {sizes[path]}" for i, path in enumerate(paths))
             raise RegardError(
                 "no such head was seen",
                 got=f"(layer {layer}, head {head})",
-                accepted=f"layers with so many heads each: {sizes}",
+                accepted=f"layers with so many heads each: {listed}",
             )
         chosen.setdefault(paths[layer], []).append(head)
     return chosen

@@ -7,8 +7,6 @@ said again is no longer foreseen. Eight heads predict better than one at equal p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import takewhile
 from typing import Any
 
@@ -18,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import regard
-from regard import masks
+from regard import interpret, masks
+from regard.interpret.interventions import Replaced
 from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
 from regard.lab.panels import Bars, Heat, Line, Lines
 from regard.lab.text import Corpus
@@ -198,29 +197,12 @@ def scores(model: Reader, data: Windows) -> dict[str, list[list[float]]]:
     }
 
 
-@contextmanager
-def silenced(model: Reader, heads: list[tuple[int, int]]) -> Iterator[None]:
-    """Within it, what these heads (layer, head) found is 0."""
-
-    def without(layer: int) -> Any:
-        mine = [head for at, head in heads if at == layer]
-
-        def hook(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
-            split = given[0].unflatten(-1, (model.layers[layer].heads, -1)).clone()
-            split[..., mine, :] = 0
-            return (split.flatten(-2),)
-
-        return hook
-
-    hooks = [
-        attention.out_proj.register_forward_pre_hook(without(i))
-        for i, attention in enumerate(model.layers)
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+def silenced(heads: list[tuple[int, int]]) -> Replaced:
+    """What these heads (layer, head) found is 0."""
+    found: dict[str, list[int]] = {}
+    for layer, head in heads:
+        found.setdefault(f"layers.{layer}", []).append(head)
+    return Replaced(found)
 
 
 def silence_each(model: Reader, data: Windows) -> dict[str, Any]:
@@ -229,17 +211,17 @@ def silence_each(model: Reader, data: Windows) -> dict[str, Any]:
     every = [(i, h) for i, layer in enumerate(model.layers) for h in range(layer.heads)]
     alone = {}
     for at in every:
-        with silenced(model, [at]):
+        with interpret.intervene(model, silenced([at])):
             alone[at] = measure(model, data)
     found, kinds = scores(model, data), {}
     for what, layer in (("previous", 0), ("induction", len(model.layers) - 1)):
         kind = [(layer, h) for h, share in enumerate(found[what][layer]) if share > DOES]
-        with silenced(model, kind):
+        with interpret.intervene(model, silenced(kind)):
             kinds[what] = {"heads": kind} | measure(model, data)
     order = sorted(every, key=lambda at: alone[at]["text_loss"])
     left = [whole]
     for count in range(1, len(order) + 1):
-        with silenced(model, order[:count]):
+        with interpret.intervene(model, silenced(order[:count])):
             left.append(measure(model, data))
     return {
         "whole": whole,

@@ -1,0 +1,149 @@
+"""What interventions are judged by: numbers made of a model's output.
+
+Any function of the output will do, if it gives one number, or one for each sequence of the batch.
+Those here know the text and the unchanged output as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import cross_entropy, kl_div, log_softmax
+
+from regard.errors import RegardError
+
+Token = int | Tensor
+"""A token, or one for each sequence of the batch."""
+
+
+class Outcome(NamedTuple):
+    """What a run gave, for which text, and what the unchanged model gave for it."""
+
+    output: Any
+    text: Any
+    clean: Any
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number for each sequence, and what it is called."""
+
+    name: str
+    of: Callable[[Outcome], Float[Tensor, "b"]]
+
+
+def logit_difference(right: Token, wrong: Token, at: int = -1) -> Metric:
+    """How much more the model says one token than another, in logits, at a place.
+
+    >>> import torch
+    >>> measured(logit_difference(2, 0), Outcome(torch.tensor([[[1.0, 2.0, 5.0]]]), None, None))
+    tensor([4.], dtype=torch.float64)
+    """
+
+    def of(outcome: Outcome) -> Tensor:
+        logits = logits_of(outcome.output)[:, at]
+        return _taken(logits, right) - _taken(logits, wrong)
+
+    return Metric("logit difference", of)
+
+
+def probability(token: Token, at: int = -1) -> Metric:
+    """The probability of a token at a place."""
+
+    def of(outcome: Outcome) -> Tensor:
+        return _taken(logits_of(outcome.output)[:, at].softmax(-1), token)
+
+    return Metric("probability", of)
+
+
+def loss(start: int = 0) -> Metric:
+    """The mean loss of the text's own next tokens, in nats; of those from a place on. Padding does
+    not count, where the text has an attention_mask."""
+
+    def of(outcome: Outcome) -> Tensor:
+        ids, real = _ids(outcome.text)
+        logits = logits_of(outcome.output)[:, :-1]
+        each = cross_entropy(logits.mT.float(), ids[:, 1:], reduction="none")
+        counted = real[:, 1:].clone()
+        counted[:, : max(start - 1, 0)] = False
+        return (each * counted).sum(-1) / counted.sum(-1)
+
+    return Metric("loss", of)
+
+
+def kl(at: int | None = None) -> Metric:
+    """The divergence KL(unchanged ‖ changed) of what is predicted, in nats: the mean over places,
+    or at one. It is 0 for the unchanged model."""
+
+    def of(outcome: Outcome) -> Tensor:
+        now, then = (
+            log_softmax(logits_of(output).float(), -1) for output in (outcome.output, outcome.clean)
+        )
+        each = kl_div(now, then, reduction="none", log_target=True).sum(-1)
+        return each.mean(-1) if at is None else each[:, at]
+
+    return Metric("KL", of)
+
+
+def measured(metric: Any, outcome: Outcome) -> Float[Tensor, "b"]:
+    """A metric as numbers, one for each sequence or one for all."""
+    found = metric.of(outcome) if isinstance(metric, Metric) else metric(outcome.output)
+    numbers = torch.as_tensor(found).detach().double().cpu()
+    if numbers.ndim > 1:
+        raise RegardError(
+            "a metric gives a number, or one for each sequence of the batch",
+            got=f"a tensor {list(numbers.shape)}",
+            do="take the mean over everything else",
+        )
+    return numbers.reshape(-1)
+
+
+def name_of(metric: Any) -> str:
+    if isinstance(metric, Metric):
+        return metric.name
+    name = getattr(metric, "__name__", "metric")
+    return "metric" if name == "<lambda>" else name
+
+
+def logits_of(output: Any) -> Float[Tensor, "b n v"]:
+    """The logits in what a model gives: itself, `.logits`, or the first of several."""
+    found = getattr(output, "logits", output)
+    found = found[0] if isinstance(found, (tuple, list)) else found
+    if not isinstance(found, Tensor) or found.ndim != 3:
+        raise RegardError(
+            "this metric reads logits [batch, tokens, vocabulary]",
+            got=f"a tensor {list(found.shape)}"
+            if isinstance(found, Tensor)
+            else type(output).__name__,
+            do="give a function of the model's output as the metric",
+        )
+    return found
+
+
+def _taken(numbers: Float[Tensor, "b v"], token: Token) -> Float[Tensor, "b"]:
+    which = torch.as_tensor(token, device=numbers.device).expand(len(numbers))
+    return numbers.gather(1, which[:, None])[:, 0]
+
+
+def _ids(text: Any) -> tuple[Tensor, Tensor]:
+    """The tokens of a text, and which of them are real."""
+    mask = None
+    if isinstance(text, Mapping):
+        ids, mask = text.get("input_ids"), text.get("attention_mask")
+    else:
+        ids = text[0] if isinstance(text, (tuple, list)) else text
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
+        raise RegardError(
+            "the loss of a text needs its tokens",
+            got=type(ids).__name__
+            if not isinstance(ids, Tensor)
+            else f"{ids.dtype} {list(ids.shape)}",
+            accepted="texts that are tensors of tokens [batch, tokens], or have input_ids",
+        )
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+    return ids, real

@@ -1,0 +1,179 @@
+"""Running a model on texts, as it is and with interventions; several of them in one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.interpret.interventions.intervention import Intervention, changed_output
+from regard.interpret.interventions.outputs import Place
+from regard.traces import Trace
+from regard.watching.intervening import Intervening
+
+Look = Callable[[Place, Trace], None]
+TOKENS = 4096
+"""Tokens, of all interventions together, that are run at once by default."""
+MOST = 32
+"""And interventions."""
+
+
+@contextmanager
+def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
+    """Within it the heads of a model do what interventions make of them.
+
+    Everything else is the model's own, whatever runs it: a forward pass, `generate`, a training
+    step. Afterwards, also after an exception, it is as it was.
+
+    >>> import torch
+    >>> from regard import interpret
+    >>> model = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()
+    >>> x = torch.randn(1, 5, 16)
+    >>> silent = interpret.interventions.Replaced({"self_attn": [0, 3]})
+    >>> with torch.no_grad(), interpret.intervene(model, silent):
+    ...     without = model(x)
+    >>> torch.equal(model(x), without)
+    False
+    """
+    with _handed(model, [interventions]):
+        yield
+
+
+@contextmanager
+def _handed(
+    model: nn.Module, together: Sequence[Sequence[Intervention]], look: Look | None = None
+) -> Iterator[None]:
+    def handle(path: str, nth: int, trace: Trace) -> Tensor | None:
+        if look is not None:
+            look((path, nth), trace)
+        return changed_output(path, nth, trace, together)
+
+    with Intervening(model, handle):
+        yield
+
+
+class Runner:
+    """A model that is run on a text."""
+
+    def __init__(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise RegardError(
+                "interventions need a model", got=type(model).__name__, accepted="torch.nn.Module"
+            )
+        if model.training:
+            raise RegardError(
+                "the model is in training mode, in which runs may differ by chance",
+                got=f"{type(model).__name__}.training is True",
+                do="call model.eval() first",
+            )
+        self.model = model
+
+    @torch.no_grad()
+    def run(
+        self,
+        text: Any,
+        together: Sequence[Sequence[Intervention]] = ((),),
+        look: Look | None = None,
+    ) -> Any:
+        """The model's output for a text, which is given once for each of several interventions."""
+        args, kwargs = arguments(text, len(together))
+        with _handed(self.model, together, look):
+            return self.model(*args, **kwargs)
+
+
+def arguments(text: Any, times: int = 1) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model is called with for a text, so many times in one batch."""
+
+    def repeated(given: Any) -> Any:
+        if times == 1 or not isinstance(given, Tensor) or not given.ndim:
+            return given
+        return torch.cat([given] * times)
+
+    if isinstance(text, Mapping):
+        return (), {name: repeated(given) for name, given in text.items()}
+    given = text if isinstance(text, (tuple, list)) else (text,)
+    return tuple(map(repeated, given)), {}
+
+
+def items(texts: Any) -> list[Any]:
+    """The texts, each as a model takes it: a tensor, arguments by name, or several in order."""
+    if isinstance(texts, (Tensor, Mapping)):
+        return [texts]
+    listed = list(texts)
+    if not listed or any(isinstance(one, str) for one in listed):
+        raise RegardError(
+            "texts are what the model is called with",
+            got="none" if not listed else "strings",
+            accepted="a list of tensors of tokens, or of dictionaries of arguments; or one of them",
+            do=""
+            if not listed
+            else 'tokenize them: [tokenizer(t, return_tensors="pt") for t in …]',
+        )
+    return listed
+
+
+def sequences(text: Any) -> int:
+    """How many sequences a text is a batch of."""
+    found = [t.shape[0] for t in _tensors(text) if t.ndim]
+    return found[0] if found else 1
+
+
+def at_once(text: Any, batch: int | None) -> int:
+    """How many interventions are run in one batch."""
+    tensors = _tensors(text)
+    if batch is not None:
+        if batch < 1:
+            raise RegardError(
+                "batch= counts interventions that run at once", got=str(batch), accepted="1 or more"
+            )
+        return batch if _repeatable(text) else 1
+    if not _repeatable(text):
+        return 1
+    first = tensors[0]
+    tokens = first.shape[0] * (first.shape[1] if first.ndim > 1 else 1)
+    return max(1, min(MOST, TOKENS // max(tokens, 1)))
+
+
+def _repeatable(text: Any) -> bool:
+    """Whether a text is made of tensors of equally many sequences, and of plain values."""
+    args, kwargs = arguments(text)
+    every = [*args, *kwargs.values()]
+    plain = all(isinstance(one, (Tensor, int, float, bool, str, type(None))) for one in every)
+    sizes = {t.shape[0] if t.ndim else -1 for t in every if isinstance(t, Tensor)}
+    return plain and len(sizes) == 1 and -1 not in sizes
+
+
+def _tensors(text: Any) -> list[Tensor]:
+    args, kwargs = arguments(text)
+    return [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+
+
+def parts(output: Any, many: int) -> list[Any] | None:
+    """The output for each intervention of a batch; None where it cannot be told apart."""
+    if many == 1:
+        return [output]
+    found = [_part(output, place, many) for place in range(many)]
+    return None if any(part is _NONE for part in found) else found
+
+
+_NONE = object()
+
+
+def _part(output: Any, place: int, many: int) -> Any:
+    if isinstance(output, Tensor):
+        if not output.ndim or output.shape[0] % many:
+            return _NONE
+        return output.unflatten(0, (many, -1))[place]
+    if isinstance(output, Mapping):
+        inside = {name: _part(given, place, many) for name, given in output.items()}
+        whole = all(part is not _NONE for part in inside.values())
+        return type(output)(**inside) if whole else _NONE
+    if isinstance(output, (tuple, list)) and not hasattr(output, "_fields"):
+        listed = [_part(given, place, many) for given in output]
+        return _NONE if any(one is _NONE for one in listed) else type(output)(listed)
+    # A cache of keys and the like: no metric is made of it.
+    return output

@@ -1,0 +1,582 @@
+"""Interventions do what theory says, and what n×n attention does that is changed by hand."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import regard
+from regard import RegardError, interpret, masks
+from regard.interpret import metrics
+from regard.interpret.interventions import Activations, Cut, Patched, Replaced
+from regard.interpret.interventions.effects import effects
+from tests.interpret import constructed
+from tests.interpret.constructed import (
+    LOUD,
+    Constructed,
+    Dense,
+    Layer,
+    copies_from,
+    induction,
+    looks_at,
+    previous_token,
+)
+from tests.watching.left_behind import nothing_in, nothing_in_the_process
+
+close: Callable[..., None] = torch.testing.assert_close
+
+
+def induces() -> Constructed:
+    """A pair of heads that copies, and in each layer one that only looks."""
+    return Constructed(Layer(previous_token(), looks_at(0)), Layer(looks_at(0), induction())).eval()
+
+
+def said_twice(seed: int, sequences: int = 1) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    words = torch.stack([torch.randperm(8, generator=g)[:6] for _ in range(sequences)])
+    return torch.cat([words, words], 1)[:, :-1]
+
+
+def foreseen(text: Tensor) -> Any:
+    """The logit of the token that comes next, at the end of a text said twice."""
+    return lambda output: output[:, -1].gather(1, text[:, 5:6])[:, 0]
+
+
+TEXTS = [said_twice(seed) for seed in range(4)]
+METRIC = [foreseen(text) for text in TEXTS]
+
+
+def test_both_heads_of_an_induction_pair_matter_and_no_other() -> None:
+    found = interpret.ablate(induces(), TEXTS, METRIC)
+    effect = {row.what: row.effect for row in found}
+    assert effect.keys() == {f"layers.{i} head {h}" for i in (0, 1) for h in (0, 1)}
+    close(effect["layers.1 head 1"], -LOUD, atol=1e-4, rtol=0)
+    # Without the first of the pair the second finds nothing to look for: it looks everywhere.
+    assert effect["layers.0 head 0"] < -0.7 * LOUD
+    assert effect["layers.0 head 1"] == effect["layers.1 head 0"] == 0
+    rows = {row.what: row for row in found}
+    assert rows["layers.1 head 1"].certain
+    assert not rows["layers.0 head 1"].certain
+    assert found.sorted()[0].what == "layers.1 head 1"
+
+
+def test_a_head_that_looks_at_what_it_does_not_use() -> None:
+    model, text = induces(), TEXTS[0]
+    with torch.no_grad(), regard.watch(model, keep="traces") as seen:
+        model(text)
+    assert seen["layers.1"].trace.weights(heads=0)[0, 0, -1, 0] > 0.99
+    for softmax in ("before", "after"):
+        found = interpret.knock_out(model, TEXTS, METRIC, (-1, 0), heads=[(1, 0)], softmax=softmax)
+        assert found[0].effect == 0
+    used = interpret.knock_out(model, TEXTS, METRIC, [(-1, 5), (-1, 3)], heads=[(1, 1)])
+    close([row.effect for row in used], [-LOUD, 0.0], atol=0.3, rtol=0)
+
+
+def test_the_edge_to_the_token_before_is_the_one_that_counts() -> None:
+    """At place 5 the first layer notes the token before; the end looks for it."""
+    found = interpret.knock_out(
+        induces(), TEXTS, METRIC, [(5, 4), (5, 3), ([4, 5], range(3, 5))], layers="layers.0"
+    )
+    assert found[0].effect < -0.7 * LOUD
+    assert abs(found[1].effect) < 1e-4
+    assert found[2].effect < -0.7 * LOUD
+    assert found[2].what == "[4, 5] → 3–4"
+
+
+def test_before_and_after_softmax_differ_as_they_should() -> None:
+    """A head that looks everywhere alike: what is left is a mean over fewer, or the same less one
+    part."""
+    head = constructed.Head().reads(constructed.TOKEN, constructed.OUT)
+    model, text = Constructed(Layer(head)).eval(), torch.tensor([[1, 2, 3, 4]])
+    for softmax, want in (("before", 1 / 3), ("after", 1 / 4)):
+        found = interpret.knock_out(
+            model, text, lambda output: output[:, -1, 1], [(3, 1), (3, 0)], softmax=softmax
+        )
+        close([row.changed for row in found], [want, 0.0], atol=1e-6, rtol=0)
+        close(found[0].clean, 0.25)
+
+
+def test_a_copying_head_carries_the_difference_in_its_values() -> None:
+    model = Constructed(Layer(looks_at(1), copies_from(0))).eval()
+    texts, sources = torch.tensor([[1, 3, 4], [2, 3, 5]]), torch.tensor([[6, 3, 4], [7, 3, 5]])
+    metric = metrics.logit_difference(sources[:, 0], texts[:, 0])
+    for what, share in (
+        ("outputs", 1.0), ("values", 1.0), ("keys", 0.0), ("queries", 0.0), ("patterns", 0.0),
+    ):  # fmt: skip
+        found = interpret.patch(model, texts, sources, metric, what=what)
+        recovered = [row.recovered for row in found]
+        close(recovered, [0.0, share], atol=1e-5, rtol=0)
+    at_first = interpret.patch(model, texts, sources, metric, what="values", places=0)
+    elsewhere = interpret.patch(model, texts, sources, metric, what="values", places=[1, 2])
+    close([at_first[1].recovered, elsewhere[1].recovered], [1.0, 0.0], atol=1e-5, rtol=0)
+
+
+def test_the_pattern_of_an_induction_head_is_what_the_source_says() -> None:
+    """Given where it looked in a text said in another order, it copies what stands there."""
+    model = induces()
+    text = torch.tensor([[0, 1, 2, 3, 4, 5, 0, 1, 2]])
+    source = torch.tensor([[0, 1, 5, 3, 4, 2, 0, 1, 5]])
+    with torch.no_grad():
+        where = model(source)[0, -1].argmax()
+    assert where == 3
+    found = interpret.patch(
+        model, text, torch.tensor([[0, 1, 2, 3, 4, 5, 3, 1, 4]]), metrics.probability(5),
+        what="patterns", heads=[(1, 1)],
+    )  # fmt: skip
+    assert found[0].clean < 0.1
+    assert found[0].changed > 0.9
+
+
+def test_mean_and_resample_keep_what_is_always_the_same() -> None:
+    """A head that copies what all texts begin with is not missed but where it is set to zero."""
+    model = Constructed(Layer(copies_from(0))).eval()
+    texts = torch.tensor([[1, 2, 3], [1, 4, 5], [1, 6, 7]])
+    for by, want in (("zero", -LOUD), ("mean", 0.0), ("resample", 0.0)):
+        found = interpret.ablate(model, texts, lambda output: output[:, -1, 1], by=by)
+        close(found[0].effect, want, atol=1e-5, rtol=0)
+    texts[0, 0] = 2
+    found = interpret.ablate(model, texts, lambda output: output[:, -1, 2], by="mean")
+    close(
+        found[0].each,
+        torch.tensor([LOUD / 3 - LOUD, LOUD / 3, LOUD / 3]).double(),
+        atol=1e-5,
+        rtol=0,
+    )
+    found = interpret.ablate(model, texts, lambda output: output[:, -1, 2], by="resample")
+    assert sorted(found[0].each.round().tolist()) == [-LOUD, 0, LOUD]
+
+
+def dense_model() -> tuple[Dense, Tensor, Tensor]:
+    torch.manual_seed(0)
+    return Dense().double().eval(), *torch.randn(2, 2, 7, 32, dtype=torch.float64)
+
+
+def run(model: nn.Module, x: Tensor, *changes: Any) -> Tensor:
+    with torch.no_grad(), interpret.intervene(model, *changes):
+        return model(x)
+
+
+HEADS = {"layers.1": [0, 3], "layers.2": [1]}
+
+
+def per_layer(heads: Any, i: int) -> list[int]:
+    return list(heads.get(f"layers.{i}", []))
+
+
+def test_outputs_are_replaced_as_by_hand() -> None:
+    model, x, _ = dense_model()
+
+    def after(i: int, out: Tensor, p: Tensor, v: Tensor) -> Tensor:
+        out = out.clone()
+        out[:, per_layer(HEADS, i)] = 0
+        return out
+
+    close(run(model, x, Replaced(HEADS)), model.dense(x, after=after)[0])
+
+
+@pytest.mark.parametrize("softmax", ["before", "after"])
+@pytest.mark.parametrize(
+    "edges",
+    [
+        (3, 1),
+        [(3, 1), (-1, slice(0, 3)), ([2, 3], [1, 2])],
+        [(i, i - 1) for i in range(1, 7)] + [(i, 0) for i in range(7)],
+        masks.window(1),
+        (None, None),
+    ],
+    ids=["one", "blocks", "many", "mask", "all"],
+)
+def test_edges_are_cut_as_by_hand(edges: Any, softmax: Any) -> None:
+    model, x, _ = dense_model()
+    table = torch.zeros(7, 7, dtype=torch.bool)
+    if isinstance(edges, masks.Mask):
+        table = edges.dense(7)[0, 0]
+    else:
+        for q, k in [edges] if isinstance(edges, tuple) else edges:
+            q, k = (torch.arange(7) if one is None else torch.arange(7)[one] for one in (q, k))
+            table[q.reshape(-1, 1), k.reshape(1, -1)] = True
+
+    def change(i: int, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Any:
+        allowed = allowed.clone()
+        if softmax == "before":
+            for h in per_layer(HEADS, i):
+                allowed[:, h] &= ~table
+        return q, k, v, allowed
+
+    def after(i: int, out: Tensor, p: Tensor, v: Tensor) -> Tensor:
+        out = out.clone()
+        if softmax == "after":
+            for h in per_layer(HEADS, i):
+                out[:, h] -= (p[:, h] * table) @ v[:, h]
+        return out
+
+    want, _ = model.dense(x, change, after)
+    close(run(model, x, Cut(HEADS, edges, softmax)), want)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("what", ["outputs", "queries", "keys", "values", "patterns"])
+@pytest.mark.parametrize("at", [None, [1, 4]])
+def test_activations_are_patched_as_by_hand(what: Any, at: Any, frozen: bool) -> None:
+    model, x, other = dense_model()
+    if what == "patterns" and at is not None:
+        pytest.skip("refused")
+    _, had = model.dense(other)
+    _, own = model.dense(x)
+    names = {"queries": "q", "keys": "k", "values": "v"}
+    places = torch.arange(7) if at is None else torch.tensor(at)
+
+    def change(i: int, q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Any:
+        now = {"q": q.clone(), "k": k.clone(), "v": v.clone()}
+        if frozen:
+            now |= {"q": own[i]["q"].clone(), "k": own[i]["k"].clone()}
+        mine = torch.tensor(per_layer(HEADS, i), dtype=torch.int64)
+        for name in ("q", "k") if what == "patterns" else filter(None, [names.get(what)]):
+            now[name][:, mine[:, None], places] = had[i][name][:, mine[:, None], places]
+        return *now.values(), allowed
+
+    def after(i: int, out: Tensor, p: Tensor, v: Tensor) -> Tensor:
+        out = out.clone()
+        mine = torch.tensor(per_layer(HEADS, i), dtype=torch.int64)
+        if what == "outputs":
+            out[:, mine[:, None], places] = had[i]["out"][:, mine[:, None], places]
+        return out
+
+    want, _ = model.dense(x, change, after)
+    with torch.no_grad():
+        found = {}
+        for name, text in (("own", x), ("other", other)):
+            with regard.watch(model, keep="traces") as seen:
+                model(text)
+            found[name] = {(path, 0): Activations.of(layer.trace) for path, layer in seen.items()}
+    every = {f"layers.{i}": list(range(4)) for i in range(3)}
+    changes = [Patched(every, "patterns", found["own"])] if frozen else []
+    close(run(model, x, *changes, Patched(HEADS, what, found["other"], at)), want)
+
+
+def test_the_tables_are_those_of_runs_by_hand() -> None:
+    model, x, other = dense_model()
+    metric = lambda output: output.square().mean((1, 2))  # noqa: E731
+    _, had = model.dense(other)
+
+    def silent(layer: int, head: int) -> Any:
+        def after(i: int, out: Tensor, p: Tensor, v: Tensor) -> Tensor:
+            keep = torch.ones(4, dtype=out.dtype)
+            keep[head] = i != layer
+            return out * keep.view(1, -1, 1, 1)
+
+        return after
+
+    clean = metric(model.dense(x)[0])
+    table = interpret.ablate(model, x, metric, progress=lambda *_: None)
+    assert len(table) == 12
+    for row, (i, h) in zip(table, ((i, h) for i in range(3) for h in range(4)), strict=True):
+        want = metric(model.dense(x, after=silent(i, h))[0]) - clean
+        close(row.each, want.detach())
+        assert row.heads == {f"layers.{i}": [h]}
+    together = interpret.ablate(model, x, metric, heads=[[(0, 1), (2, 3)], (1, 1)])
+    assert [len(row.heads) for row in together] == [2, 1]
+    patched = interpret.patch(model, x, other, metric, heads=[(0, 2)])
+
+    def given(i: int, out: Tensor, p: Tensor, v: Tensor) -> Tensor:
+        out = out.clone()
+        if i == 0:
+            out[:, 2] = had[0]["out"][:, 2]
+        return out
+
+    close(patched[0].each, (metric(model.dense(x, after=given)[0]) - clean).detach())
+    between = (metric(model.dense(other)[0]) - clean).mean().item()
+    close(patched[0].recovered, patched[0].effect / between)
+
+
+def test_each_layer_or_head_apart() -> None:
+    model, x, _ = dense_model()
+    metric = lambda output: output.mean((1, 2))  # noqa: E731
+    layers = interpret.knock_out(model, x, metric, (None, 0), each="layer")
+    assert [row.what for row in layers] == [f"layers.{i}: all → 0" for i in range(3)]
+    heads = interpret.knock_out(model, x, metric, (None, 0), each="head", layers="*.2")
+    assert heads[3].what == "layers.2 head 3: all → 0"
+    by_text = interpret.knock_out(model, x, metric, lambda text: [(len(text), 0)])
+    assert by_text[0].effect == interpret.knock_out(model, x, metric, (2, 0))[0].effect
+
+
+def test_batches_change_nothing() -> None:
+    model, x, other = dense_model()
+    metric = lambda output: output.square().mean((1, 2))  # noqa: E731
+    one, many = (interpret.ablate(model, [x, other], metric, batch=n) for n in (1, None))
+    close([row.effect for row in one], [row.effect for row in many])
+    assert one.texts == many.texts == 4
+
+
+def test_a_model_whose_sequences_depend_on_each_other_is_run_one_by_one() -> None:
+    class Mixed(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model, self.sizes = model, []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.sizes.append(len(x))
+            y = self.model(x)
+            return y - y.mean(0) * len(y) + y
+
+    model, x, _ = dense_model()
+    mixed = Mixed(model).eval()
+    metric = lambda output: output.square().mean()  # noqa: E731
+    many = interpret.ablate(mixed, x, metric)
+    assert max(mixed.sizes) > 2
+    one = interpret.ablate(mixed, x, metric, batch=1)
+    assert [row.effect for row in one] == [row.effect for row in many]
+
+
+class Reads(nn.Module):
+    """One attention call of somebody's, and what it is made of."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.attn = nn.MultiheadAttention(16, 2, batch_first=True) if "multi" in how else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.attn is not None:
+            out, weights = self.attn(x, x, x, need_weights="weights" in self.how)
+            return out if weights is None else torch.cat([out, weights], -1)
+        q = x.unflatten(-1, (2, 8)).transpose(1, 2)
+        if self.how == "flex":
+            out = flex_attention(q, q, q)
+        elif self.how == "sdpa":
+            out = nn.functional.scaled_dot_product_attention(q, q, q)
+        else:
+            out = regard.attention(q, q, q, backend=self.how)
+        return out.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    "how", ["sdpa", "flex", "tiled", "reference", "multihead", "multihead with weights"]
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_whoever_computes_attention(how: str, grad: bool) -> None:
+    if how == "flex" and grad:
+        pytest.skip("FlexAttention has no gradients on a CPU")
+    torch.manual_seed(0)
+    model, x = Reads(how).eval(), torch.randn(2, 5, 16)
+    path = "attn" if "multi" in how else ""
+    with torch.set_grad_enabled(grad):
+        x = x.requires_grad_(grad)
+        before = model(x)
+        with interpret.intervene(model, Replaced({path: [0]})):
+            silent = model(x)
+        with interpret.intervene(model, Cut({path: [0, 1]}, (None, 0))):
+            cut = model(x)
+        with interpret.intervene(model):
+            close(model(x), before)
+        close(model(x), before)
+    if model.attn is None:
+        assert not silent[..., :8].any()
+        close(silent[..., 8:], before[..., 8:])
+        first = x.clone()
+        q = first.unflatten(-1, (2, 8)).transpose(1, 2)
+        want = nn.functional.scaled_dot_product_attention(q, q[:, :, 1:], q[:, :, 1:])
+        close(cut, want.transpose(1, 2).flatten(2))
+    elif "weights" in how:
+        close(silent[..., 16:], before[..., 16:])
+    if grad:
+        silent.sum().backward()
+        assert x.grad is not None
+        assert x.grad.any()
+    nothing_in(model)
+    nothing_in_the_process()
+
+
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def test_hugging_face_models() -> None:
+    model = llama()
+    texts = [{"input_ids": torch.randint(3, 32, (1, 9))} for _ in range(3)]
+    before = [model(**text).logits for text in texts]
+    saved = copy.deepcopy(model.state_dict())
+    told: list[tuple[int, int]] = []
+    found = interpret.ablate(model, texts, metrics.kl(), progress=lambda *done: told.append(done))
+    assert len(found) == 8
+    assert all(row.effect > 0 and row.clean == 0 for row in found)
+    assert told[-1] == (24, 24)
+    lost = interpret.knock_out(model, texts, metrics.loss(), [(8, 0), (8, 3)])
+    assert not any(row.effect for row in lost), "the last row predicts nothing of the text"
+    assert interpret.knock_out(model, texts, metrics.loss(start=4), (4, 2))[0].effect != 0
+    # By hand: the output projection's columns of a head are 0.
+    hand = llama()
+    with torch.no_grad():
+        hand.model.layers[1].self_attn.o_proj.weight[:, 8:16] = 0
+        want = hand(**texts[0]).logits
+        with interpret.intervene(model, Replaced({"model.layers.1.self_attn": [1]})):
+            close(model(**texts[0]).logits, want)
+            written = model.generate(**texts[0], max_new_tokens=3, do_sample=False, pad_token_id=0)
+        same = hand.generate(**texts[0], max_new_tokens=3, do_sample=False, pad_token_id=0)
+    assert torch.equal(written, same)
+    for text, was in zip(texts, before, strict=True):
+        assert torch.equal(model(**text).logits, was)
+    assert all(
+        torch.equal(a, b) for a, b in zip(saved.values(), model.state_dict().values(), strict=True)
+    )
+    nothing_in(model)
+    nothing_in_the_process()
+
+
+def test_nothing_stays_after_an_exception() -> None:
+    model, x, _ = dense_model()
+    before = model(x)
+    keys = set(vars(model))
+
+    def breaks(output: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        interpret.ablate(model, x, breaks)
+    with pytest.raises(RegardError, match="no such head"):
+        run(model, x, Replaced({"layers.0": [9]}))
+
+    def interrupted() -> None:
+        with interpret.intervene(model, Replaced(HEADS)):
+            model(x)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert torch.equal(model(x), before)
+    assert set(vars(model)) == keys
+    nothing_in(model)
+    nothing_in_the_process()
+
+
+def test_a_watch_inside_sees_calls_as_they_were_made() -> None:
+    model, x, _ = dense_model()
+    with (
+        torch.no_grad(),
+        interpret.intervene(model, Replaced({"layers.0": [0, 1, 2, 3]})),
+        regard.watch(model, keep="traces") as seen,
+    ):
+        out = model(x)
+    close(out, run(model, x, Replaced({"layers.0": [0, 1, 2, 3]})))
+    assert seen["layers.0"].trace.out.any()
+
+
+def test_a_model_learns_around_what_is_cut() -> None:
+    model, x, _ = dense_model()
+    with interpret.intervene(model, Cut(HEADS, (None, 0), "after"), Replaced({"layers.0": [0]})):
+        model(x).square().mean().backward()
+    assert model.q[1].weight.grad is not None
+    assert not model.q[0].weight.grad[:8].any()
+    assert model.q[0].weight.grad[8:].any()
+
+
+def test_tables() -> None:
+    clean = torch.zeros(50, dtype=torch.float64)
+    noise = torch.randn(50, generator=torch.Generator().manual_seed(0)).double()
+    changed = torch.stack([1 + 0.1 * noise, noise - noise.mean()])
+    found = effects("cut <b>", "loss", [("a", {}), ("b", {})], clean, changed)
+    assert found[0].low < 1 < found[0].high
+    assert found[0].high - found[0].low < 0.1
+    # The interval of a mean: two standard errors to each side.
+    close(
+        found[0].high - found[0].low,
+        2 * 1.96 * float(changed[0].std()) / 50**0.5,
+        rtol=0.15,
+        atol=0,
+    )
+    close(found[0].size, float(changed[0].mean() / changed[0].std()))
+    assert found[0].certain
+    assert not found[1].certain
+    assert found[:1].rows == found.rows[:1]
+    text = repr(found)
+    assert "95 % interval" in text
+    assert text.splitlines()[-1].startswith("50 texts")
+    assert "cut &lt;b&gt;" in found._repr_html_()
+    assert found.records()[0]["texts"] == 50
+    alone = effects("cut", "loss", [("a", {})], clean[:1], changed[:1, :1])
+    assert math.isnan(alone[0].low)
+    assert "1 text: no interval" in repr(alone)
+    many = effects("x", "loss", [(str(i), {}) for i in range(40)], clean, changed[:1].repeat(40, 1))
+    assert "… and 20 more" in repr(many)
+    assert effects("x", "loss", [("a", {})], clean, changed[:1]) != found
+    again = effects("cut <b>", "loss", [("a", {}), ("b", {})], clean, changed)
+    assert [row.low for row in again] == [row.low for row in found]
+
+
+def test_metrics() -> None:
+    logits = torch.tensor([[[0.0, math.log(3.0)], [0.0, 0.0]]])
+    ids = torch.tensor([[0, 1]])
+    outcome = metrics.Outcome(logits, ids, torch.zeros_like(logits))
+    close(metrics.loss().of(outcome), torch.tensor([math.log(4 / 3)]))
+    close(metrics.probability(1, at=0).of(outcome), torch.tensor([0.75]))
+    want = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
+    close(metrics.kl(at=0).of(outcome), torch.tensor([want]))
+    close(metrics.kl().of(outcome), torch.tensor([want / 2]))
+    padded = {"input_ids": torch.tensor([[0, 1, 0]]), "attention_mask": torch.tensor([[1, 1, 0]])}
+    longer = torch.cat([logits, logits[:, :1]], 1)
+    close(
+        metrics.loss().of(metrics.Outcome(longer, padded, longer)), torch.tensor([math.log(4 / 3)])
+    )
+
+
+def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Wrong types reach regard's own checks even when the shape-checking hook is on.
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    model, x, _ = dense_model()
+    mean = lambda output: output.mean((1, 2))  # noqa: E731
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: interpret.ablate(model, x, mean, by="noise"), '"zero", "mean" or "resample"'),
+        (lambda: interpret.ablate(model, x[:1], mean, by="resample"), "give more texts"),
+        (lambda: interpret.ablate(model, x, mean, heads=[(0, 4)]), "(layer 0, head 4)"),
+        (lambda: interpret.ablate(model, x, mean, layers="none.*"), "layers.0, layers.1"),
+        (lambda: interpret.ablate(model, x, mean, batch=0), "batch="),
+        (lambda: interpret.ablate(model, ["text"], mean), "tokenize them"),
+        (lambda: interpret.ablate(model, x, [mean, mean]), "2 metrics for 1 texts"),
+        (lambda: interpret.ablate(model, x, lambda output: output), "a tensor [2, 7, 32]"),
+        (lambda: interpret.ablate(model, x, metrics.loss()), "needs its tokens"),
+        (lambda: interpret.ablate(copy.deepcopy(model).train(), x, mean), "model.eval()"),
+        (lambda: interpret.ablate(mean, x, mean), "torch.nn.Module"),
+        (lambda: interpret.knock_out(model, x, mean, [3]), "(query, key)"),
+        (lambda: interpret.knock_out(model, x, mean, []), "no edge"),
+        (lambda: interpret.knock_out(model, x, mean, (9, 0)), "out of range"),
+        (lambda: interpret.knock_out(model, x, mean, (1, 0), softmax="in"), "renormalises"),
+        (lambda: interpret.knock_out(model, x, mean, (1, 0), each="row"), '"layer", "head"'),
+        (lambda: interpret.patch(model, x, x[:, 1:], mean), "same number of tokens"),
+        (lambda: interpret.patch(model, x, [x, x], mean), "1 texts, 2 sources"),
+        (lambda: interpret.patch(model, x, x, mean, what="weights"), "'patterns'"),
+        (lambda: interpret.patch(model, x, x, mean, what="patterns", places=1), "whole"),
+    ]
+    for call, said in cases:
+        with pytest.raises(RegardError) as error:
+            call()
+        assert said in str(error.value)
+
+
+def test_dropout_is_refused() -> None:
+    class Drops(nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+
+    with pytest.raises(RegardError, match=r"dropout_p=0.5"):
+        run(Drops(), torch.randn(1, 2, 3, 4), Replaced({"": [0]}))
+    dropping = llama()
+    dropping.config.attention_dropout = 0.5
+    for layer in dropping.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    silent = Replaced({"model.layers.0.self_attn": [0]})
+    with pytest.raises(RegardError, match=r"model\.eval"):
+        run(dropping.train(), torch.tensor([[3, 4, 5]]), silent)
