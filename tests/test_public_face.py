@@ -37,13 +37,15 @@ FACE = {
         Tokenizer TranslatorConfig TranslatorModel load
     """,
     "regard.interpret": """
-        Citation Citations Kept Word citations heavy_hitters prune token_times window_votes
-        word_times
+        Citation Citations Effect Effects Kept Word ablate citations heavy_hitters intervene
+        knock_out metrics patch prune token_times window_votes word_times
     """,
 }
 EXPERIMENTS = "bottleneck scaling roles words heads reach order domains cost"
 # What the documentation has people import beside these, now or before.
 TOLD = [
+    ("regard.interpret.interventions", "Activations CallPart Cut Intervention Patched Replaced"),
+    ("regard.interpret.metrics", "kl logit_difference loss probability"),
     ("regard.monitoring", "Projections QKClip"),
     ("regard.monitoring.rules", "EntropyCollapse LogitExplosion"),
     ("regard.watching.rules", "EntropyCollapse LogitExplosion"),

@@ -8,6 +8,7 @@
 torch.Size([1, 2, 40])
 """
 
+from regard.interpret import metrics
 from regard.interpret.alignment import Word, token_times, word_times
 from regard.interpret.choosing import Kept
 from regard.interpret.citations import Citation, Citations, citations
@@ -18,7 +19,6 @@ from regard.interpret.interventions import (
     ablate,
     intervene,
     knock_out,
-    metrics,
     patch,
 )
 from regard.interpret.pruning import prune

@@ -1,6 +1,5 @@
 """Interventions: whether what heads do matters."""
 
-from regard.interpret.interventions import metrics
 from regard.interpret.interventions.ablation import ablate
 from regard.interpret.interventions.activations import Activations, Patched
 from regard.interpret.interventions.edges import Cut
@@ -23,6 +22,5 @@ __all__ = [
     "ablate",
     "intervene",
     "knock_out",
-    "metrics",
     "patch",
 ]

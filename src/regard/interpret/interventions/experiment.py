@@ -13,9 +13,9 @@ from regard.errors import RegardError
 from regard.interpret.interventions.activations import Activations
 from regard.interpret.interventions.effects import Effects, effects
 from regard.interpret.interventions.intervention import Heads, Intervention
-from regard.interpret.interventions.metrics import Outcome, measured, name_of
 from regard.interpret.interventions.outputs import Place
 from regard.interpret.interventions.runs import Runner, arguments, at_once, items, parts
+from regard.interpret.metrics import Outcome, measured, name_of
 from regard.interpret.rows import matching, numbered
 from regard.traces import Trace
 
