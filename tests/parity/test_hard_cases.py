@@ -731,10 +731,19 @@ def test_the_strongest_keys_are_not_those_a_bias_hides(backend: str) -> None:
 
 
 @every_tracer
-def test_the_largest_logit_does_not_pretend_to_be_differentiable(backend: str) -> None:
-    t = regard.trace(*learned(*qkv()), backend=backend)
-    assert t.out.requires_grad
-    assert not t.max_logit.requires_grad
+def test_the_gradients_of_answers_are_those_of_the_weights_and_logits(backend: str) -> None:
+    q, k, v = learned(*qkv())
+    t = regard.trace(q, k, v, mask=masks.causal(), backend=backend)
+    assert not t.rows.max_logit.requires_grad
+    p, s = t.weights(), t.logits()
+    for got, want in (
+        (t.received().square().sum(), p.sum(-2).square().sum()),
+        (t.map(1).square().sum(), p.mean((-1, -2)).square().sum()),
+        (t.map(1, pool="max").sum(), p.amax((-1, -2)).sum()),
+        (t.max_logit.sum(), s.amax(-1).sum()),
+    ):
+        found, exact = (torch.autograd.grad(x, (q, k), retain_graph=True) for x in (got, want))
+        torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("n", [1, 31, 33, 100, 191, 193, 300, 767, 769, 1100])
