@@ -195,6 +195,29 @@ def test_without_gradients_nothing_is_tied() -> None:
     assert not t.top(2).values.requires_grad
 
 
+@pytest.mark.compiled
+@pytest.mark.parametrize("case", ["plain", "everything"])
+def test_the_largest_logit_of_a_full_graph(case: str) -> None:
+    q, k, v = qkv()
+    bias, sink = drawn(1, H, Q, K, seed=3), drawn(H, seed=4)
+    learned = [q, k, v] if case == "plain" else [q, k, v, bias]
+
+    def call(q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Tensor:
+        how: dict[str, Any] = {"mask": masks.causal()}
+        if more:
+            how |= {"bias": biases.dense(more[0]), "softcap": 2.0, "sink": sink}
+        t = regard.trace(q, k, v, **how)
+        return t.max_logit.sin().sum() + t.lse.sum() + t.out.sum()
+
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    found, want = compiled(*learned), call(*learned)
+    torch.testing.assert_close(found, want)
+    for mine, exact in zip(
+        torch.autograd.grad(found, learned), torch.autograd.grad(want, learned), strict=True
+    ):
+        torch.testing.assert_close(mine, exact)
+
+
 def test_second_derivatives_are_refused() -> None:
     q, k, v = qkv()
     found = regard.trace(q, k, v, backend="reference").received().sin().sum()

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.backends.contract import Pool, Rows, SecondPass, Top
+from regard.backends.largest_logit import largest_logit
 from regard.backends.questions import GRADIENTS, Learned, Question, answer
 from regard.display import Displayed
 from regard.errors import RegardError
@@ -69,7 +70,7 @@ class Trace(Displayed):
         def pull(x: AttentionInputs, _: Tensor, g: Tensor, *, bias: bool) -> Learned:
             return GRADIENTS.max_logit(x, g, bias=bias)
 
-        question = Question("max_logit", lambda _, row: (row,), pull)
+        question = Question("max_logit", lambda _, row: (row,), pull, largest_logit)
         (largest,) = self._answer(question, self.rows.max_logit)
         return self.inputs.in_kind(largest)
 
@@ -87,14 +88,17 @@ class Trace(Displayed):
         def pull(x: AttentionInputs, _: Tensor, g: Tensor, *, bias: bool) -> Learned:
             return GRADIENTS.mean_logit(x, g, bias=bias)
 
-        ask = self.second_pass.mean_logit
-        (mean,) = self._answer(Question("mean_logit", lambda x, _: (ask(x),), pull))
+        question = Question("mean_logit", lambda x, _: (self.second_pass.mean_logit(x),), pull)
+        (mean,) = self._answer(question)
         return self.inputs.in_kind(mean)
 
     def received(self) -> Float[Tensor, "*bh k"]:
         """What each key got from all queries: the column sums of the weights. Differentiable."""
-        ask = self.second_pass.received
-        question = Question("received()", lambda *of: (ask(*of),), GRADIENTS.received)
+
+        def pull(x: AttentionInputs, lse: Tensor, g: Tensor, *, bias: bool) -> Learned:
+            return GRADIENTS.received(x, lse, g, bias=bias)
+
+        question = Question("received()", lambda *of: (self.second_pass.received(*of),), pull)
         (found,) = self._answer(question)
         return self.inputs.in_kind(found)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
+from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import regard
@@ -473,6 +474,26 @@ def test_a_watch_inside_sees_calls_as_they_were_made() -> None:
         out = model(x)
     close(out, run(model, x, Replaced({"layers.0": [0, 1, 2, 3]})))
     assert seen["layers.0"].trace.out.any()
+
+
+def test_layers_that_are_not_there_are_named() -> None:
+    model, x, _ = dense_model()
+    with pytest.raises(RegardError, match=r"did not attend[\s\S]*'nowhere'[\s\S]*'layers.0'"):
+        run(model, x, Replaced({"nowhere": [0], "layers.1": [0]}))
+
+
+def test_what_is_checkpointed_is_changed_again() -> None:
+    model, x, _ = dense_model()
+    silent = Replaced(HEADS)
+    found = []
+    for checkpointed in (False, True):
+        model.zero_grad()
+        with interpret.intervene(model, silent):
+            given = x.clone().requires_grad_()
+            out = checkpoint(model, given, use_reentrant=False) if checkpointed else model(given)
+            out.square().mean().backward()
+        found.append((out.detach(), given.grad, model.q[1].weight.grad.clone()))
+    close(*found)
 
 
 def test_a_model_learns_around_what_is_cut() -> None:

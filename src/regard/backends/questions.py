@@ -26,7 +26,7 @@ __all__ = ["GRADIENTS", "Learned", "Question", "answer"]
 GRADIENTS = QuestionGradients()
 Ask = Callable[[AttentionInputs, Tensor], tuple[Tensor, ...]]
 UNCOMPILED = (
-    "an answer of a trace that learns cannot be part of a compiled graph: ask trace.detach(), or "
+    "received(), map() and mean_logit of a trace that learns cannot be part of a compiled graph: "
     "compile the function without fullgraph=True"
 )
 
@@ -45,15 +45,20 @@ class Question(NamedTuple):
     ask: Ask
     """From the inputs and one number per row, mostly the lse."""
     pull: Pull | None = None
+    compiled: Callable[[AttentionInputs, Tensor], Tensor] | None = None
+    """The answer with its gradient inside a graph that is compiled, where there can be one."""
 
 
 def answer(question: Question, x: AttentionInputs, row: Tensor) -> tuple[Tensor, ...]:
     """The answer, in the graph of autograd where it has a gradient."""
     inside = (*x.tensors(), row)
     learns = question.pull is not None and may_learn(inside)
-    if learns or transformed(inside):
-        return _in_graph(question, x, row)
-    return question.ask(x, row.detach())
+    changed = transformed(inside)
+    if not (learns or changed):
+        return question.ask(x, row.detach())
+    if question.compiled is not None and torch.compiler.is_compiling() and not changed:
+        return (question.compiled(x, row),)
+    return _in_graph(question, x, row)
 
 
 @between_graphs(UNCOMPILED)

@@ -29,7 +29,8 @@ class Activations(NamedTuple):
     @staticmethod
     def of(trace: Trace) -> Activations:
         cut = trace.detach()
-        return Activations(cut.inputs, cut.rows.out)
+        # A copy: the model goes on with this very tensor, and may write into it.
+        return Activations(cut.inputs, cut.rows.out.clone())
 
 
 @dataclass(frozen=True, eq=False)

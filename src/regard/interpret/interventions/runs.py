@@ -52,8 +52,16 @@ def _handed(
             look((path, nth), trace)
         return changed_output(path, nth, trace, together)
 
-    with Intervening(model, handle):
+    with Intervening(model, handle) as seen:
         yield
+        named = {path for several in together for one in several for path in one.heads}
+        missing = sorted(named - set(seen))
+        if seen and missing:
+            raise RegardError(
+                "an intervention is about layers that did not attend",
+                got=", ".join(map(repr, missing)),
+                accepted=", ".join(map(repr, seen)),
+            )
 
 
 class Runner:
