@@ -587,6 +587,35 @@ def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
         assert said in str(error.value)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused() -> None:
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 16, batch_first=True), 1)
+    padded = torch.tensor([[False, False, True], [False, False, False]])
+
+    def call() -> None:
+        silent = Replaced({"layers.0.self_attn": [0]})
+        with torch.no_grad(), interpret.intervene(encoder.eval(), silent):
+            encoder(torch.randn(2, 3, 16), src_key_padding_mask=padded)
+
+    with pytest.raises(RegardError, match="enable_nested_tensor=False"):
+        call()
+    nothing_in(encoder)
+    nothing_in_the_process()
+
+
+@pytest.mark.compiled
+def test_compiled_models_are_changed_too() -> None:
+    model, x, _ = dense_model()
+    want = run(model, x, Replaced(HEADS))
+    before = model(x)
+    compiled = torch.compile(model, backend="aot_eager")
+    with torch.no_grad():
+        close(compiled(x), before.detach())
+        with interpret.intervene(model, Replaced(HEADS)):
+            close(compiled(x), want)
+        close(compiled(x), before.detach())
+
+
 def test_dropout_is_refused() -> None:
     class Drops(nn.Module):
         def forward(self, q: Tensor) -> Tensor:

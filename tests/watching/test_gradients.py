@@ -198,6 +198,42 @@ def test_gradient_checkpointing() -> None:
     same(got, grads(plain, out.sum() + seen["second"].trace.received().square().sum()))
 
 
+def test_gradient_checkpointing_of_hugging_face_models() -> None:
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1,
+    )  # fmt: skip
+    ids, found = torch.randint(3, 32, (2, 9), generator=torch.Generator().manual_seed(0)), []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).train()
+        if checkpointed:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        with regard.watch(model, keep="traces", gradients=True) as seen:
+            out = model(ids, use_cache=False).logits
+            asked = seen["model.layers.1.self_attn"].trace.received().square().sum()
+            (out.square().mean() + asked).backward()
+        found.append([p.grad for p in model.parameters()])
+        assert seen["model.layers.1.self_attn"].calls == 1
+    torch.testing.assert_close(*found)
+
+
+def test_jagged_tensors() -> None:
+    class Jagged(nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(q, q, q)
+
+    parts = [torch.randn(n, 2, 4, requires_grad=True) for n in (3, 5)]
+    model = Jagged()
+    with regard.watch(model, keep="traces", gradients=True) as seen:
+        nested = torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+        model(nested.transpose(1, 2))
+    got = torch.autograd.grad(seen[""].trace.received().square().sum(), parts)
+    alone = [part.transpose(0, 1) for part in parts]
+    received = [(x @ x.mT / 2).softmax(-1).sum(-2).square().sum() for x in alone]
+    torch.testing.assert_close(got, torch.autograd.grad(sum(received), parts))
+
+
 def test_what_runs_without_autograd_is_refused() -> None:
     model, x = made(reentrant=True), given().requires_grad_()
     with (
