@@ -8,20 +8,25 @@
 torch.Size([1, 2, 40])
 """
 
-from regard.interpret import metrics
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from regard.interpret.alignment import Word, token_times, word_times
 from regard.interpret.choosing import Kept
 from regard.interpret.citations import Citation, Citations, citations
 from regard.interpret.eviction import heavy_hitters, window_votes
-from regard.interpret.interventions import (
-    Effect,
-    Effects,
-    ablate,
-    intervene,
-    knock_out,
-    patch,
-)
 from regard.interpret.pruning import prune
+
+if TYPE_CHECKING:
+    from regard.interpret import metrics
+    from regard.interpret.interventions import (
+        Effect,
+        Effects,
+        ablate,
+        intervene,
+        knock_out,
+        patch,
+    )
 
 __all__ = [
     "Citation",
@@ -42,3 +47,19 @@ __all__ = [
     "window_votes",
     "word_times",
 ]
+
+# What runs models is imported when it is asked for: whoever trains need not wait for it.
+_INTERVENTIONS = ("Effect", "Effects", "ablate", "intervene", "knock_out", "patch")
+_MODULES = ("interventions", "metrics")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    if name in _INTERVENTIONS:
+        return getattr(import_module(f"{__name__}.interventions"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_INTERVENTIONS, *_MODULES})
