@@ -7,14 +7,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
+import regard
 from regard import masks
-from regard.kinds import kind_of
+from regard.kinds import kind_of, marked
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -149,3 +151,41 @@ def test_nobody_is_remembered_under_transforms_and_modes() -> None:
         # Numbers of another type are cast first.
         ask(torch.zeros(2))
     assert found == [None] * 4
+
+
+def test_masks_with_tensors_of_a_cpu_have_no_kind() -> None:
+    """NumPy may write to them, and nobody counts that."""
+    x = torch.randn(1, 1, 6, 4)
+    ids = numpy.zeros(6, dtype=numpy.int64)
+    mask = masks.documents(torch.from_numpy(ids))
+    before = regard.attention(x, x, x, mask=mask)
+    ids[3:] = 1
+    after = regard.attention(x, x, x, mask=mask)
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, regard.attention(x, x, x, mask=mask, backend="reference"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only tensors on a card are marked")
+def test_masks_with_tensors_on_a_card_are_known_until_they_change() -> None:
+    x = torch.randn(1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
+    ids = torch.arange(300, device="cuda") // 100
+
+    def attended() -> torch.Tensor:
+        mask = masks.causal() & masks.documents(ids)
+        assert marked(mask, x.device) is not None
+        found = [regard.trace(x, x, x, mask=mask) for _ in range(2)]
+        right = regard.attention(x, x, x, mask=mask, backend="reference")
+        for t in found:
+            torch.testing.assert_close(t.out, right, atol=2e-2, rtol=2e-2)
+        return found[-1].out
+
+    before = attended()
+    ids += torch.arange(300, device="cuda") // 50
+    assert not torch.allclose(before, attended())
+    # Other masks whose tensors come to lie at the same place.
+    for size in (30, 70, 110):
+        ids = torch.arange(300, device="cuda") // size
+        attended()
+    for _ in range(40):
+        attended()
+        ids = ids.clone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
@@ -98,7 +99,7 @@ def attention(
         # There are no numbers: only what the answer would look like.
         return inputs.in_kind(inputs.q.new_empty(*inputs.shape[:3], inputs.v.shape[-1]))
     chosen = choose(inputs, backend, statistics=False)
-    known = _remembered(kind, inputs, chosen, (q, k, v), statistics=False)
+    known = _remembered(kind, inputs, chosen, (q, k, v), mask, statistics=False)
     if known is not None:
         return known.run(q, k, v)  # type: ignore[return-value]
     return inputs.in_kind(chosen.attend(inputs))
@@ -151,7 +152,7 @@ def trace(
         dropout=dropout, training=training,
     )  # fmt: skip
     chosen = choose(inputs, backend, statistics=True)
-    known = _remembered(kind, inputs, chosen, (q, k, v), statistics=True)
+    known = _remembered(kind, inputs, chosen, (q, k, v), mask, statistics=True)
     if known is not None:
         return _shown(partial(known.trace, q, k, v, mask))
     return _shown(partial(_observed, inputs, chosen, mask))
@@ -202,6 +203,8 @@ class _Known:
     """Their inputs but for q, k and v."""
     questions: SecondPass | None
     """Where what it observes can be asked about."""
+    mask: Mask | None
+    """As it was given: while it is held, no other tensor comes to lie where its own do."""
 
     def trace(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
         assert self.questions is not None
@@ -213,6 +216,10 @@ class _Known:
 _KNOWN: dict[Hashable, _Known] = {}
 _ROOM = 1024
 """Kinds of calls that are remembered."""
+_WITH_TENSORS: deque[Hashable] = deque()
+_FEW = 16
+"""Kinds that are remembered together with tensors of their masks, which are others in the next
+batch."""
 
 
 def _remembered(
@@ -220,18 +227,28 @@ def _remembered(
     inputs: AttentionInputs,
     chosen: Backend,
     given: tuple[Tensor, Tensor, Tensor],
+    mask: Mask | None,
     *,
     statistics: bool,
 ) -> _Known | None:
     """What is kept of a call for others of its kind; None where they must be looked at anew."""
     same = all(a is b for a, b in zip(given, (inputs.q, inputs.k, inputs.v), strict=True))
-    if kind is None or not same or (inputs.mask is not None and inputs.mask.tensors()):
+    if kind is None or not same:
+        return None
+    tensors = [] if mask is None else mask.tensors()
+    if inputs.mask is not None and inputs.mask.tensors() and not tensors:
+        # It was made for this call.
         return None
     if len(_KNOWN) >= _ROOM:
         _KNOWN.clear()
+        _WITH_TENSORS.clear()
+    if tensors and kind not in _KNOWN:
+        _WITH_TENSORS.append(kind)
+        if len(_WITH_TENSORS) > _FEW:
+            _KNOWN.pop(_WITH_TENSORS.popleft(), None)
     run = chosen.repeated(inputs, statistics=statistics)
     questions = chosen.questions() if statistics else None
-    known = _Known(run, chosen.name, inputs.beside_tensors(), questions)
+    known = _Known(run, chosen.name, inputs.beside_tensors(), questions, mask)
     _KNOWN[kind] = known
     return known
 

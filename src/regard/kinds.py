@@ -2,8 +2,9 @@
 
 Calls of one kind are checked, and their backend is chosen, once. Whatever could change the answer
 to "how" is part of a kind: shapes, strides, types and alignment of tensors, what is asked for, and
-PyTorch's own state. A call that depends on more (tensors in its mask or bias, dropout, transforms,
-a compiler) has no kind; it goes the long way each time.
+PyTorch's own state. Small tensors in a mask, such as the documents that all layers of a model
+share, count by where they lie and how often they were written to. A call that depends on more (a
+bias, dropout, transforms, a compiler) has no kind; it goes the long way each time.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from regard.values import Value
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _SPELLED = "_spelled"
+SMALL = 1 << 22
+"""Bytes of a mask's tensor up to which it may be held for calls to come."""
 
 
 def kind_of(
@@ -52,7 +55,8 @@ def kind_of(
         return None
     hidden = None
     if mask is not None:
-        hidden = spelled(mask) if isinstance(mask, Mask) else None
+        if isinstance(mask, Mask):
+            hidden = spelled(mask) or marked(mask, q.device)
         if hidden is None:
             return None
     place = _place(q)
@@ -93,6 +97,35 @@ def spelled(value: Value) -> tuple[Any, ...] | None:
             return None
     if cannot_change(value):
         vars(value)[_SPELLED] = tuple(found)
+    return tuple(found)
+
+
+def marked(value: Value, device: torch.device) -> tuple[Any, ...] | None:
+    """What a mask is that holds numbers and small tensors on a card; None for any other. Who keeps
+    it must hold the mask too: else another tensor may come to lie there.
+
+    Tensors of a CPU have no such mark: whoever shares their memory, as NumPy does, writes to them
+    without anybody counting."""
+    if device.type != "cuda" or not cannot_change(value):
+        return None
+    found: list[Any] = [type(value)]
+    for part in value._parts():
+        if isinstance(part, Value):
+            mark = marked(part, device)
+            if mark is None:
+                return None
+            found.append(mark)
+        elif isinstance(part, Tensor):
+            small = part.numel() * part.element_size() <= SMALL
+            if not small or part.device != device or part.is_inference():
+                return None
+            found.append((
+                part.data_ptr(), part._version, part.shape, part.stride(), part.dtype
+            ))  # fmt: skip
+        elif part is None or isinstance(part, (int, float)):
+            found.append(part)
+        else:
+            return None
     return tuple(found)
 
 

@@ -27,6 +27,9 @@ WORK = 5e9
 50 µs more than a kernel of our own."""
 LONG = {64: 8192, 128: 4096, 256: 4096}
 """By the width of tiles, tokens from which on the kernel for Hopper is the quickest there."""
+SHORT = 8192
+"""Queries up to which heads of 128 gain more from a second place for queries than from a third
+stage of keys and values."""
 CAP = 100.0
 """The largest soft-cap whose roundings on Hopper are as small as those of products."""
 
@@ -45,8 +48,8 @@ class Forward:
     hopper: bool = False
     """Whether the kernel for Hopper runs, which must fit; `warps` is not its affair."""
     queued: bool = False
-    """Whether it copies the queries of the next tile while it attends to those of one, which wants
-    memory: two stages."""
+    """Whether it copies the queries of the next tile while it attends to those of one, and the copy
+    engine writes the output."""
     cudnn: bool = False
     """Whether cuDNN attends, and the kernel only mends what a hidden NaN spoiled."""
     careful: bool = False
@@ -109,8 +112,12 @@ def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
     # Of narrower heads, what is measured: windows and short sequences could do with smaller tiles.
     measured = x.mask is None or cudnn.is_plainly_causal(x)
     if fits_hopper(x) and (width >= 128 or (measured and outruns_cudnn(x))):
+        if width <= 64:
+            return Forward(128, 128, stages=3, hopper=True, queued=True)
         if width <= 128:
-            return Forward(128, 128, stages=3, hopper=True)
+            # Another place for queries takes the memory of a stage.
+            queued = x.shape.Q <= SHORT
+            return Forward(128, 128, stages=2 if queued else 3, hopper=True, queued=queued)
         # Two stages of keys and values, and the queries, fill what memory a multiprocessor has.
         return Forward(128, 64, stages=3 if x.v.shape[-1] <= 128 else 2, hopper=True)
     if width <= 64:

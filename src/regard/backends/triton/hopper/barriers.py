@@ -13,8 +13,8 @@ from triton.experimental.gluon import language as gl
 from regard.backends.triton.assembly import ARRIVE, MEET
 
 # There are 16. Triton takes those from 0 on for itself.
-_QUERIES_FREE, KEYS_FREE, VALUES_FREE = gl.constexpr(7), gl.constexpr(8), gl.constexpr(11)
-"""The barrier for queries, the first of those for slots of keys, and for slots of values."""
+_QUERIES_FREE, KEYS_FREE, VALUES_FREE = gl.constexpr(6), gl.constexpr(8), gl.constexpr(11)
+"""The first of the barriers for queries, for slots of keys, and for slots of values."""
 _TURN = gl.constexpr(14)
 MOST_STAGES = gl.constexpr(3)
 _GROUP, _COPIER = gl.constexpr(128), gl.constexpr(32)
@@ -22,9 +22,8 @@ _GROUP, _COPIER = gl.constexpr(128), gl.constexpr(32)
 
 @gluon.jit
 def queries_free(place):
-    """The barrier of a place for queries. The second one's is that of a third slot of keys, so
-    there is room for one of both."""
-    return gl.where(place == 0, _QUERIES_FREE, KEYS_FREE + 2)
+    """The barrier of one of two places for queries."""
+    return _QUERIES_FREE + place
 
 
 @gluon.jit

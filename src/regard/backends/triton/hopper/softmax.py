@@ -9,11 +9,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from regard.backends.triton.assembly import (
-    RECIPROCAL,
     SHRINK_32,
     SHRINK_32_FORM,
     SHRINK_64,
     SHRINK_64_FORM,
+    TANH_32,
+    TANH_32_FORM,
+    TANH_64,
+    TANH_64_FORM,
 )
 from regard.backends.triton.pairs import ALIBI, FAINT, LOG2E, NO_BIAS, row_max
 
@@ -66,20 +69,25 @@ def logits(s, scoring, bias, slope, key, row, BN: gl.constexpr, LAYOUT: gl.const
     if not scoring.capped and bias.kind == NO_BIAS:
         return s, scoring.scale * LOG2E
     else:
+        factor = scoring.scale * LOG2E
         if scoring.capped:
-            # tanh x is 1 - 2 / (e²ˣ + 1). Near 0 it cancels, and errs by some 10⁻⁷: of a cap that
-            # people choose, less than products of half precision do.
-            power = gl.exp2(s * (scoring.scale * (2 * LOG2E) / scoring.cap))
-            below = gl.inline_asm_elementwise(RECIPROCAL, "=f,f", [power + 1], gl.float32, True, 1)
-            cap = scoring.cap * LOG2E
-            s = cap - (2 * cap) * below
-        else:
-            s = s * (scoring.scale * LOG2E)
+            s = _tanh(s * (scoring.scale / scoring.cap), BN)
+            factor = scoring.cap * LOG2E
         if bias.kind == ALIBI:
             column = (key + gl.arange(0, BN, gl.SliceLayout(0, LAYOUT))).to(gl.float32)
             place = (row + bias.offset).to(gl.float32)
-            s = s - slope * gl.abs(gl.expand_dims(column, 0) - gl.expand_dims(place, 1))
-        return s, 1.0
+            far = gl.abs(gl.expand_dims(column, 0) - gl.expand_dims(place, 1))
+            s = s * factor - slope * far
+            factor = 1.0
+        return s, factor
+
+
+@gluon.jit
+def _tanh(x, BN: gl.constexpr):
+    if BN == 64:
+        return gl.inline_asm_elementwise(TANH_32, TANH_32_FORM, [x], gl.float32, True, 32)
+    else:
+        return gl.inline_asm_elementwise(TANH_64, TANH_64_FORM, [x], gl.float32, True, 64)
 
 
 @gluon.jit
