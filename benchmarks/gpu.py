@@ -1,6 +1,8 @@
-"""Is regard right on this GPU, and how fast: checks first, then everything side by side.
+"""Is regard right on this GPU, and what do statistics, a million tokens and weights cost there?
 
-PYTHONPATH=src python benchmarks/gpu.py [--only forward,decode] [--out FOLDER] [--tune]
+Checks first. How fast calls are beside those of others is measured by gpu_grid.py.
+
+PYTHONPATH=src python benchmarks/gpu.py [--only statistics,million] [--out FOLDER] [--tune]
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 import gpu_checks
 import torch
 from gpu_cases import GROUPS, Found
-from gpu_peers import Setup
+from gpu_setup import Setup
 from measuring import RESULTS, write
 
 
@@ -112,8 +114,6 @@ def measure(groups: list[str], setup: Setup, about: dict[str, Any], folder: Path
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
     bars = [bar.row() for bar in every.bars]
     tables = ({"Bars": bars} if bars else {}) | every.tables
-    if setup.left_out:
-        tables["Left out"] = [{"peer, case and reason": reason} for reason in setup.left_out]
     write("gpu", tables, about, folder)
 
 

@@ -1,4 +1,5 @@
-"""What is measured on a GPU: one function a question, each with its tables and its bars."""
+"""What is measured on a GPU beside the grid: one function a question, each with its tables and its
+bars."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from gpu_peers import PEERS, Setup, assert_finite, flex, ours, pytorch, with_gradients
+from gpu_setup import Setup, assert_finite, ours
 from torch import Tensor
 
 import regard
 from regard import masks
 
 Row = dict[str, Any]
+COST = "statistics cost %"
 TOKENS = 16384
 """Tokens of a batch: with 16 heads of width 128 or 32 of width 64 they fill the card."""
 
@@ -47,11 +49,6 @@ class Found:
     bars: list[Bar] = field(default_factory=list)
 
 
-def ratio(times: dict[str, float], peer: str, mine: str) -> float | None:
-    """How many times as fast as a peer; None if the peer does not take the case."""
-    return times[peer] / times[mine] if peer in times else None
-
-
 def shapes(lengths: tuple[int, ...]) -> Iterator[tuple[int, int, int, bool]]:
     for width in (128, 64):
         for n in lengths:
@@ -69,108 +66,22 @@ def kind(causal: bool) -> str:
     return "causal" if causal else "full"
 
 
-def forward(setup: Setup) -> Found:
+def statistics(setup: Setup) -> Found:
+    """What row statistics cost a kernel, by the device's own clock."""
     rows = []
     for width, heads, n, causal in shapes((2048, 4096, 16384)):
         q, k, v = setup.tensors(TOKENS // n, setup.heads(heads), setup.length(n), width)
-        mask = masks.causal() if causal else None
-        runs = ours(q, k, v, mask) | pytorch(q, k, v, causal=causal) | flex(q, k, v, causal=causal)
-        runs["attention()"] = lambda q=q, k=k, v=v, m=mask: regard.attention(q, k, v, mask=m)
-        times = setup.medians(f"forward d{width} {n} {kind(causal)}", runs)
+        times = setup.medians(ours(q, k, v, masks.causal() if causal else None))
         work = flops(setup, heads, width, n, causal)
-        best = min(t for name, t in times.items() if name != "attention()")
         rows.append(
             {"d": width, "n": n, "mask": kind(causal)}
-            | {f"{name} TFLOP/s": _rate(work, times, name) for name in ("trace", *PEERS)}
-            | {
-                "trace / cuDNN": ratio(times, "cuDNN", "trace"),
-                "trace / Flex": ratio(times, "FlexAttention", "trace"),
-                "statistics cost %": 100 * (times["trace"] / times["no statistics"] - 1),
-                "attention() / best": best / times["attention()"],
-            }
+            | {f"{name} TFLOP/s": work / t / 1e9 for name, t in times.items()}
+            | {COST: 100 * (times["trace"] / times["no statistics"] - 1)}
         )
-
-    def at(column: str, **wanted: Any) -> list[float | None]:
-        return [r[column] for r in rows if all(r[key] == x for key, x in wanted.items())]
-
-    long = [r for r in rows if r["n"] >= 4096]
-    cudnn = "trace / cuDNN"
+    long = [row[COST] for row in rows if row["n"] >= 4096]
     return Found(
         {"Forward, bf16, 16 heads of width 128 or 32 of width 64, 16384 tokens": rows},
-        [
-            Bar("trace / FlexAttention, n ≥ 4096", [r["trace / Flex"] for r in long], 1.1),
-            Bar("trace / cuDNN, d128 16k full", at(cudnn, d=128, n=16384, mask="full"), 0.85),
-            Bar("trace / cuDNN, d128 16k causal", at(cudnn, d=128, n=16384, mask="causal"), 0.78),
-            Bar("trace / cuDNN, d64 16k", at(cudnn, d=64, n=16384), 0.8),
-            Bar("statistics cost %, n ≥ 4096", [r["statistics cost %"] for r in long], 6, True),
-            Bar("attention() / the best kernel", at("attention() / best"), 0.98),
-        ],
-    )
-
-
-def _rate(work: float, times: dict[str, float], name: str) -> float | None:
-    return work / times[name] / 1e9 if name in times else None
-
-
-def training(setup: Setup) -> Found:
-    rows = []
-    for width, heads, n, causal in shapes((4096, 16384)):
-        shape = TOKENS // n, setup.heads(heads), setup.length(n), width
-        leaves = setup.tensors(*shape, grad=True)
-        (pull,) = setup.tensors(*shape, count=1)
-        mask = masks.causal() if causal else None
-        peers = pytorch(*leaves, causal=causal) | flex(*leaves, causal=causal)
-        runs = {"trace": ours(*leaves, mask)["trace"]} | peers
-        del runs["FlashAttention-2"]
-        runs = {name: with_gradients(run, leaves, pull) for name, run in runs.items()}
-        times = setup.medians(f"training d{width} {n} {kind(causal)}", runs)
-        work = 3.5 * flops(setup, heads, width, n, causal)
-        rows.append(
-            {"d": width, "n": n, "mask": kind(causal)}
-            | {f"{name} TFLOP/s": _rate(work, times, name) for name in runs}
-            | {
-                "trace / cuDNN": ratio(times, "cuDNN", "trace"),
-                "trace / Flex": ratio(times, "FlexAttention", "trace"),
-            }
-        )
-    return Found(
-        {"Forward and backward, the same sizes": rows},
-        [
-            Bar(
-                "trace / FlexAttention, forward and backward",
-                [r["trace / Flex"] for r in rows],
-                0.9,
-            )
-        ],
-    )
-
-
-def looking(setup: Setup) -> Found:
-    rows = []
-    n = 16384
-    for causal in (False, True):
-        q, k, v = setup.tensors(1, setup.heads(16), setup.length(n), 128)
-        t = regard.trace(q, k, v, mask=masks.causal() if causal else None, backend="triton")
-        runs = {
-            "received()": t.received,
-            "map(256)": lambda t=t: t.map(256),
-            "top(8)": lambda t=t: t.top(8).values,
-            "cuDNN": pytorch(q, k, v, causal=causal)["cuDNN"],
-        }
-        times = setup.medians(f"looking {kind(causal)}", runs)
-        rows += [
-            {
-                "question": name,
-                "mask": kind(causal),
-                "ms": times[name],
-                "of a cuDNN forward": times[name] / times["cuDNN"] if "cuDNN" in times else None,
-            }
-            for name in times
-        ]
-    received = [r["of a cuDNN forward"] for r in rows if r["question"] == "received()"]
-    return Found(
-        {"Looking, 16k tokens, 16 heads of width 128": rows},
-        [Bar("received(), of a cuDNN forward", received, 0.6, at_most=True)],
+        [Bar(f"{COST}, n ≥ 4096", long, 6, at_most=True)],
     )
 
 
@@ -197,44 +108,6 @@ def million(setup: Setup) -> Found:
     )
 
 
-def window(setup: Setup) -> Found:
-    n, left, width = setup.length(32768), setup.length(1024), 128
-    heads = setup.heads(16)
-    q, k, v = setup.tensors(1, heads, n, width)
-    mask = masks.causal() & masks.window(left)
-    runs = ours(q, k, v, mask) | flex(q, k, v, causal=True, window=left)
-    times = setup.medians("window", runs)
-    pairs = n * (left + 1) - left * (left + 1) / 2
-    rates = {name: _rate(4.0 * heads * width * pairs, times, name) for name in times}
-    faster = ratio(times, "FlexAttention", "trace")
-    row = {f"{name} useful TFLOP/s": x for name, x in rates.items()} | {"trace / Flex": faster}
-    return Found(
-        {"Causal window of 1024 keys, 32k tokens, 16 heads of width 128": [row]},
-        [Bar("trace / FlexAttention, window", [faster], 1.0)],
-    )
-
-
-def decode(setup: Setup) -> Found:
-    batch, heads, groups, width = setup.heads(32), 32, 8, 128
-    (q,) = setup.tensors(batch, heads, 1, width, count=1)
-    k, v = setup.tensors(batch, groups, setup.length(16384), width, count=2)
-    runs = ours(q, k, v, None) | pytorch(q, k, v) | flex(q, k, v)
-    runs["attention()"] = lambda: regard.attention(q, k, v)
-    times = setup.medians("decode", runs)
-    moved = (2 * k.numel() + 2 * q.numel()) * 2
-    row: Row = {f"{name} GB/s": moved / t / 1e6 for name, t in times.items()}
-    row["trace / cuDNN"] = ratio(times, "cuDNN", "trace")
-    best = min(t for name, t in times.items() if name != "attention()")
-    row["attention() / best"] = best / times["attention()"]
-    return Found(
-        {"Decoding: batch 32, one query of 32 heads, 16k keys of 8 heads of width 128": [row]},
-        [
-            Bar("trace / cuDNN, decoding", [row["trace / cuDNN"]], 0.7),
-            Bar("attention() / the best kernel, decoding", [row["attention() / best"]], 0.98),
-        ],
-    )
-
-
 def eager(setup: Setup) -> Found:
     n = setup.length(16384)
     q, k, v = setup.tensors(1, setup.heads(16), n, 128)
@@ -252,7 +125,7 @@ def eager(setup: Setup) -> Found:
         return traced().received()
 
     runs = {"eager": weights, "trace": lambda: tuple(traced().rows), "and received()": asked}
-    taken = setup.medians("16k tokens, with weights", runs)
+    taken = setup.medians(runs)
     memory = "peak GiB beside inputs"
     rows = [
         {"": name, "ms": taken[name], memory: setup.peak(run) / 2**30} for name, run in runs.items()
@@ -314,12 +187,8 @@ def _agreement(got: Tensor, exact: Tensor, first: int) -> tuple[float, float]:
 
 
 GROUPS: dict[str, Callable[[Setup], Found]] = {
-    "forward": forward,
-    "training": training,
-    "looking": looking,
+    "statistics": statistics,
     "million": million,
-    "window": window,
-    "decode": decode,
     "eager": eager,
     "ranking": ranking,
 }

@@ -105,7 +105,7 @@ def main() -> int:
         sys.exit("no CUDA GPU here; --dry-run lists the cases and shows that the script works")
     if options.ahead:
         share, processes = map(int, options.ahead.split("/"))
-        compile_ahead(shares(groups, processes)[share])
+        compile_ahead(shares(groups, processes)[share], "cuda")
         return 0
     about = versions(options.commit) | {"command": "python benchmarks/gpu_grid.py"}
     warm(groups, options.processes, AHEAD * options.patience)
@@ -162,17 +162,16 @@ def warm(groups: list[str], processes: int, patience: float) -> None:
                 print("\n".join(ended.output.splitlines()[-15:]), flush=True)
 
 
-def compile_ahead(cases: Iterable[tuple[str, Case]]) -> None:
+def compile_ahead(cases: Iterable[tuple[str, Case]], device: str) -> None:
     for group, case in cases:
         # Whatever fails here fails again, and is told, when it is measured.
         try:
-            call = Call.make(case, "cuda")
+            call = Call.make(case, device)
             for run in [*call.ours(), *call.peers([])]:
                 run()
             if group == LOOKING:
-                for ask in looking.questions(
-                    regard.trace(call.q, call.k, call.v, **call.kind.regard)
-                ).values():
+                seen = regard.trace(call.q, call.k, call.v, **call.kind.regard)
+                for ask in looking.questions(seen).values():
                     ask()
         except Exception as error:
             print(f"{case}: {error}", flush=True)

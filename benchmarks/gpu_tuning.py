@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 from gpu_cases import TOKENS, kind
 from gpu_checks import THIS, Command, run_all
-from gpu_peers import Setup, checked
+from gpu_setup import Setup, checked
 from torch import Tensor
 
 from regard import masks
@@ -217,7 +217,7 @@ def tried(setup: Setup, sort: Sort, n: int) -> Iterator[tuple[Any, str, float]]:
         except Exception as error:
             yield how, f"{type(error).__name__}: {str(error).splitlines()[0][:80]}", math.inf
             continue
-        yield how, problem, math.inf if problem else setup.medians(str(sort), {"": run})[""]
+        yield how, problem, math.inf if problem else setup.medians({"": run})[""]
 
 
 def compile_class(text: str) -> None:

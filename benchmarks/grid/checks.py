@@ -63,8 +63,14 @@ class Part:
         out, *gradients = given
         found = {"out": self.rows_of(out)}
         for leaf, t in zip(self.call.leaves, gradients, strict=False):
-            cut = {"q": self.rows_of, "sink": lambda t: t[self.heads]}.get(leaf, self.keys_of)
-            found[f"{leaf}'s gradient"] = cut(t)
+            match leaf:
+                case "q":
+                    part = self.rows_of(t)
+                case "sink":
+                    part = t[self.heads]
+                case _:
+                    part = self.keys_of(t)
+            found[f"{leaf}'s gradient"] = part
         return found
 
     def formula(self, dtype: torch.dtype, seed: Tensor | None) -> Named:

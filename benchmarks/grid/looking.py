@@ -27,7 +27,7 @@ def questions(t: regard.Trace) -> Asked:
         "mean_logit": lambda: t.mean_logit,
         f"mass of {SOME} keys": lambda: t.mass(keys),
     }
-    return found | {f"map({m})": lambda m=m: t.map(m) for m in MAPS}  # type: ignore[misc]
+    return found | {f"map({m})": lambda m=m: t.map(m) for m in MAPS}
 
 
 def formula(call: Call, dtype: torch.dtype) -> Named:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any
 
 from grid.cases import Case
@@ -44,7 +45,7 @@ def summary(groups: dict[str, list[Row]], planned: dict[str, int]) -> list[Row]:
         worst: dict[str, Row] = {}
         for name, ratio in RATIOS.items():
             known = [r for r in rows if r[ratio] is not None]
-            least = min(known, key=lambda r, ratio=ratio: r[ratio], default=None)
+            least = min(known, key=itemgetter(ratio), default=None)
             row[f"{name}: worst"] = None if least is None else least[ratio]
             row[f"{name}: mean"] = geometric_mean([r[ratio] for r in known])
             if least is not None:
@@ -58,7 +59,7 @@ def summary_of_looking(rows: list[Row]) -> list[Row]:
     found = []
     for question in dict.fromkeys(row["question"] for row in rows):
         asked = [r for r in rows if r["question"] == question and r[OF_CUDNN] is not None]
-        most = max(asked, key=lambda r: r[OF_CUDNN], default=None)
+        most = max(asked, key=itemgetter(OF_CUDNN), default=None)
         found.append(
             {
                 "question": question,

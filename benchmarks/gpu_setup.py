@@ -1,31 +1,26 @@
-"""What is measured on a GPU, with what clock: PyTorch's own attention and regard's."""
+"""How kernels are measured on a GPU: sizes, tensors, and the device's own clock."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from torch.nn.functional import scaled_dot_product_attention
 
 from regard import masks
 from regard.backends.triton import Triton
 from regard.inputs import AttentionInputs, check
 
 CASE_MS, FEWEST, MOST = 900, 8, 200
-"""How long a case is measured, in how many turns of all peers at least and at most."""
+"""How long a case is measured, in how many turns of all runs at least and at most."""
 CACHE = 256 << 20
 """Bytes that are overwritten before each call: more than a card's cache holds."""
 
 Run = Callable[[], Any]
-PEERS = ("cuDNN", "FlashAttention-2", "FlexAttention")
 
 
 @dataclass
@@ -35,8 +30,6 @@ class Setup:
     once: bool = False
     tiny: bool = False
     device: str = "cuda"
-    left_out: list[str] = field(default_factory=list)
-    """Peers that did not take a case, and why."""
 
     def __post_init__(self) -> None:
         self.source = torch.Generator(self.device).manual_seed(0)
@@ -47,28 +40,18 @@ class Setup:
     def heads(self, n: int) -> int:
         return max(1, n // 8) if self.tiny else n
 
-    def tensors(self, *shape: int, count: int = 3, grad: bool = False) -> list[Tensor]:
+    def tensors(self, *shape: int, count: int = 3) -> list[Tensor]:
         how: dict[str, Any] = {"device": self.device, "dtype": torch.bfloat16}
-        how |= {"generator": self.source, "requires_grad": grad}
+        how["generator"] = self.source
         return [torch.randn(*shape, **how) for _ in range(count)]
 
-    def medians(self, case: str, runs: Mapping[str, Run]) -> dict[str, float]:
-        """Median milliseconds of each run, taken in turns, without peers that refuse the case."""
-        able = {}
+    def medians(self, runs: Mapping[str, Run]) -> dict[str, float]:
+        """Median milliseconds of each run, taken in turns."""
         for name, run in runs.items():
-            try:
-                assert_finite(f"{name}, {case}", run())
-            # Whatever keeps a peer from running is said in the results; ours must run.
-            except Exception as error:
-                if name not in PEERS:
-                    raise
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0][:100]
-                self.left_out.append(f"{name}, {case}: {reason}")
-            else:
-                able[name] = run
+            assert_finite(name, run())
         if self.once:
-            return {name: self.milliseconds(run) for name, run in able.items()}
-        return in_turns(able)
+            return {name: self.milliseconds(run) for name, run in runs.items()}
+        return in_turns(runs)
 
     def milliseconds(self, run: Run, repeats: int = 3) -> float:
         """The median of a few runs, for those that take long."""
@@ -162,63 +145,3 @@ def ours(q: Tensor, k: Tensor, v: Tensor, mask: masks.Mask | None) -> dict[str, 
         "trace": lambda: kernels.observe(inputs),
         "no statistics": lambda: run(inputs, same, statistics=False)[0],
     }
-
-
-def pytorch(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> dict[str, Run]:
-    """cuDNN and FlashAttention-2, as PyTorch ships them."""
-    kernels = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FlashAttention-2": SDPBackend.FLASH_ATTENTION}
-    grouped = q.shape[1] != k.shape[1]
-
-    def run(kernel: SDPBackend) -> Tensor:
-        with sdpa_kernel(kernel):
-            return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
-
-    return {name: (lambda kernel=kernel: run(kernel)) for name, kernel in kernels.items()}
-
-
-def flex(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: int | None = None
-) -> dict[str, Run]:
-    """FlexAttention, compiled for the shape. On a CPU it is left out."""
-    if q.device.type != "cuda":
-        return {}
-    mask = None
-    if causal:
-        rule = _causal if window is None else _window(window)
-        mask = create_block_mask(rule, None, None, q.shape[2], k.shape[2], device="cuda")
-    grouped = q.shape[1] != k.shape[1]
-    compiled = _compiled_flex()
-    return {"FlexAttention": lambda: compiled(q, k, v, block_mask=mask, enable_gqa=grouped)}
-
-
-def _causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    return k <= q
-
-
-@cache
-def _window(left: int) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    return lambda b, h, q, k: (k <= q) & (q - k <= left)
-
-
-@cache
-def _compiled_flex() -> Callable[..., Tensor]:
-    from torch._dynamo import config
-    from torch._inductor import config as compiling
-
-    # One kernel at a time needs no pool of compilers.
-    compiling.compile_threads = 1
-    # Past the limit it would run in its n×n form.
-    config.recompile_limit = 128
-    config.fail_on_recompile_limit_hit = True
-    return torch.compile(flex_attention, dynamic=False)
-
-
-def with_gradients(run: Run, tensors: list[Tensor], pull: Tensor) -> Run:
-    """A forward and a backward pass."""
-
-    def both() -> tuple[Tensor, ...]:
-        answer = run()
-        out = answer if isinstance(answer, Tensor) else answer[0]
-        return torch.autograd.grad(out, tensors, pull)
-
-    return both
