@@ -278,7 +278,6 @@ def test_a_watcher_sees_one_call() -> None:
 
 
 @pytest.mark.compiled
-@pytest.mark.compiled
 def test_compiled_calls_run_between_graphs_or_are_refused() -> None:
     def call(x: Tensor, ends: Tensor) -> Tensor:
         return 2 * regard.attention(x + 1, x, x, cu_seqlens=ends, mask=masks.causal())

@@ -55,8 +55,8 @@ SHRINK_32_FORM, SHRINK_64_FORM = tl.constexpr(_in_place(32)), tl.constexpr(_in_p
 
 
 def _tanh(many: int) -> str:
-    """tanh of so many numbers of a thread, in place. If all of a warp are below 1.25, as they mostly
-    are, a polynomial does (in x², fitted at Chebyshev's points); else 1 - 2 / (e²ˣ + 1). Both err
+    """tanh of so many numbers of a thread, in place. If all of a warp are below 1.25, which is
+    the rule, a polynomial does (in x², fitted at Chebyshev's points); else 1 - 2 / (e²ˣ + 1). Both err
     by less than 3 · 10⁻⁷. Powers and reciprocals are what a multiprocessor has least of."""
     biggest = "abs.f32 most, $0;\n" + "".join(
         f"abs.f32 y, ${i};\nmax.f32 most, most, y;\n" for i in range(1, many)
