@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import struct
-
 import torch
 import triton
 import triton.language as tl
 
-from regard.backends.triton.pairs import INTERPRETED, LOG2E
+from regard.backends.triton.pairs import INTERPRETED
 from regard.backends.triton.rules import BAND, SPANS, allowed, span_at
 
 PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
@@ -54,53 +52,8 @@ SHRINK_32, SHRINK_64 = tl.constexpr(_unless_one(32)), tl.constexpr(_unless_one(6
 SHRINK_32_FORM, SHRINK_64_FORM = tl.constexpr(_in_place(32)), tl.constexpr(_in_place(64))
 
 
-def _tanh(many: int) -> str:
-    """tanh of so many numbers of a thread, in place. If all of a warp are below 1.25, which is
-    the rule, a polynomial does (in x², fitted at Chebyshev's points); else 1 - 2 / (e²ˣ + 1). Both err
-    by less than 3 · 10⁻⁷. Powers and reciprocals are what a multiprocessor has least of."""
-    biggest = "abs.f32 most, $0;\n" + "".join(
-        f"abs.f32 y, ${i};\nmax.f32 most, most, y;\n" for i in range(1, many)
-    )
-    powers = (7.465198723366484e-05, -6.47212378680706e-04, 2.7621325571089983e-03,
-              -8.339748717844486e-03, 2.1680450066924095e-02, -5.393371731042862e-02,
-              1.3333088159561157e-01, -3.333333134651184e-01)  # fmt: skip
-    first, *rest = map(_hex, powers)
-    steps = "".join(f"fma.rn.f32 r, r, y, {c};\n" for c in rest)
-    near = "".join(
-        f"mul.rn.f32 y, ${i}, ${i};\nmov.f32 r, {first};\n{steps}"
-        f"mul.rn.f32 r, r, y;\nfma.rn.f32 ${i}, r, ${i}, ${i};\n"
-        for i in range(many)
-    )
-    far = "".join(
-        f"mul.rn.f32 y, ${i}, {_hex(2 * LOG2E.value)};\nex2.approx.ftz.f32 y, y;\n"
-        f"add.rn.f32 y, y, {_hex(1.0)};\nrcp.approx.ftz.f32 y, y;\n"
-        f"fma.rn.f32 ${i}, y, {_hex(-2.0)}, {_hex(1.0)};\n"
-        for i in range(many)
-    )
-    return f"""{{
-.reg .pred p;
-.reg .f32 most, y, r;
-{biggest}setp.lt.f32 p, most, {_hex(1.25)};
-vote.sync.all.pred p, p, 0xffffffff;
-@!p bra.uni FAR;
-{near}bra.uni DONE;
-FAR:
-{far}DONE:
-}}"""
-
-
-def _hex(number: float) -> str:
-    """A number as PTX writes it."""
-    return f"0f{struct.pack('>f', number).hex().upper()}"
-
-
-def _over(many: int) -> str:
-    """How so many numbers are written over."""
-    return ",".join(["=f"] * many + [str(i) for i in range(many)])
-
-
-TANH_32, TANH_64 = tl.constexpr(_tanh(32)), tl.constexpr(_tanh(64))
-TANH_32_FORM, TANH_64_FORM = tl.constexpr(_over(32)), tl.constexpr(_over(64))
+RECIPROCAL = tl.constexpr("rcp.approx.ftz.f32 $0, $1;")
+"""One over a number, as exactly as one instruction has it."""
 
 
 def _at_barrier(what: str) -> str:

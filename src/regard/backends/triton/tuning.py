@@ -111,12 +111,12 @@ def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
             return Forward(64, 64, warps=4, cudnn=True)
     # Of narrower heads, what is measured: windows and short sequences could do with smaller tiles.
     measured = x.mask is None or cudnn.is_plainly_causal(x)
-    if fits_hopper(x) and (width >= 128 or (measured and outruns_cudnn(x))):
-        if width <= 64:
-            return Forward(128, 128, stages=3, hopper=True, queued=True)
+    long = min(x.shape.Q, x.shape.K) >= 4096
+    if fits_hopper(x) and (width >= 128 or (measured and long)):
         if width <= 128:
-            # Another place for queries takes the memory of a stage.
-            queued = x.shape.Q <= SHORT
+            # Another place for queries takes the memory of a stage. (Narrow heads, which have room
+            # for both, are slower for it.)
+            queued = width == 128 and x.shape.Q <= SHORT
             return Forward(128, 128, stages=2 if queued else 3, hopper=True, queued=queued)
         # Two stages of keys and values, and the queries, fill what memory a multiprocessor has.
         return Forward(128, 64, stages=3 if x.v.shape[-1] <= 128 else 2, hopper=True)
