@@ -17,6 +17,13 @@ from regard.inputs import AttentionInputs
 
 Pool = Literal["mean", "max", "sum"]
 
+HEAD_SUMS = (
+    "rows", "empty", "broken", "max_logit", "entropy", "first", "mean_logit", "room", "sink",
+    "output", "non_finite", "infinite",
+)  # fmt: skip
+"""What `SecondPass.head_sums` tells of a head, in this order: the largest logit, and sums over its
+rows. What each is, telemetry of training says."""
+
 
 class Rows(NamedTuple):
     """What one pass over the pairs gives: the output and, when asked, what each row saw."""
@@ -135,6 +142,11 @@ class SecondPass(Protocol):
     ) -> Float[Tensor, "b h rows columns"]: ...
 
     def mean_logit(self, inputs: AttentionInputs) -> Float[Tensor, "b h q"]: ...
+
+    def head_sums(self, inputs: AttentionInputs, rows: Rows) -> Float[Tensor, "n b h"] | None:
+        """The `HEAD_SUMS` of each head, without waiting for the device; None unless that is one
+        launch, since whoever asks can add them up by plain operations too."""
+        return None
 
     def logits(
         self,

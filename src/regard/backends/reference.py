@@ -129,7 +129,7 @@ def _sink_column(x: AttentionInputs, s: Tensor) -> Tensor:
     return x.sink.to(s.dtype).view(-1, 1, 1).expand(*s.shape[:3], 1)
 
 
-class ReferencePass:
+class ReferencePass(SecondPass):
     """Questions about the weights, answered from the whole matrix."""
 
     @torch.no_grad()

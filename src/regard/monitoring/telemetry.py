@@ -73,9 +73,29 @@ class Readings(NamedTuple):
     """As `Telemetry.stacked` has them."""
 
     @staticmethod
-    @torch.no_grad()
     def of(traces: Sequence[Trace]) -> Readings:
         """From one call of each layer: a single one, or several of one `kind`."""
+        sums: list[Tensor] = []
+        for trace in traces:
+            found = head_sums(trace)
+            if found is None:
+                return Readings.by_rows(traces)
+            sums.append(found)
+        return Readings.of_sums(sums)
+
+    @staticmethod
+    @torch.no_grad()
+    def of_sums(sums: Sequence[Float[Tensor, "n b h"]]) -> Readings:
+        """From the `head_sums` of one call of each layer."""
+        each = torch.stack(list(sums), 1)
+        numbers = each.sum(2)
+        torch.amax(each[LARGEST], 1, out=numbers[LARGEST])
+        return Readings(numbers)
+
+    @staticmethod
+    @torch.no_grad()
+    def by_rows(traces: Sequence[Trace]) -> Readings:
+        """From what each row saw, by operations of PyTorch: as `of`."""
         layers, calls = len(traces), [trace.rows for trace in traces]
         x = _together([trace.inputs for trace in traces])
         with torch.autocast(x.q.device.type, enabled=False):
@@ -130,6 +150,11 @@ class Readings(NamedTuple):
 
 LARGEST = [field.name for field in fields(Statistics)].index("max_logit")
 """Which of the numbers is no sum."""
+
+
+def head_sums(trace: Trace) -> Float[Tensor, "n b h"] | None:
+    """What `Readings` are made of, where a backend adds it up by itself."""
+    return trace.second_pass.head_sums(trace.inputs, trace.rows)
 
 
 def kind(trace: Trace) -> Hashable | None:

@@ -4,14 +4,14 @@ that goes wrong in it reaches the model."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from regard.monitoring.qk_clip import Kind
-from regard.monitoring.telemetry import Readings, kind
+from regard.monitoring.telemetry import Readings, head_sums, kind
 from regard.monitoring.troubles import Troubles
 from regard.monitoring.window import Paths
 from regard.traces import Trace
@@ -20,6 +20,7 @@ from regard.watching import Watch, uncompiled
 LOOKING = "looking at the model"
 MANY = 2**27
 """So many bytes of calls, which training holds anyway, wait at most to be read together."""
+T = TypeVar("T")
 
 
 class TrainingWatch(Watch):
@@ -33,6 +34,9 @@ class TrainingWatch(Watch):
         self._calls: defaultdict[Hashable, list[tuple[str, Trace]]] = defaultdict(list)
         """Calls that were not read yet, those of a kind together."""
         self._held = 0
+        self._sums: defaultdict[Hashable, list[tuple[str, Tensor]]] = defaultdict(list)
+        """What calls add up to, where that was asked of a backend at once: one launch each, so that
+        nothing of a call waits but a few numbers, and the layers need be put together only once."""
 
     def taken(self) -> tuple[dict[Paths, Readings], dict[str, Kind]]:
         """What was found since it was asked last, of several layers together, and the kinds of
@@ -92,29 +96,49 @@ class TrainingWatch(Watch):
         self.seen.layer(path)
         if path not in self._kinds:
             self._kinds[path] = Kind.of(trace)
+        sums = head_sums(trace)
+        if sums is not None:
+            self._sums[sums.shape, sums.device].append((path, sums))
+            return
         alike = kind(trace)
         if alike is None:
-            self._read([(path, trace)])
+            self._note((path,), Readings.of([trace]))
             return
         self._calls[alike].append((path, trace))
         tensors = (trace.inputs.q, trace.inputs.k, trace.rows.out)
         self._held += sum(t.numel() * t.element_size() for t in tensors)
         if self._held >= MANY:
-            self._rest()
+            self._read()
 
     def _rest(self) -> None:
+        self._read()
+        added, self._sums = self._sums, defaultdict(list)
+        with self._troubles.during(LOOKING):
+            for several in added.values():
+                for paths, sums in _once_each(several):
+                    self._note(paths, Readings.of_sums(sums))
+
+    def _read(self) -> None:
         """Read the calls that wait."""
         waited, self._calls, self._held = self._calls, defaultdict(list), 0
         with self._troubles.during(LOOKING):
-            for calls in waited.values():
-                while calls:
-                    # One call of each layer, should some have run more often.
-                    once = dict(reversed(calls))
-                    some = [(path, trace) for path, trace in calls if once.get(path) is trace]
-                    calls = [call for call in calls if once.get(call[0]) is not call[1]]
-                    self._read(some)
+            for several in waited.values():
+                for paths, traces in _once_each(several):
+                    self._note(paths, Readings.of(traces))
 
-    def _read(self, calls: Sequence[tuple[str, Trace]]) -> None:
-        paths = tuple(path for path, _ in calls)
-        found = Readings.of([trace for _, trace in calls])
+    def _note(self, paths: Paths, found: Readings) -> None:
         self._found[paths] = self._found[paths].plus(found) if paths in self._found else found
+
+
+def _once_each(calls: list[tuple[str, T]]) -> Iterator[tuple[Paths, list[T]]]:
+    """One call of each layer at a time, should some have run more often."""
+    while calls:
+        once: dict[str, T] = {}
+        more = []
+        for path, call in calls:
+            if path in once:
+                more.append((path, call))
+            else:
+                once[path] = call
+        yield tuple(once), list(once.values())
+        calls = more

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.backends.contract import Pool, Top
+from regard.backends.contract import Pool, SecondPass, Top
 from regard.backends.precision import in_full_precision
 from regard.backends.tiled.chosen import chosen_logits, logits_at
 from regard.backends.tiled.norms import Norm, norm_of, norm_of_rows
@@ -45,7 +45,7 @@ def cuts(x: AttentionInputs) -> Iterator[tuple[RowTile, Cut]]:
                 yield tile, cut
 
 
-class TiledPass:
+class TiledPass(SecondPass):
     """One pass over the tiles for each question."""
 
     @torch.no_grad()

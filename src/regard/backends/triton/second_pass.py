@@ -16,7 +16,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.backends.contract import Pool, Top
+from regard.backends.contract import Pool, Rows, Top
 from regard.backends.exactness import widened
 from regard.backends.tiled.second_pass import TiledPass
 from regard.backends.triton.arguments import (
@@ -28,6 +28,7 @@ from regard.backends.triton.arguments import (
     sizes,
     tiles_of,
 )
+from regard.backends.triton.head_sums import kind_of_sums, memory_for_sums, sums_of_heads
 from regard.backends.triton.hopper.received import received_on_hopper
 from regard.backends.triton.launches.launched import launched, recorded
 from regard.backends.triton.layout import is_told, rule_of
@@ -295,6 +296,37 @@ class TritonPass(TiledPass):
         with on_card(mean):
             _walk_rows(inputs, None, None, None, mean, 0)
         return mean
+
+    def head_sums(self, inputs: AttentionInputs, rows: Rows) -> Float[Tensor, "n b h"] | None:
+        # Asked of every layer at each step of training that is looked at.
+        key = kind_of_sums(inputs, rows)
+        if key is None:
+            return None
+        steps = self._looks.get(key)
+        if steps is None:
+            return self._first_head_sums(key, inputs, rows)
+        sums = memory_for_sums(inputs)
+        with on_card(sums):
+            launch_again(steps, (inputs.q, inputs.k, *rows, sums))
+        return sums
+
+    @torch.no_grad()
+    def _first_head_sums(
+        self, key: Any, inputs: AttentionInputs, rows: Rows
+    ) -> Float[Tensor, "n b h"] | None:
+        if not _takes(inputs):
+            return None
+        if INTERPRETED.value:
+            return sums_of_heads(inputs, rows)
+        # Apart, though they be one: launches tell tensors by which is which.
+        x = replace(inputs, q=inputs.q.detach(), k=inputs.k.detach())
+        apart = Rows(*(t.detach() for t in rows))
+        with recorded() as launches:
+            sums = sums_of_heads(x, apart)
+        steps = steps_of(launches, (x.q, x.k, *apart), (sums,))
+        if steps is not None:
+            self._looks[key] = steps
+        return sums
 
 
 def _takes(x: AttentionInputs) -> bool:

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from regard import masks
+from regard.backends.contract import Rows
 from regard.backends.passes import Pull
 from regard.backends.triton import arguments, second_pass
 from regard.backends.triton.backward import backward
 from regard.backends.triton.forward import forward
+from regard.backends.triton.head_sums import sums_of_heads
 from regard.backends.triton.launches.launched import Collected, collected
 from regard.backends.triton.maps import pooled_map
 from regard.backends.triton.tuning import looking_settings
@@ -53,6 +55,7 @@ def looked_at(x: AttentionInputs) -> Iterator[Asked]:
     yield partial(second_pass._received_by_keys, x, rows(x))
     yield partial(second_pass._of_keys, x, rows(x), first)
     yield partial(second_pass._of_keys, x, None, first)
+    yield partial(sums_of_heads, x, Rows(torch.empty_like(x.q), rows(x), rows(x), rows(x)))
     how, whole = looking_settings(x), ((0, x.shape.Q), (0, x.shape.K))
     for cells in (64, 256):
         yield partial(pooled_map, x, how, rows(x), (cells, cells), *whole, "mean")
