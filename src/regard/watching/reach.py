@@ -55,11 +55,13 @@ def hooks_so_far() -> int:
 
 def _changed(module: nn.Module) -> bool:
     here = vars(module)
+    after, before = here["_forward_hooks"], here["_forward_pre_hooks"]
     return (
         "forward" in here
         or compiled_in_place(module)
-        or any(map(_strange, here["_forward_hooks"].values()))
-        or any(map(_strange, here["_forward_pre_hooks"].values()))
+        # Seldom are there any, and a monitor asks of every module.
+        or bool(after and any(map(_strange, after.values())))
+        or bool(before and any(map(_strange, before.values())))
     )
 
 

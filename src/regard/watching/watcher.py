@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -371,8 +372,14 @@ def _nothing() -> None:
 def _never_attends(module: nn.Module) -> bool:
     """PyTorch's own modules but two. Each that is hooked costs time in every run: more than a card
     takes for it."""
-    own = type(module).__module__.startswith("torch.nn.modules.")
-    return own and not isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoder))
+    kind: Any = type(module)
+    return _kind_never_attends(kind)
+
+
+@cache
+def _kind_never_attends(kind: type) -> bool:
+    own = kind.__module__.startswith("torch.nn.modules.")
+    return own and not issubclass(kind, (nn.MultiheadAttention, nn.TransformerEncoder))
 
 
 def _runs_again() -> bool:

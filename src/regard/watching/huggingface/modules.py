@@ -53,9 +53,15 @@ def attenders(model: nn.Module) -> list[str]:
 
 def never_attends(module: nn.Module) -> bool:
     """Whether a module of theirs leaves attention to those inside of it."""
-    kind = type(module)
+    kind: Any = type(module)
+    return _kind_never_attends(kind)
+
+
+@cache
+def _kind_never_attends(kind: type) -> bool:
+    # A monitor asks this of every module each time that it looks.
     theirs = kind.__module__.startswith("transformers.")
-    return theirs and "Attention" not in kind.__name__ and not _can_be_seen(module)
+    return theirs and "Attention" not in kind.__name__ and not _kind_can_be_seen(kind)
 
 
 def needs_asking(modules: Collection[nn.Module], switched: Collection[int]) -> bool:
@@ -131,9 +137,13 @@ def family(model: nn.Module) -> str:
 
 
 def _can_be_seen(module: nn.Module) -> bool:
+    return _kind_can_be_seen(type(module))
+
+
+def _kind_can_be_seen(kind: Any) -> bool:
     known = ("ALL_ATTENTION_FUNCTIONS", "scaled_dot_product_attention")
-    return isinstance(module, nn.MultiheadAttention) or any(
-        _mentions(module, name) for name in known
+    return issubclass(kind, nn.MultiheadAttention) or any(
+        _class_mentions(kind, name) for name in known
     )
 
 
