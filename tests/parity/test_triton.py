@@ -288,23 +288,45 @@ def _is_hopper() -> bool:
     return cases.DEVICE != "cpu" and generation(torch.device("cuda", 0)) == 9
 
 
-@pytest.mark.parametrize("mask", ["none", "causal", "causal_window", "causal_padding"])
-@pytest.mark.parametrize("D", [64, 128])
+ON_HOPPER = [
+    *(
+        Case(mask, sizes=Sizes(B=2, H=4, G=2, Q=433, K=601, D=D, E=E))
+        for mask in ("none", "causal", "causal_window", "causal_padding", "documents", "prefix")
+        for D, E in ((64, 64), (128, 128), (96, 96), (256, 256), (192, 128))
+        if D in (64, 128) or mask in ("causal", "documents")
+    ),
+    *(
+        Case(mask, bias=bias, extra=extra, sizes=Sizes(B=2, H=4, G=2, Q=433, K=601, D=D, E=D))
+        for mask, bias, extra, D in (
+            ("causal", "alibi", "plain", 128), ("none", "alibi", "sink", 64),
+            ("causal", "none", "softcap", 128), ("documents", "none", "softcap", 256),
+            ("causal", "none", "sink", 128), ("prefix", "alibi", "sink", 256),
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("queued", [False, True], ids=["stages", "queued"])
+@pytest.mark.parametrize("case", ON_HOPPER, ids=lambda c: f"{c}-{c.sizes.D}-{c.sizes.E}")
 def test_programs_on_hopper_take_tile_after_tile(
-    mask: str, D: int, monkeypatch: pytest.MonkeyPatch
+    case: Case, queued: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which they do where there are more tiles than multiprocessors, as in no other case."""
     from regard.backends.triton import Triton, forward, hopper
-    from regard.backends.triton.tuning import Forward
+    from regard.backends.triton.tuning import Forward, fits_hopper
 
     if not _is_hopper():
         pytest.skip("only on Hopper do they stay")
+    wide = case.sizes.D > 128
+    if queued and wide:
+        pytest.skip("there is no room for a second place")
     monkeypatch.setattr(hopper.forward, "processors", lambda _: 3)
-    how = Forward(128, 128, stages=3, hopper=True)
+    how = Forward(128, 64 if wide else 128, stages=2 if wide or queued else 3, hopper=True,
+                  queued=queued)  # fmt: skip
     monkeypatch.setattr(forward, "forward_settings", lambda x, **_: how)
-    sizes = Sizes(B=2, H=4, G=2, Q=433, K=601, D=D, E=D)
-    case = Case(mask, dtype=torch.bfloat16 if D == 128 else torch.float16, sizes=sizes)
+    case = replace(case, dtype=torch.bfloat16 if case.sizes.D >= 128 else torch.float16)
     inputs, learned = case.build()
+    assert fits_hopper(inputs)
     assert_conforms(case, observed(Triton(), inputs, learned, ReferencePass()), ReferencePass())
     assert_conforms(case, observed(Triton(), inputs, learned, None), None)
 
@@ -453,6 +475,25 @@ def test_runs_of_keys(name: str) -> None:
     shape = Shape(2, 4, 75, 75)
     bound = mask.bind(shape, q.device)
     assert rule_of(bound, shape, (64, 64), q.device, by_keys=True).kind is SPANS
+
+
+@pytest.mark.parametrize("queries", [1, 20])
+@pytest.mark.parametrize("mask", ["none", "causal", "documents", "keep"])
+def test_logits_of_minus_infinity_alone_are_no_empty_row(mask: str, queries: int) -> None:
+    given = {
+        "none": None,
+        "causal": masks.causal(),
+        "documents": masks.documents(torch.arange(20) // 7),
+        "keep": masks.keep(torch.arange(20) % 3 != 1),
+    }[mask]
+    q, k, v = (torch.randn(1, 2, n, 8, device=cases.DEVICE) for n in (queries, 20, 20))
+    k[..., 0] = -1 - k[..., 0].abs()
+    q[..., 0] = 1.0
+    q[0, 0, queries // 2, 0] = math.inf
+    found = [regard.trace(q, k, v, mask=given, backend=name) for name in ("triton", "reference")]
+    for ours, right in zip(*(t.rows for t in found), strict=True):
+        torch.testing.assert_close(ours, right, equal_nan=True, atol=1e-4, rtol=1e-4)
+    assert found[0].lse.isnan().sum() == 1
 
 
 def test_a_table_of_tiles_is_made_once_for_a_mask() -> None:

@@ -20,6 +20,7 @@ from regard.backends.triton.pairs import (
     LN2,
     LOG2E,
     NO_BIAS,
+    UNSEEN,
     finite_only,
     flagged,
     kept,
@@ -29,7 +30,7 @@ from regard.backends.triton.pairs import (
     row_max,
     spoilt,
 )
-from regard.backends.triton.rules import allowed, full_at, keys_for, part_at
+from regard.backends.triton.rules import TILES, allowed, full_at, keys_for, part_at, sees_some
 
 
 class Written(NamedTuple):
@@ -184,11 +185,13 @@ def _attend(
 
     mixed = tl.zeros((BM, BE), tl.float32)
     bad = tl.zeros((BM, BE), tl.float32)
-    largest = tl.full((BM,), LEAST, tl.float32)
     total = tl.zeros((BM,), tl.float32)
     energy = tl.zeros((BM,), tl.float32)
 
     full, part, limit, path = keys_for(rule, n, b, first_head, tile, first, last, BN)
+    # Rows beyond the last query read no more of a mask than there is.
+    some = (full > 0) | sees_some(rule, tl.minimum(place, n.queries - 1), limit, path[5])
+    largest = tl.where(some, UNSEEN, LEAST)
     places, heads = place[:, None], h[:, None]
     at = (b * n.heads + h).to(tl.int64) * n.queries + place
     if to.first is not None:
@@ -229,6 +232,9 @@ def _attend(
         if not plain:
             s, _ = logits_of(s, scoring, bias, b, heads, places, columns, n)
         s = only_allowed(s, rule, places, columns, limit, table, BM, BN)
+        if rule.kind == TILES:
+            some = tl.max(allowed(rule, places, columns, limit, table, BM, BN).to(tl.int32), 1)
+            largest = tl.maximum(largest, tl.where(some > 0, UNSEEN, LEAST))
         if CAREFUL or SPLIT:
             seen = allowed(rule, places, columns, limit, table, BM, BN)
             bad += _spoiled(seen, vs, PRECISION)

@@ -15,6 +15,9 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 LEAST = tl.constexpr(-8.0e37)
 """The largest logit of a row before its first key: finite, and below every logit."""
+UNSEEN = tl.constexpr(-7.9e37)
+"""The same of a row that sees keys, before it has met them. If it stays that, all its logits are
+minus infinity, and it is NaN, not empty."""
 
 FAINT = tl.constexpr(-1000.0)
 """A logit so far below the largest, in units of log 2, that its weight is 0."""

@@ -201,6 +201,16 @@ def span_at(rule, q, limit, table):
 
 
 @triton.jit
+def sees_some(rule, q, limit, table):
+    """Whether each query sees a key, where that is known without a look at tiles."""
+    if rule.kind == BAND or rule.kind == SPANS:
+        first, many = span_at(rule, q, limit, table)
+        return (many > 0) & (first + many > 0)
+    else:
+        return (q >= 0) & (limit > 0) & (rule.kind != TILES)
+
+
+@triton.jit
 def allowed(rule, q, k, limit, table, BM: tl.constexpr, BN: tl.constexpr):
     """Which pairs of a partial tile are allowed."""
     if rule.kind == BAND or rule.kind == SPANS:

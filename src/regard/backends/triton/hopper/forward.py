@@ -54,7 +54,7 @@ from regard.backends.triton.hopper.pairs import (
 from regard.backends.triton.hopper.softmax import logits, own_sum, shrunk, softmax, whole_sum
 from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import FAR
-from regard.backends.triton.pairs import ALIBI, LEAST, LN2, LOG2E
+from regard.backends.triton.pairs import ALIBI, LEAST, LN2, LOG2E, UNSEEN
 from regard.backends.triton.rules import ALL, BAND, SPANS, Rule, span_of_keys
 from regard.backends.triton.tuning import Forward, processors
 from regard.inputs import AttentionInputs
@@ -287,7 +287,10 @@ def _multiply(
         limit, last, right, full, every = _steps(rule, n, b, h, tile, BM, BN)
         row = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LOGITS))
 
-        largest = gl.full((HALF,), LEAST, gl.float32, gl.SliceLayout(1, LOGITS))
+        first, many = span_of_row(rule, b, h, row, limit)
+        some = (many > 0) & (first + many > 0)
+        least = gl.full((HALF,), LEAST, gl.float32, gl.SliceLayout(1, LOGITS))
+        largest = gl.where(some, gl.full_like(least, UNSEEN), least)
         total = own_sum(gl.zeros((HALF, BN), gl.float32, LOGITS))
         energy = total
         mixed = gl.zeros((HALF, BE), gl.float32, OUTPUT)
@@ -298,7 +301,6 @@ def _multiply(
         s = warpgroup_mma(q_tile, keys, s, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=(s,))
         free(KEYS_FREE + slot)
-        first, many = span_of_row(rule, b, h, row, limit)
         s, scale = logits(s, scoring, bias, slope, last, row, BN, LOGITS)
         s = only_allowed(LOGIT_BELOW, s, last, first, many, BN, LOGITS)
         p, shrink, largest, total, energy = softmax(
