@@ -36,7 +36,7 @@ class Trace(Displayed):
     head and before dropout.
 
     >>> import regard, torch
-    >>> q = k = v = torch.randn(1, 2, 5, 4)
+    >>> q = k = v = torch.ones(1, 2, 5, 4)
     >>> t = regard.trace(q, k, v, mask=regard.masks.causal())
     >>> t
     Trace(batch 1, heads 2, queries 5, keys 5, width 4, float32 on cpu, mask=causal(), by tiled)
