@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 import torch
 
 from regard.backends.triton import cudnn
 from regard.backends.triton.arguments import describable, generation, tiles_of, wide
+from regard.backends.triton.cards import card_of
 from regard.backends.triton.layout import is_simple, is_told, sees_all
+from regard.backends.triton.shared_memory import (
+    Row,
+    Tiled,
+    fitting,
+    of_forward,
+    of_key_gradients,
+    of_query_gradients,
+    of_second_pass,
+)
 from regard.biases.alibi import Alibi
 from regard.biases.dense import Dense
+from regard.biases.relative import Relative
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 
@@ -35,13 +46,9 @@ CAP = 100.0
 
 
 @dataclass(frozen=True)
-class Forward:
+class Forward(Tiled):
     """How the forward kernel runs."""
 
-    rows: int
-    keys: int
-    warps: int = 8
-    stages: int = 2
     packed: bool = False
     splits: int = 1
     described: bool = False
@@ -87,6 +94,30 @@ def _width(x: AttentionInputs) -> int:
 
 
 def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
+    """What runs best on Hopper, or as much of it as the card has memory for."""
+    how, card = _forward_settings(x, statistics=statistics), card_of(x.q.device)
+    if card.measured:
+        return how
+    if not card.copies:
+        how = replace(how, described=False)
+    checked = how.careful or how.splits > 1
+    return fitting(how, card, partial(of_forward, row=_row(x), card=card, checked=checked))
+
+
+def _row(x: AttentionInputs) -> Row:
+    """What tiles hold of a call."""
+    size, pair = x.q.element_size(), 0
+    if isinstance(x.bias, Dense):
+        pair = x.bias.tensor.element_size()
+    elif isinstance(x.bias, Relative):
+        pair = x.bias.table.element_size()
+    if not is_told(x.mask, x.shape, x.q.device):
+        pair += 1
+    key, value = (size * wide(t.shape[-1]) for t in (x.q, x.v))
+    return Row(key, value, pair, x.q.dtype == torch.float32)
+
+
+def _forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
     """Few queries are packed and split over the card; many get large tiles."""
     width = _width(x)
     narrow = x.q.dtype != torch.float32
@@ -159,21 +190,13 @@ def _splits(programs: int, most: int, device: torch.device) -> int:
     return 1 << max(wanted, 1).bit_length() - 1
 
 
-@cache
 def processors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 132 if device.type == "meta" else 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    return card_of(device).processors
 
 
 @dataclass(frozen=True)
-class Tile:
+class Tile(Tiled):
     """How one backward kernel runs."""
-
-    rows: int
-    keys: int
-    warps: int = 8
-    stages: int = 2
 
 
 @dataclass(frozen=True)
@@ -186,6 +209,18 @@ class Backward:
 
 
 def backward_settings(x: AttentionInputs) -> Backward:
+    how, card = _backward_settings(x), card_of(x.q.device)
+    if card.measured:
+        return how
+    row = _row(x)
+    return Backward(
+        fitting(how.keys, card, partial(of_key_gradients, row=row, card=card)),
+        fitting(how.queries, card, partial(of_query_gradients, row=row, card=card)),
+        how.precision,
+    )
+
+
+def _backward_settings(x: AttentionInputs) -> Backward:
     width = _width(x)
     if x.q.dtype == torch.float32:
         if width <= 64:
@@ -200,12 +235,9 @@ def backward_settings(x: AttentionInputs) -> Backward:
 
 
 @dataclass(frozen=True)
-class Looking:
+class Looking(Tiled):
     """How the kernels of the second pass run."""
 
-    rows: int
-    keys: int
-    warps: int = 8
     stages: int = 3
     precision: Precision = "ieee"
     hopper: bool = False
@@ -213,6 +245,13 @@ class Looking:
 
 
 def looking_settings(x: AttentionInputs) -> Looking:
+    how, card = _looking_settings(x), card_of(x.q.device)
+    if card.measured:
+        return how
+    return fitting(how, card, partial(of_second_pass, row=_row(x), card=card))
+
+
+def _looking_settings(x: AttentionInputs) -> Looking:
     width = wide(x.q.shape[-1])
     if x.q.dtype == torch.float32:
         side = 64 if width <= 128 else 32

@@ -1,0 +1,125 @@
+"""Settings of kernels: on Hopper those that were measured, elsewhere those that fit the card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from regard import biases, masks
+from regard.backends.triton import arguments, cards
+from regard.backends.triton.tuning import backward_settings, forward_settings, looking_settings
+from regard.inputs import AttentionInputs, check
+
+MEASURED = Path(__file__).parent / "hopper_settings.json"
+"""What kernels on Hopper run with, by the name of the call: found by measuring on an H200."""
+
+
+@contextmanager
+def on(capability: int) -> Iterator[None]:
+    """Meta tensors stand for those on such a card."""
+    token = arguments.stands_for.set(capability)
+    try:
+        yield
+    finally:
+        arguments.stands_for.reset(token)
+
+
+def calls() -> Iterator[tuple[str, AttentionInputs]]:
+    """Calls of all kinds that settings differ for, by name."""
+    for dtype in (torch.bfloat16, torch.float32):
+        for width in (32, 64, 80, 128, 256):
+            for kind in ("none", "causal", "padding", "documents", "holes", "dense", "relative"):
+                for Q, K in ((1, 4096), (40, 4096), (256, 256), (4096, 4096)):
+                    # Such masks are looked at pair by pair.
+                    if kind in ("documents", "holes"):
+                        Q, K = min(Q, 512), min(K, 512)
+                    for groups in (8, 2):
+                        name = f"{str(dtype)[6:]} {width} {kind} {Q}x{K} {groups}"
+                        yield name, _call(dtype, width, kind, Q, K, groups)
+
+
+def _call(
+    dtype: torch.dtype, width: int, kind: str, Q: int, K: int, groups: int
+) -> AttentionInputs:
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    k = empty(1, groups, K, width)
+    mask: masks.Mask | None = None
+    bias: biases.Bias | None = None
+    match kind:
+        case "causal":
+            mask = masks.causal()
+        case "padding":
+            mask = masks.padding([K])
+        case "documents":
+            mask = masks.documents(torch.arange(K) // 100)
+        case "holes":
+            mask = masks.where(lambda b, h, q, k: (q + k) % 3 != 0)
+        case "dense":
+            bias = biases.dense(empty(1, 8, Q, K))
+        case "relative":
+            bias = biases.relative(empty(8, 65))
+    return check(
+        empty(1, 8, Q, width), k, k, mask=mask, score=None, bias=bias, softcap=None, sink=None,
+        scale=None, dropout=0.0, training=False,
+    )  # fmt: skip
+
+
+def _settings(x: AttentionInputs) -> list[dict[str, Any]]:
+    """Those of a forward pass with row statistics and without, backward, and of the second pass."""
+    forward = (forward_settings(x, statistics=told) for told in (True, False))
+    return [asdict(how) for how in (*forward, backward_settings(x), looking_settings(x))]
+
+
+def test_on_hopper_what_was_measured_there() -> None:
+    measured = json.loads(MEASURED.read_text())
+    with on(90):
+        found = {name: _settings(x) for name, x in calls()}
+    assert found.keys() == measured["calls"].keys()
+    for name, settings in found.items():
+        assert settings == [measured["settings"][i] for i in measured["calls"][name]], name
+
+
+@pytest.mark.parametrize("capability", [80, 86, 89])
+def test_no_copy_engine_is_used_where_there_is_none(capability: int) -> None:
+    with on(capability):
+        for name, x in calls():
+            for told in (True, False):
+                how = forward_settings(x, statistics=told)
+                assert (how.described, how.hopper, how.registers) == (False, False, None), name
+
+
+def test_keys_are_split_by_how_many_multiprocessors_there_are() -> None:
+    found = {}
+    for capability in (89, 90):
+        with on(capability):
+            x = _call(torch.bfloat16, 64, "none", 1, 16384, 8)
+            found[capability] = forward_settings(x, statistics=True).splits
+    assert found == {89: 16, 90: 64}
+
+
+def test_an_unknown_card_is_given_no_more_than_all_have() -> None:
+    assert cards.standing_for(121) == cards.Card(12, 101_376, 132)
+
+
+def test_of_a_card_that_is_there_pytorch_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Told:
+        multi_processor_count = 20
+        shared_memory_per_block_optin = 65_536
+
+    device = torch.device("cuda", 7)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Told)
+    monkeypatch.setattr(cards, "capability", lambda _: 75)
+    found = cards._found.__wrapped__(device)
+    assert found == cards.Card(7, 65_536, 20)
+    assert not found.copies
