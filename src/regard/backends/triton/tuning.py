@@ -130,7 +130,12 @@ def _forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
         programs = x.shape.B * (x.k.shape[1] * tiles_of(rows, tile) if packed else x.shape.H)
         splits = _splits(programs, x.shape.K // (4 * keys), x.q.device)
         careful = splits == 1 and not sees_all(x.mask, x.shape)
-        return Forward(tile, keys, warps=4, stages=3, packed=packed, splits=splits, careful=careful)
+        # Three stages of wide float32, and checks, are more than a multiprocessor has.
+        heavy = not narrow and width > 128 and tile == 64 and (careful or splits > 1)
+        stages = 2 if heavy else 3
+        return Forward(
+            tile, keys, warps=4, stages=stages, packed=packed, splits=splits, careful=careful
+        )
     if not narrow:
         rows, keys = (128, 64) if width <= 128 else (64, 32)
         return Forward(rows, keys, warps=8, stages=1, precision=_precision(width))
@@ -159,7 +164,8 @@ def _forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
             return Forward(64, 128, warps=4, stages=2, described=True)
         return Forward(128, 64, warps=4, stages=3, described=True)
     if width <= 128:
-        if _laden(x):
+        # A table of distances is read pair by pair, like a dense bias.
+        if _laden(x) or isinstance(x.bias, Relative):
             return Forward(128, 64, warps=8, stages=2, described=True)
         return Forward(128, 128, warps=8, stages=3, described=True)
     if _laden(x):
