@@ -76,7 +76,7 @@ class Card:
 def build(wanted: dict[str, Collected], capability: int, jobs: int) -> dict[str, Binary]:
     """Compile launches in parallel."""
     built: dict[str, Binary] = {}
-    with _standing_in(capability), ThreadPoolExecutor(jobs) as compilers:
+    with standing_in(capability), ThreadPoolExecutor(jobs) as compilers:
         waiting = {
             compilers.submit(kernel.compiled, given, constants): what
             for what, (kernel, given, constants) in wanted.items()
@@ -92,7 +92,7 @@ def build(wanted: dict[str, Collected], capability: int, jobs: int) -> dict[str,
 
 
 @contextmanager
-def _standing_in(capability: int) -> Iterator[None]:
+def standing_in(capability: int) -> Iterator[None]:
     """Triton compiles for such GPUs, whether there is one or not."""
     driver.set_active(Card(capability))
     # Line numbers are of no use in a binary, and most of its size.

@@ -1,0 +1,125 @@
+"""Kernels compiled for cards that are not there: none takes more memory than its card has.
+
+These are the hungriest; `python -m regard.backends.triton.prepared.check_cards` compiles all kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from regard.backends.triton import arguments, second_pass, tuning
+from regard.backends.triton.cards import CARDS
+from regard.backends.triton.forward import forward
+from regard.backends.triton.pairs import INTERPRETED
+from regard.backends.triton.prepared import check_cards
+from regard.backends.triton.prepared.check_cards import Taken, call, taken
+from regard.backends.triton.prepared.common_calls import launches, rows
+from regard.backends.triton.shared_memory import (
+    of_forward,
+    of_key_gradients,
+    of_query_gradients,
+    of_second_pass,
+)
+from regard.inputs import AttentionInputs
+
+pytestmark = [
+    pytest.mark.skipif(INTERPRETED.value, reason="interpreted kernels are not launched"),
+    pytest.mark.compiled,
+]
+BFLOAT, FLOAT = torch.bfloat16, torch.float32
+PASSES: dict[str, Callable[[AttentionInputs], object]] = {
+    "forward_tiles": partial(forward, statistics=True),
+    "keys_and_values": partial(check_cards.learn, entropy=True),
+    "queries": partial(check_cards.learn, entropy=True),
+    "_received": lambda x: second_pass._received_by_keys(x, rows(x)),
+    "_pooled_by_cell": check_cards.mapped,
+}
+
+
+def _taken(name: str, x: AttentionInputs, capability: int, *, allocate: bool) -> tuple[Taken, int]:
+    """What a kernel of a call takes of a card, and what was estimated."""
+    wanted = {
+        what: one
+        for what, one in launches(capability, [partial(PASSES[name], x)]).items()
+        if one[0].kernel.fn.__name__ == name and not one[2].get("MANY")
+    }
+    assert len(wanted) == 1
+    (found,) = taken(wanted, capability, allocate=allocate)
+    token = arguments.stands_for.set(capability)
+    try:
+        return found, _estimated(name, x, capability)
+    finally:
+        arguments.stands_for.reset(token)
+
+
+def _estimated(name: str, x: AttentionInputs, capability: int) -> int:
+    row, card = tuning._row(x), CARDS[capability]
+    if name == "forward_tiles":
+        how = tuning.forward_settings(x, statistics=True)
+        return of_forward(how, row, card, checked=how.careful or how.splits > 1)
+    if name == "keys_and_values":
+        return of_key_gradients(tuning.backward_settings(x).keys, row, card)
+    if name == "queries":
+        return of_query_gradients(tuning.backward_settings(x).queries, row, card)
+    return of_second_pass(tuning.looking_settings(x), row, card)
+
+
+@pytest.mark.parametrize(
+    ("capability", "name", "dtype", "width", "kind", "queries"),
+    [
+        (80, "forward_tiles", BFLOAT, 128, "none", 4096),
+        (80, "forward_tiles", FLOAT, 256, "none", 1),
+        (89, "forward_tiles", BFLOAT, 256, "none", 4096),
+        (89, "keys_and_values", BFLOAT, 128, "none", 4096),
+        (89, "_received", BFLOAT, 256, "dense", 4096),
+        (100, "forward_tiles", BFLOAT, 128, "none", 4096),
+        (120, "forward_tiles", BFLOAT, 128, "none", 4096),
+    ],
+)
+def test_kernels_compile_and_fit(
+    capability: int, name: str, dtype: torch.dtype, width: int, kind: str, queries: int
+) -> None:
+    x = call(dtype, width, kind, queries, 4096, check_cards.HEADS)
+    found, estimated = _taken(name, x, capability, allocate=False)
+    assert found.fits(CARDS[capability])
+    assert found.shared <= estimated
+
+
+@pytest.mark.parametrize("capability", [80, 89])
+@pytest.mark.parametrize(
+    ("name", "dtype", "width", "kind", "queries"),
+    [
+        ("forward_tiles", BFLOAT, 64, "documents", 512),
+        ("forward_tiles", BFLOAT, 128, "relative", 4096),
+        ("forward_tiles", FLOAT, 128, "none", 4096),
+        ("forward_tiles", FLOAT, 256, "causal", 40),
+        ("keys_and_values", BFLOAT, 256, "none", 4096),
+        ("queries", BFLOAT, 128, "none", 4096),
+        ("queries", BFLOAT, 256, "none", 4096),
+        ("queries", BFLOAT, 64, "dense", 4096),
+        ("_pooled_by_cell", BFLOAT, 128, "causal", 4096),
+    ],
+)
+def test_kernels_are_allocated_no_more_than_was_estimated(
+    capability: int, name: str, dtype: torch.dtype, width: int, kind: str, queries: int
+) -> None:
+    keys = 512 if kind == "documents" else 4096
+    x = call(dtype, width, kind, queries, keys, check_cards.HEADS)
+    found, estimated = _taken(name, x, capability, allocate=True)
+    assert found.fits(CARDS[capability])
+    assert found.shared <= estimated
+
+
+def test_what_does_not_fit_is_seen() -> None:
+    """The settings of Hopper on a card with less memory."""
+    x = call(BFLOAT, 256, "none", 4096, 4096, check_cards.HEADS)
+    wanted = launches(80, [partial(forward, x, statistics=True)])
+    (found,) = taken(wanted, 80, allocate=True)
+    assert found.fits(CARDS[80])
+    assert not found.fits(CARDS[89])
