@@ -116,6 +116,16 @@ def test_kernels_are_allocated_no_more_than_was_estimated(
     assert found.shared <= estimated
 
 
+@pytest.mark.parametrize(("dtype", "width"), [(FLOAT, 128), (BFLOAT, 256)])
+def test_checks_for_hidden_nan_fit_tensor_memory(dtype: torch.dtype, width: int) -> None:
+    """They keep four products of all values, and that memory is small."""
+    x = call(dtype, width, "causal", 4096, 4096, check_cards.HEADS)
+    wanted = launches(100, [partial(forward, x, statistics=True)])
+    found = list(taken(wanted, 100, allocate=True))
+    assert {one.name for one in found} == {"forward_tiles", "mend"}
+    assert all(one.fits(CARDS[100]) for one in found)
+
+
 def test_what_does_not_fit_is_seen() -> None:
     """The settings of Hopper on a card with less memory."""
     x = call(BFLOAT, 256, "none", 4096, 4096, check_cards.HEADS)

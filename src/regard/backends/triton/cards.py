@@ -34,6 +34,11 @@ class Card(NamedTuple):
         """Whether products read tiles from shared memory, and not from registers."""
         return self.generation in (9, 10, 11)
 
+    @property
+    def tensor_memory(self) -> bool:
+        """Whether products are kept in a memory of their own, which is small."""
+        return self.generation in (10, 11)
+
 
 HOPPER = Card(9, 232_448, 132)
 CARDS = {

@@ -44,6 +44,10 @@ stage of keys and values."""
 CAP = 100.0
 """The largest soft-cap whose roundings on Hopper are as small as those of products."""
 
+CHECKED = 256
+"""Bytes of a row of values beyond which tensor memory does not hold the products of a tile that is
+checked for hidden NaN, at once or where it is mended."""
+
 
 @dataclass(frozen=True)
 class Forward(Tiled):
@@ -100,8 +104,11 @@ def forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
         return how
     if not card.copies:
         how = replace(how, described=False)
-    checked = how.careful or how.splits > 1
-    return fitting(how, card, partial(of_forward, row=_row(x), card=card, checked=checked))
+    row, checked = _row(x), how.careful or how.splits > 1
+    if card.tensor_memory and row.value > CHECKED and (checked or x.mask is not None):
+        # Products of so few rows are kept in registers.
+        how = replace(how, rows=min(how.rows, 32), warps=4)
+    return fitting(how, card, partial(of_forward, row=row, card=card, checked=checked))
 
 
 def _row(x: AttentionInputs) -> Row:
