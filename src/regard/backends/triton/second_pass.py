@@ -1,7 +1,8 @@
 """Questions about the weights, answered by walking over q and k once more with lse in hand.
 
 What each key received owns a tile of keys and sums over queries; the other questions own a tile of
-queries. Nothing of size n×n is written. Pooled maps have a file of their own, maps.py.
+queries. Nothing of size n×n is written. Pooled maps, the strongest keys and means of logits have
+files of their own: maps.py, top_keys.py and mean_logits.py.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from regard.backends.triton.hopper.received import received_on_hopper
 from regard.backends.triton.launches.launched import launched, recorded
 from regard.backends.triton.layout import is_told, rule_of
 from regard.backends.triton.maps import pooled_map
+from regard.backends.triton.mean_logits import mean_logits
 from regard.backends.triton.pairs import (
     INTERPRETED,
     LN2,
@@ -46,12 +48,12 @@ from regard.backends.triton.replay import Step, launch_again, steps_of
 from regard.backends.triton.rules import (
     allowed,
     full_at,
-    keys_for,
     limit_of,
     part_at,
     rows_for,
     runs_of,
 )
+from regard.backends.triton.top_keys import MOST, top_keys
 from regard.backends.triton.tuning import fits_hopper, looking_settings
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
@@ -98,73 +100,6 @@ def _received(
         total += tl.sum(tl.where(seen, p, 0.0), 1)
     at = tl.program_id(1).to(tl.int64) * n.keys + key
     tl.store(out + at, total, mask=key < n.keys)
-
-
-@launched
-@triton.jit
-def _top_and_mean(
-    q, k, lse, values, indices, mean, rule, bias, scoring, n, many,
-    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    TOP: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The strongest keys of each query, or the mean of its logits."""
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
-    first = tile * BM
-    last = tl.minimum(first + BM, n.queries) - 1
-    row = first + tl.arange(0, BM)
-    place, heads = row[:, None], (h + tl.zeros_like(row))[:, None]
-    qs = load_rows(q, b, h, first, n.queries, D, BD, BM, False)
-    full, part, limit, path = keys_for(rule, n, b, h, tile, first, last, BN)
-    slot = tl.arange(0, BT)[None, :]
-    # Slots beyond the number asked for are never the weakest, so they are never filled.
-    best = tl.where(slot < many, float("-inf"), float("inf")) + tl.zeros((BM, BT), tl.float32)
-    where = tl.full((BM, BT), -1, tl.int32)
-    total = tl.zeros((BM,), tl.float32)
-    count = tl.zeros((BM,), tl.float32)
-    for i in range(full + part):
-        table = 0
-        if i < full:
-            start = full_at(rule, path, i, BN)
-        else:
-            start, table = part_at(rule, path, i - full, BN)
-        key = start + tl.arange(0, BN)
-        ks = load_rows(k, b, h // n.group, start, n.keys, D, BD, BN, False)
-        s = product(qs, ks.T, None, PRECISION)
-        s, _ = logits_of(s, scoring, bias, b, heads, place, key[None, :], n)
-        seen = (key < n.keys)[None, :] & (place < n.queries)
-        if i >= full:
-            seen &= allowed(rule, place, key[None, :], limit, table, BM, BN)
-        s = tl.where(seen, s, float("-inf"))
-        if TOP:
-            strongest = tl.max(s, 1)
-            weakest = tl.min(best, 1)
-            while tl.max((strongest > weakest).to(tl.int32), 0) > 0:
-                at = tl.argmax(s, 1)
-                free = tl.argmin(best, 1)
-                takes = (strongest > weakest)[:, None]
-                here = takes & (slot == free[:, None])
-                best = tl.where(here, strongest[:, None], best)
-                where = tl.where(here, (start + at)[:, None], where)
-                taken = tl.arange(0, BN)[None, :] == at[:, None]
-                s = tl.where(takes & taken, float("-inf"), s)
-                strongest = tl.max(s, 1)
-                weakest = tl.min(best, 1)
-        else:
-            # A bias of minus infinity hides a pair as well.
-            hidden = s == float("-inf")
-            total += tl.sum(tl.where(hidden, 0.0, s), 1)
-            count += tl.sum(tl.where(hidden, 0.0, 1.0), 1)
-    at = tl.program_id(1).to(tl.int64) * n.queries + row
-    if TOP:
-        norm = norms(lse, at, row < n.queries)[:, None]
-        to = at[:, None] * many + slot
-        store = (place < n.queries) & (slot < many)
-        tl.store(values + to, tl.where(where < 0, -1.0, tl.exp2(best - norm)), mask=store)
-        tl.store(indices + to, where.to(tl.int64), mask=store)
-    else:
-        found = tl.where(count > 0, total * LN2 / tl.maximum(count, 1.0), float("-inf"))
-        tl.store(mean + at, found, mask=row < n.queries)
 
 
 @launched
@@ -277,25 +212,17 @@ class TritonPass(TiledPass):
     @torch.no_grad()
     def top(self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], n: int) -> Top:
         many = min(n, inputs.shape.K)
-        if not 0 < many <= 64 or not _tells(inputs, lse):
+        if not 0 < many <= MOST or not _tells(inputs, lse):
             return super().top(inputs, lse, n)
-        x = inputs
-        values = lse.new_empty(*lse.shape, many)
-        indices = torch.empty_like(values, dtype=torch.int64)
         with on_card(lse):
-            _walk_rows(x, lse.contiguous(), values, indices, None, many)
-        values, order = values.sort(-1, descending=True)
-        return Top(values.clamp_min_(0), indices.gather(-1, order))
+            return top_keys(inputs, looking_settings(inputs), lse, many)
 
     @torch.no_grad()
     def mean_logit(self, inputs: AttentionInputs) -> Float[Tensor, "b h q"]:
         if not _takes(inputs):
             return super().mean_logit(inputs)
-        B, H, Q, _ = inputs.shape
-        mean = torch.empty(B, H, Q, dtype=torch.float32, device=inputs.q.device)
-        with on_card(mean):
-            _walk_rows(inputs, None, None, None, mean, 0)
-        return mean
+        with on_card(inputs.q):
+            return mean_logits(inputs, looking_settings(inputs))
 
     def head_sums(self, inputs: AttentionInputs, rows: Rows) -> Float[Tensor, "n b h"] | None:
         # Asked of every layer at each step of training that is looked at.
@@ -398,22 +325,3 @@ def _received_by_keys(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> Float[
         num_warps=how.warps, num_stages=how.stages,
     )  # fmt: skip
     return out
-
-
-def _walk_rows(
-    x: AttentionInputs,
-    lse: Tensor | None,
-    values: Tensor | None,
-    indices: Tensor | None,
-    mean: Tensor | None,
-    many: int,
-) -> None:
-    how = looking_settings(x)
-    B, H, Q, _ = x.shape
-    rows = min(how.rows, 32) if many else how.rows
-    rule = rule_of(x.mask, x.shape, (rows, how.keys), x.q.device, by_keys=False)
-    _top_and_mean[(tiles_of(Q, rows), B * H)](
-        sheet(x.q), sheet(x.k), lse, values, indices, mean, rule, added(x), score(x), sizes(x),
-        many, **constants_of(x, rows, how.keys, how.precision),
-        BT=max(2, triton.next_power_of_2(many)), TOP=many > 0, num_warps=4, num_stages=how.stages,
-    )  # fmt: skip
