@@ -1,11 +1,14 @@
 """Pooled maps: the weights of a region of pairs, added into the cells of a map.
 
-Nothing of size n×n is written. Under a band, tiles start where cells do, so that each lies in one
-cell; lists of tiles are walked as they lie, and each tile adds to all cells it touches.
+Nothing of size n×n is written. Under a band, tiles start where cells do: they hold several cells
+where these are small and divide them, else each lies in one cell. Lists of tiles are walked as they
+lie, and each tile adds to all cells it touches.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -172,6 +175,93 @@ def _pooled_by_cell(
                 found = tl.zeros((BM,), tl.float32)
 
 
+@triton.jit
+def _pool_cells(
+    p, BM: tl.constexpr, BN: tl.constexpr, TALL: tl.constexpr, BROAD: tl.constexpr,
+    LARGEST: tl.constexpr,
+):  # fmt: skip
+    """A tile of weights as cells of so many queries and keys."""
+    p = p.reshape(BM // TALL, TALL, BN // BROAD, BROAD).permute(0, 2, 1, 3)
+    p = p.reshape(BM // TALL, BN // BROAD, TALL * BROAD)
+    return tl.max(p, 2) if LARGEST else tl.sum(p, 2)
+
+
+@triton.jit
+def _write_cells(found, at, inside, ALONE: tl.constexpr, LARGEST: tl.constexpr):
+    if ALONE:
+        tl.store(at, found, mask=inside)
+    elif LARGEST:
+        tl.atomic_max(at, found, mask=inside, sem="relaxed")
+    else:
+        tl.atomic_add(at, found, mask=inside, sem="relaxed")
+
+
+@launched
+@triton.jit
+def _pooled_in_tiles(
+    q, k, lse, out, region, tall, share, rule, bias, scoring, n,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, TALL: tl.constexpr,
+    BROAD: tl.constexpr, ALONE: tl.constexpr, LARGEST: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """The weights of a tile of queries, times `share`, where each tile holds many cells.
+
+    For masks that are a band, and cells of BROAD keys and `tall` queries, a multiple of TALL. What
+    is pooled in a tile are TALL queries; if they are a cell (`ALONE`), nobody else writes to it.
+    """
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
+    g = h // n.group
+    first = region.first_query + tile * BM
+    last = tl.minimum(first + BM, region.first_query + region.queries) - 1
+    row = first + tl.arange(0, BM)
+    place, heads = row[:, None], (h + tl.zeros_like(row))[:, None]
+    base = tl.program_id(1).to(tl.int64)
+    qs = load_rows(q, b, h, first, n.queries, D, BD, BM, False)
+    norm = norms(lse, base * n.queries + row, row < n.queries)[:, None]
+    cell = (tile * BM + tl.arange(0, BM // TALL) * TALL) // tall
+    out += (base * region.rows + cell[:, None]) * region.columns
+    column = tl.arange(0, BN // BROAD)[None, :]
+    row_here = (cell < region.rows)[:, None]
+
+    # Tiles of keys, counted from the region's first.
+    limit = limit_of(rule, n, b)
+    start, stop = 0, limit - region.first_key
+    full_start, full_stop = 0, limit - region.first_key
+    if rule.kind == BAND:
+        low, high = rule.low - region.first_key, rule.high + 1 - region.first_key
+        start, full_start = tl.maximum(first + low, 0), tl.maximum(last + low, 0)
+        stop, full_stop = tl.minimum(stop, last + high), tl.minimum(full_stop, first + high)
+    start = start // BN
+    stop = (tl.maximum(tl.minimum(stop, region.keys), 0) + BN - 1) // BN
+    full_start = (full_start + BN - 1) // BN
+    full_stop = tl.maximum(tl.minimum(full_stop, region.keys), 0) // BN
+    if full_start >= full_stop:
+        full_start, full_stop = start, start
+    left = full_start - start
+    for i in tl.range(full_start, full_stop, num_stages=STAGES):
+        from_key = region.first_key + i * BN
+        key = from_key + tl.arange(0, BN)
+        ks = load_rows(k, b, g, from_key, n.keys, D, BD, BN, True)
+        s = product(qs, ks.T, None, PRECISION)
+        s, _ = logits_of(s, scoring, bias, b, heads, place, key[None, :], n)
+        found = _pool_cells(tl.exp2(s - norm), BM, BN, TALL, BROAD, LARGEST) * share
+        at = i * (BN // BROAD) + column
+        _write_cells(found, out + at, row_here & (at < region.columns), ALONE, LARGEST)
+    for j in tl.range(left + tl.maximum(stop - full_stop, 0), num_stages=STAGES):
+        i = tl.where(j < left, start + j, full_stop + j - left)
+        from_key = region.first_key + i * BN
+        key = from_key + tl.arange(0, BN)
+        ks = load_rows(k, b, g, from_key, n.keys, D, BD, BN, False)
+        s = product(qs, ks.T, None, PRECISION)
+        s, _ = logits_of(s, scoring, bias, b, heads, place, key[None, :], n)
+        seen = allowed(rule, place, key[None, :], limit, 0, BM, BN)
+        p = tl.where(seen, tl.exp2(tl.where(seen, s, float("-inf")) - norm), 0.0)
+        found = _pool_cells(p, BM, BN, TALL, BROAD, LARGEST) * share
+        at = i * (BN // BROAD) + column
+        _write_cells(found, out + at, row_here & (at < region.columns), ALONE, LARGEST)
+
+
 def pooled_map(
     x: AttentionInputs,
     how: Looking,
@@ -186,10 +276,22 @@ def pooled_map(
     out = lse.new_zeros(B, H, *cells)
     many_queries, many_keys = queries[1] - queries[0], keys[1] - keys[0]
     region = Region(queries[0], many_queries, cells[0], keys[0], many_keys, cells[1])
-    above = _edges(queries, cells[0], lse)
-    beside = _edges(keys, cells[1], lse)
     rest = (sheet(x.q), sheet(x.k), lse.contiguous(), out, region)
     call = (added(x), score(x), sizes(x))
+    fine = _Fine.of(how, many_queries, many_keys, cells) if is_simple(x.mask) else None
+    if fine is not None:
+        share = 1 / (fine.tall * fine.broad) if pool == "mean" else 1.0
+        rule = rule_of(x.mask, x.shape, (fine.how.rows, fine.how.keys), x.q.device, by_keys=False)
+        _pooled_in_tiles[(tiles_of(many_queries, fine.how.rows), B * H)](
+            *rest, fine.tall, share, rule, *call,
+            **constants_of(x, fine.how.rows, fine.how.keys, how.precision), TALL=fine.together,
+            BROAD=fine.broad, ALONE=fine.together == fine.tall, LARGEST=pool == "max",
+            STAGES=fine.how.stages, num_warps=fine.how.warps, num_stages=fine.how.stages,
+            maxnreg=fine.registers,
+        )  # fmt: skip
+        return out
+    above = _edges(queries, cells[0], lse)
+    beside = _edges(keys, cells[1], lse)
     largest: dict[str, Any] = {"LARGEST": pool == "max", "STAGES": how.stages}
     launch = {"num_warps": how.warps, "num_stages": how.stages}
     if is_simple(x.mask):
@@ -211,6 +313,33 @@ def pooled_map(
         out /= above.diff()[:, None]
         out /= beside.diff()
     return out
+
+
+class _Fine(NamedTuple):
+    """Cells that divide tiles: their queries and keys, how many of the queries are pooled within a
+    tile, and how it is computed."""
+
+    tall: int
+    broad: int
+    together: int
+    how: Looking
+    registers: int | None
+
+    @staticmethod
+    def of(how: Looking, many_queries: int, many_keys: int, cells: tuple[int, int]) -> _Fine | None:
+        registers = None
+        if how.rows == 128:
+            # Broader tiles read queries less often; two programs share a multiprocessor, so that
+            # products of one run under the powers of the other.
+            how, registers = replace(how, keys=128, warps=8, stages=2), 128
+        tall, broad = many_queries // cells[0], many_keys // cells[1]
+        if many_queries % cells[0] or many_keys % cells[1] or how.keys % broad:
+            return None
+        # A warp holds 16 queries of a tile: what lies in several would have them wait for another.
+        together = math.gcd(tall, 16)
+        if tall > together < 16:
+            return None
+        return _Fine(tall, broad, together, how, registers)
 
 
 def _tiles_of_cells(places: int, cells: int, widest: int) -> tuple[int, int]:
