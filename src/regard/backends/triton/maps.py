@@ -331,7 +331,9 @@ class _Fine(NamedTuple):
         if how.rows == 128:
             # Broader tiles read queries less often; two programs share a multiprocessor, so that
             # products of one run under the powers of the other.
-            how, registers = replace(how, keys=128, warps=8, stages=2), 128
+            how = replace(how, keys=128, warps=8, stages=2)
+            # The finest cells are bound by memory, and hold a whole tile of them.
+            registers = 128 if many_keys >= 4 * cells[1] else None
         tall, broad = many_queries // cells[0], many_keys // cells[1]
         if many_queries % cells[0] or many_keys % cells[1] or how.keys % broad:
             return None

@@ -29,6 +29,9 @@ from regard.backends.triton.rules import allowed, full_at, keys_for, part_at
 from regard.backends.triton.tuning import Looking
 from regard.inputs import AttentionInputs
 
+MANY = tl.constexpr(16)
+"""Sums that are loaded at once."""
+
 
 @launched
 @triton.jit
@@ -62,10 +65,15 @@ def _mean_logits(
         tiles = (n.keys + BN - 1) // BN
         mine = (b * (n.heads // n.group) + h // n.group).to(tl.int64) * tiles
         column = tl.arange(0, BD)
-        every = tl.zeros((BD,), tl.float32)
-        for i in range(full):
-            every += tl.load(sums + (mine + full_at(rule, path, i, BN) // BN) * BD + column)
-        total = tl.sum(qs.to(tl.float32) * every[None, :], 1) * (scoring.scale * LOG2E)
+        # Many at a time, so that loads do not wait for each other.
+        every = tl.zeros((MANY, BD), tl.float32)
+        for i in range(0, full, MANY):
+            some = i + tl.arange(0, MANY)
+            start = full_at(rule, path, tl.minimum(some, full - 1), BN)
+            at = sums + (mine + start // BN)[:, None] * BD + column[None, :]
+            every += tl.load(at, mask=(some < full)[:, None], other=0.0)
+        keys = tl.sum(every, 0)[None, :]
+        total = tl.sum(qs.to(tl.float32) * keys, 1) * (scoring.scale * LOG2E)
         count += (full * BN).to(tl.float32)
         looked = full
         # Pair by pair, a logit of minus infinity is as good as hidden, and others count.

@@ -155,8 +155,9 @@ def top_keys(x: AttentionInputs, how: Looking, lse: Float[Tensor, "b h q"], many
         sheet(x.q), sheet(x.k), lse.contiguous(), values, indices, rule, added(x), score(x),
         sizes(x), many, **constants_of(x, rows, how.keys, how.precision),
         BT=max(2, 1 << (many - 1).bit_length()), STAGES=how.stages,
-        # Two programs share a multiprocessor: one compares while products of the other run.
+        # Two programs share a multiprocessor, so that one compares while products of the other
+        # run, if their lists are short.
         num_warps=8 if rows >= 128 else 4, num_stages=how.stages,
-        maxnreg=128 if rows >= 128 else None,
+        maxnreg=128 if rows >= 128 and many <= 16 else None,
     )  # fmt: skip
     return Top(values, indices)
