@@ -130,9 +130,11 @@ def _forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
     narrow = x.q.dtype != torch.float32
     packed = x.group > 1 and is_simple(x.mask)
     rows = x.shape.Q * (x.group if packed else 1)
-    # Many heads that share a key head, as 71 in Falcon, fill several tiles.
+    # Many heads that share a key head, as 71 in Falcon, fill a large tile or several.
     if rows <= 64 or (packed and x.shape.Q <= FEW):
         tile = 16 if rows <= 16 else 32 if rows <= 32 else 64
+        if rows > 64 and narrow and width <= 128:
+            tile = 128
         keys = 64 if narrow and width <= 128 else 32
         programs = x.shape.B * (x.k.shape[1] * tiles_of(rows, tile) if packed else x.shape.H)
         splits = _splits(programs, x.shape.K // (4 * keys), x.q.device)
@@ -140,8 +142,9 @@ def _forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
         # Three stages of wide float32, and checks, are more than a multiprocessor has.
         heavy = not narrow and width > 128 and tile == 64 and (careful or splits > 1)
         stages = 2 if heavy else 3
+        warps = 8 if tile == 128 else 4
         return Forward(
-            tile, keys, warps=4, stages=stages, packed=packed, splits=splits, careful=careful
+            tile, keys, warps=warps, stages=stages, packed=packed, splits=splits, careful=careful
         )
     if not narrow:
         rows, keys = (128, 64) if width <= 128 else (64, 32)
@@ -164,7 +167,7 @@ def _forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
         # Two stages of keys and values, and the queries, fill what memory a multiprocessor has.
         return Forward(128, 64, stages=3 if x.v.shape[-1] <= 128 else 2, hopper=True)
     if width <= 64:
-        if fits_hopper(x):
+        if fits_hopper(x) and x.softcap is None and x.bias is None:
             # Three programs share a multiprocessor, and one's products run under another's powers.
             return Forward(64, 128, warps=4, stages=2, described=True, registers=168)
         if x.mask is None:

@@ -23,8 +23,10 @@ from regard.backends.triton.cards import CARDS, Card, standing_for
 from regard.backends.triton.forward import forward
 from regard.backends.triton.launches.launched import Collected
 from regard.backends.triton.maps import pooled_map
+from regard.backends.triton.mean_logits import mean_logits
 from regard.backends.triton.prepared.common_calls import Asked, launches, rows
 from regard.backends.triton.prepared.prebuild import standing_in
+from regard.backends.triton.top_keys import top_keys
 from regard.backends.triton.tuning import looking_settings
 from regard.inputs import AttentionInputs, check
 
@@ -109,12 +111,10 @@ def learn(x: AttentionInputs, *, entropy: bool) -> None:
 
 def looked_at(x: AttentionInputs) -> Iterator[Asked]:
     """Every kernel of the second pass."""
-    values = torch.empty(*x.shape[:3], 64, device="meta")
-    indices = torch.empty_like(values, dtype=torch.int64)
     yield partial(second_pass._received_by_keys, x, rows(x))
     yield partial(second_pass._of_keys, x, rows(x), torch.zeros(1, dtype=torch.int64))
-    yield partial(second_pass._walk_rows, x, rows(x), values, indices, None, 64)
-    yield partial(second_pass._walk_rows, x, None, None, None, rows(x), 0)
+    yield partial(top_keys, x, looking_settings(x), rows(x), 64)
+    yield partial(mean_logits, x, looking_settings(x))
     yield partial(mapped, x)
 
 
