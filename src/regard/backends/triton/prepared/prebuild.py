@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -33,6 +34,7 @@ from regard.backends.triton.prepared.common_calls import (
     call,
     common_calls,
     launches,
+    learn,
 )
 from regard.errors import RegardError
 
@@ -51,10 +53,12 @@ def kinds() -> Iterator[Asked]:
                 padded = masks.padding([n])
                 for mask in (padded, masks.causal() & padded):
                     yield from attended(call(dtype, width, n, mask=mask))
-        for n in (SHORT, MIDDLE):
+        for n in (SHORT, MIDDLE, LONG):
+            window = masks.causal() & masks.window(DOCUMENT)
             documents = masks.documents(torch.arange(n) // DOCUMENT)
-            for mask in (documents, documents & masks.causal()):
+            for mask in (window, documents & masks.causal()):
                 yield from attended(call(torch.bfloat16, width, n, mask=mask))
+        yield partial(learn, call(torch.bfloat16, width, LONG, mask=documents & masks.causal()))
 
 
 class Card:
