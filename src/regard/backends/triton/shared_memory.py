@@ -61,6 +61,11 @@ def _held(how: Tiled, card: Card) -> int:
     return how.stages if card.multiplies_memory else max(1, how.stages - 1)
 
 
+def _numbers(how: Tiled, card: Card) -> int:
+    """Barriers of the pipeline, and numbers of rows that pass from one layout to another."""
+    return _BARRIERS + (8 * _FLOAT * how.rows if card.multiplies_memory else 0)
+
+
 def of_forward(how: Tiled, row: Row, card: Card, *, checked: bool) -> int:
     """Of the forward kernel; values are checked where a hidden NaN is kept out at once."""
     own, k, v = how.rows * row.key, how.keys * row.key, how.keys * row.value
@@ -76,7 +81,7 @@ def of_forward(how: Tiled, row: Row, card: Card, *, checked: bool) -> int:
         exchanged = weights // 2
     beside = v if checked and row.float32 else 0
     loaded = k + v + how.pairs * row.pair
-    return own + _held(how, card) * loaded + exchanged + beside + _BARRIERS
+    return own + _held(how, card) * loaded + exchanged + beside + _numbers(how, card)
 
 
 def of_key_gradients(how: Tiled, row: Row, card: Card) -> int:
@@ -89,7 +94,7 @@ def of_key_gradients(how: Tiled, row: Row, card: Card) -> int:
 def of_query_gradients(how: Tiled, row: Row, card: Card) -> int:
     """Of the backward kernel that owns queries."""
     loaded = how.keys * row.both + how.pairs * row.pair
-    beside = 0 if how.stages == 1 else _FLOAT // 2 * how.pairs
+    beside = 0 if how.stages == 1 else _FLOAT // 2 * how.pairs + _numbers(how, card)
     return how.rows * row.both + _held(how, card) * loaded + beside
 
 

@@ -71,7 +71,8 @@ class Card:
         return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        # Triton keeps, by device, for what it compiles: one process may compile for several.
+        return self.capability
 
     def get_current_stream(self, device: int) -> int:
         return 0
