@@ -86,8 +86,13 @@ def test_means_by_sums_of_keys(mask: str) -> None:
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("mask", ["none", "causal", "causal window", "documents"])
-@pytest.mark.parametrize("bad", [math.nan, -math.inf, 3e38])
+@pytest.mark.parametrize(
+    ("mask", "bad"),
+    [
+        ("none", math.nan), ("causal", -math.inf), ("causal window", 3e38),
+        ("documents", math.nan), ("causal", 3e38), ("none", -math.inf),
+    ],
+)  # fmt: skip
 def test_means_of_who_sees_a_broken_key(mask: str, bad: float) -> None:
     """As if each logit had been looked at: one of minus infinity is none."""
     q, k, v = drawn()
@@ -101,8 +106,8 @@ def test_means_of_who_sees_a_broken_key(mask: str, bad: float) -> None:
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("n", [3, 33])
-def test_the_strongest_keys(mask: str, n: int) -> None:
+def test_the_strongest_keys(mask: str) -> None:
+    n = 33 if list(MASKS).index(mask) % 2 else 3
     q, k, v = drawn()
     got = traced(q, k, v, MASKS[mask]).top(n)
     s = logits_of(q, k, MASKS[mask])
@@ -124,7 +129,7 @@ def test_strong_keys_that_share_a_column_of_tiles(mask: str) -> None:
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", ["none", "causal", "documents"])
 @pytest.mark.parametrize("n", [1, 20])
 def test_of_equal_logits_the_earlier_key_is_the_stronger(mask: str, n: int) -> None:
     q, k, v = drawn()

@@ -189,9 +189,12 @@ def _attend(
     energy = tl.zeros((BM,), tl.float32)
 
     full, part, limit, path = keys_for(rule, n, b, first_head, tile, first, last, BN)
-    # Rows beyond the last query read no more of a mask than there is.
-    some = (full > 0) | sees_some(rule, tl.minimum(place, n.queries - 1), limit, path[5])
-    largest = tl.where(some, UNSEEN, LEAST)
+    largest = tl.full((BM,), LEAST, tl.float32)
+    # Minus infinity in a bias hides a pair; it is no logit.
+    if bias.kind == NO_BIAS:
+        # Rows beyond the last query read no more of a mask than there is.
+        some = (full > 0) | sees_some(rule, tl.minimum(place, n.queries - 1), limit, path[5])
+        largest = tl.where(some, UNSEEN, largest)
     places, heads = place[:, None], h[:, None]
     at = (b * n.heads + h).to(tl.int64) * n.queries + place
     if to.first is not None:
@@ -232,9 +235,9 @@ def _attend(
         if not plain:
             s, _ = logits_of(s, scoring, bias, b, heads, places, columns, n)
         s = only_allowed(s, rule, places, columns, limit, table, BM, BN)
-        if rule.kind == TILES:
-            some = tl.max(allowed(rule, places, columns, limit, table, BM, BN).to(tl.int32), 1)
-            largest = tl.maximum(largest, tl.where(some > 0, UNSEEN, LEAST))
+        if rule.kind == TILES and bias.kind == NO_BIAS:
+            met = tl.max(allowed(rule, places, columns, limit, table, BM, BN).to(tl.int32), 1)
+            largest = tl.maximum(largest, tl.where(met > 0, UNSEEN, LEAST))
         if CAREFUL or SPLIT:
             seen = allowed(rule, places, columns, limit, table, BM, BN)
             bad += _spoiled(seen, vs, PRECISION)

@@ -54,7 +54,7 @@ from regard.backends.triton.hopper.pairs import (
 from regard.backends.triton.hopper.softmax import logits, own_sum, shrunk, softmax, whole_sum
 from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import FAR
-from regard.backends.triton.pairs import ALIBI, LEAST, LN2, LOG2E, UNSEEN
+from regard.backends.triton.pairs import ALIBI, LEAST, LN2, LOG2E, NO_BIAS, UNSEEN
 from regard.backends.triton.rules import ALL, BAND, SPANS, Rule, span_of_keys
 from regard.backends.triton.tuning import Forward, processors
 from regard.inputs import AttentionInputs
@@ -288,9 +288,10 @@ def _multiply(
         row = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LOGITS))
 
         first, many = span_of_row(rule, b, h, row, limit)
-        some = (many > 0) & (first + many > 0)
-        least = gl.full((HALF,), LEAST, gl.float32, gl.SliceLayout(1, LOGITS))
-        largest = gl.where(some, gl.full_like(least, UNSEEN), least)
+        largest = gl.full((HALF,), LEAST, gl.float32, gl.SliceLayout(1, LOGITS))
+        if bias.kind == NO_BIAS:
+            some = (many > 0) & (first + many > 0)
+            largest = gl.where(some, gl.full_like(largest, UNSEEN), largest)
         total = own_sum(gl.zeros((HALF, BN), gl.float32, LOGITS))
         energy = total
         mixed = gl.zeros((HALF, BE), gl.float32, OUTPUT)
