@@ -74,6 +74,7 @@ bench: $(READY)  ## measure on this machine; results go to benchmarks/results
 
 gpu:  ## check and measure on a CUDA GPU, with the Python that has PyTorch and Triton for it
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu.py
+	PYTHONPATH=src $(PYTHON) benchmarks/gpu_grid.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
