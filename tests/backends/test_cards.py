@@ -96,6 +96,7 @@ def test_kernels_compile_and_fit(
     ("name", "dtype", "width", "kind", "queries"),
     [
         ("forward_tiles", BFLOAT, 64, "documents", 512),
+        ("forward_tiles", BFLOAT, 64, "holes", 512),
         ("forward_tiles", BFLOAT, 128, "relative", 4096),
         ("forward_tiles", FLOAT, 128, "none", 4096),
         ("forward_tiles", FLOAT, 256, "causal", 40),
@@ -109,7 +110,7 @@ def test_kernels_compile_and_fit(
 def test_kernels_are_allocated_no_more_than_was_estimated(
     capability: int, name: str, dtype: torch.dtype, width: int, kind: str, queries: int
 ) -> None:
-    keys = 512 if kind == "documents" else 4096
+    keys = 512 if kind in ("documents", "holes") else 4096
     x = call(dtype, width, kind, queries, keys, check_cards.HEADS)
     found, estimated = _taken(name, x, capability, allocate=True)
     assert found.fits(CARDS[capability])
