@@ -33,7 +33,10 @@ with claimed(Path(sys.argv[1])) as folder:
 
 def begun(path: Path, program: str = WRITER) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", program, str(path)]
+    # A shell's background jobs, and all they start, are deaf to Ctrl+C; this one is not to be.
+    deaf = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGINT, deaf)
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     return process

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.interpreted
 SMALL = Sizes(B=2, H=2, G=1, Q=19, K=37, D=8, E=6)
 LOW = (torch.float32, torch.bfloat16, torch.float16)
 ALIKE = (
-    "causal_from_start", "future_only", "window", "prefix", "first_keys", "longformer", "dilated",
-    "nothing",
+    "none", "causal", "causal_window", "causal_from_start", "future_only", "window", "prefix",
+    "first_keys", "longformer", "dilated", "nothing",
 )  # fmt: skip
 DOTS = ("scaled_dot", "dot", "general", "cosine")
 ADDED = [bias for bias in BIASES if bias != "pairwise"]
@@ -55,8 +55,8 @@ def every_pair() -> list[Case]:
         for j, extra in enumerate(EXTRAS):
             bias = ADDED[(i + j) % len(ADDED)]
             score = DOTS[(i // 4 + 3 * j) % len(DOTS)]
-            # One batch entry is enough where no mask or dropout tells them apart.
-            alike = mask in ALIKE and extra not in ("dropout", "all")
+            # One batch entry is enough where no mask tells them apart; "all" drops in two.
+            alike = mask in ALIKE and extra != "all"
             sizes = replace(SMALL, B=1) if alike else SMALL
             found.append(Case(mask, score, bias, extra, LOW[(i + 2 * j) % len(LOW)], sizes))
     return found
