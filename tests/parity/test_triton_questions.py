@@ -129,8 +129,7 @@ def test_strong_keys_that_share_a_column_of_tiles(mask: str) -> None:
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("mask", ["none", "causal", "documents"])
-@pytest.mark.parametrize("n", [1, 20])
+@pytest.mark.parametrize(("mask", "n"), [("none", 1), ("causal", 20), ("documents", 1)])
 def test_of_equal_logits_the_earlier_key_is_the_stronger(mask: str, n: int) -> None:
     q, k, v = drawn()
     q, k = q.sign().round(), k.round().clamp(-1, 1)
