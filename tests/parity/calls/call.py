@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.backends.reference import Reference, ReferencePass
+from regard.backends.reference import Reference, ReferencePass, logits
 from regard.inputs import check
 from tests.parity import cases
 from tests.parity.agreement import Named, assert_as_exact, errors
@@ -116,7 +116,8 @@ class Call:
         if kind == "attention":
             return Answer(kind, {"out": rows.out}, self.learned())
         received = ReferencePass().received(inputs, rows.lse).detach()
-        found = rows._asdict() | {"max_logit": rows.max_logit.detach(), "received": received}
+        largest = logits(inputs).amax(-1) if inputs.shape.K else rows.max_logit
+        found = rows._asdict() | {"max_logit": largest, "received": received}
         order = ("out", "lse", "entropy", "max_logit", "received")
         return Answer(kind, {name: found[name] for name in order}, self.learned())
 
