@@ -5,11 +5,14 @@ import os
 import pytest
 
 from tests.parity import cases
+from tests.parity.interpreter import quicken
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # The thread of a first backward pass finds no CUDA context, makes one and says so.
     config.addinivalue_line("filterwarnings", "ignore:Attempting to run cuBLAS:UserWarning")
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        quicken()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
