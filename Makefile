@@ -21,8 +21,8 @@ demo: $(READY) $(if $(shell command -v npm),$(BUNDLE))  ## see attention over a 
 	@echo "the app, where you can type your own text: $(BIN)/regard view"
 
 test: check $(BUNDLE)  ## everything that decides whether a change lands
-	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" --ignore=tests/parity $(SHAPES)
-	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" tests/parity
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" --ignore=tests/parity --ignore=tests/laws $(SHAPES)
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" tests/parity tests/laws
 	$(BIN)/python -m pytest -n 2 -m "not compiled" --uncompiled tests/parity/test_hard_cases.py tests/laws
 	$(BIN)/python -m pytest -n 2 -m compiled tests
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist=worksteal -m interpreted tests/parity tests/view/atlas/test_pooled_tiles.py
