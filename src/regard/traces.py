@@ -14,11 +14,13 @@ from torch import Tensor
 from regard.backends.contract import Pool, Rows, SecondPass, Top
 from regard.backends.largest_logit import largest_logit
 from regard.backends.questions import GRADIENTS, Learned, Question, answer
+from regard.biases.bias import Bias
 from regard.display import Displayed
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask
 from regard.scores.comparison import Dot
+from regard.scores.score import Score
 from regard.transforms import transformed
 from regard.values import whole
 
@@ -50,6 +52,50 @@ class Trace(Displayed):
     second_pass: SecondPass
     mask: Mask | None = None
     """The mask as it was given, without lengths."""
+
+    @classmethod
+    def of(
+        cls,
+        q: Float[Tensor, "*bh q d"],
+        k: Float[Tensor, "*bg k d2"],
+        lse: Float[Tensor, "*bh q"],
+        *,
+        v: Float[Tensor, "*bg k e"] | None = None,
+        out: Float[Tensor, "*bh q e"] | None = None,
+        mask: Mask | None = None,
+        score: Score | None = None,
+        bias: Bias | None = None,
+        softcap: float | None = None,
+        sink: Float[Tensor, "h"] | None = None,
+        scale: float | None = None,
+        backend: str | None = None,
+        cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
+        verify: bool = True,
+    ) -> Trace:
+        """A trace of a call that something else made: another kernel, another library, another
+        rank. Attention is not run again.
+
+        `lse` is the natural logarithm of each row's sum, as FlashAttention, FlexAttention and
+        `varlen_attn` give it; the rest says what the call was. A few rows of each head are worked
+        out to see that they belong together, unless `verify=False`.
+
+        Weights, `received`, `top`, `map` and `mass` need no more. `max_logit` and `entropy`, and
+        the output if `v` was given and `out` was not, are worked out when they are asked for.
+
+        Gradients flow if `lse` is part of the graph; from one that is not, the trace is detached.
+
+        >>> import regard, torch
+        >>> q, k = torch.randn(2, 1, 2, 16, 8)
+        >>> lse = (q @ k.mT / 8**0.5).logsumexp(-1)                   # as a kernel returns it
+        >>> regard.Trace.of(q, k, lse).received().shape
+        torch.Size([1, 2, 16])
+        """
+        from regard.given_traces import given_trace
+
+        return given_trace(
+            q, k, lse, v=v, out=out, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink,
+            scale=scale, backend=backend, cu_seqlens=cu_seqlens, verify=verify,
+        )  # fmt: skip
 
     @property
     def out(self) -> Float[Tensor, "*bh q e"]:
@@ -235,7 +281,7 @@ class Trace(Displayed):
         # Some heads of a group no longer share a key head evenly: each takes its own along.
         g = torch.arange(self.inputs.k.shape[1], device=device) if everything else h // group
         inputs = replace(self.inputs.select(b, h, g), lead=lead)
-        return replace(self, inputs=inputs, rows=Rows(*(t[b][:, h] for t in self.rows)))
+        return replace(self, inputs=inputs, rows=self.rows.map(lambda t: t[b][:, h]))
 
     def _picked(
         self, which: Chosen | tuple[Chosen, ...]
@@ -299,7 +345,7 @@ class Trace(Displayed):
 
     def detach(self) -> Trace:
         """The same trace, cut from autograd."""
-        inside = (*self.inputs.tensors(), *self.rows)
+        inside = (*self.inputs.tensors(), *self.rows.at_hand())
         tied = any(t.requires_grad for t in inside) or transformed(inside)
         return self._mapped(Tensor.detach) if tied else self
 
@@ -308,7 +354,7 @@ class Trace(Displayed):
 
     def _mapped(self, change: Change) -> Trace:
         inputs = self.inputs.map_tensors(change)
-        return replace(self, inputs=inputs, rows=Rows(*map(change, self.rows)))
+        return replace(self, inputs=inputs, rows=self.rows.map(change))
 
     @property
     def _lse(self) -> Tensor:

@@ -33,6 +33,14 @@ class Rows(NamedTuple):
     max_logit: Float[Tensor, "b h q"]
     entropy: Float[Tensor, "b h q"]
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Rows:
+        """Each of them changed, such as cut or moved."""
+        return Rows(*map(change, self))
+
+    def at_hand(self) -> tuple[Tensor, ...]:
+        """Those that are there without working them out."""
+        return tuple(self)
+
 
 class Noted(Rows):
     """Rows with the logit of the first key, which everybody who watches asks of every call. What is

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from regard.backends.contract import Rows, Top
+from regard.backends.contract import Top
 from regard.errors import RegardError
 from regard.jagged.inputs import Sequences
 from regard.masks.algebra import Mask
@@ -113,7 +113,7 @@ class JaggedTrace(Trace):
             mask=mask,
             rank=4 if packed.queries.heads else 3,
         )
-        rows = Rows(*(t[:, :, q0:q1] for t in self.rows))
+        rows = self.rows.map(lambda t: t[:, :, q0:q1])
         return Trace(inputs, rows, self.backend, self.second_pass, self.mask)
 
     def _mask_of(self, i: int, queries: int, keys: int) -> Mask | None:

@@ -100,7 +100,7 @@ def _part(path: str, nth: int, trace: Trace, entries: slice, heads: list[int]) -
     h = torch.tensor(heads, device=x.q.device)
     b = torch.arange(entries.start, entries.stop, device=x.q.device)
     inputs = replace(x.select(b, h, h // x.group), rank=4, lead=())
-    return CallPart(path, nth, heads, inputs, Rows(*(t[b][:, h] for t in trace.rows)))
+    return CallPart(path, nth, heads, inputs, trace.rows.map(lambda t: t[b][:, h]))
 
 
 def _carried_out(part: CallPart, several: Sequence[Intervention]) -> Float[Tensor, "b h q e"]:

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.backends.contract import Pool, Rows
+from regard.backends.contract import Pool
 from regard.errors import RegardError
 from regard.files import finite_or_null
 from regard.masks.algebra import Mask
@@ -248,7 +248,7 @@ def _one_head(t: Trace, batch: int, head: int) -> Trace:
     one, mine = slice(batch, batch + 1), slice(head, head + 1)
     group = head // t.inputs.group
     inputs = t.inputs.select(one, mine, slice(group, group + 1))
-    return replace(t, inputs=inputs, rows=Rows(*(rows[one, mine] for rows in t.rows)))
+    return replace(t, inputs=inputs, rows=t.rows.map(lambda row: row[one, mine]))
 
 
 def _whole_and_rest(places: range, cell: int) -> list[tuple[slice, tuple[int, int]]]:
