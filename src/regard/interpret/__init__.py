@@ -27,16 +27,20 @@ if TYPE_CHECKING:
         knock_out,
         patch,
     )
+    from regard.interpret.word_maps import Counted, Grounding, grounding
 
 __all__ = [
     "Citation",
     "Citations",
+    "Counted",
     "Effect",
     "Effects",
+    "Grounding",
     "Kept",
     "Word",
     "ablate",
     "citations",
+    "grounding",
     "heavy_hitters",
     "intervene",
     "knock_out",
@@ -50,7 +54,8 @@ __all__ = [
 
 # What runs models is imported when it is asked for: whoever trains need not wait for it.
 _INTERVENTIONS = ("Effect", "Effects", "ablate", "intervene", "knock_out", "patch")
-_MODULES = ("interventions", "metrics")
+_WORD_MAPS = ("Counted", "Grounding", "grounding")
+_MODULES = ("interventions", "metrics", "word_maps")
 
 
 def __getattr__(name: str) -> Any:
@@ -58,8 +63,10 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.{name}")
     if name in _INTERVENTIONS:
         return getattr(import_module(f"{__name__}.interventions"), name)
+    if name in _WORD_MAPS:
+        return getattr(import_module(f"{__name__}.word_maps"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_INTERVENTIONS, *_MODULES})
+    return sorted({*globals(), *_INTERVENTIONS, *_WORD_MAPS, *_MODULES})

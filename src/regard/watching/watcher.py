@@ -33,6 +33,9 @@ class Watch:
 
     changes = False
     """Whether `see` gives outputs that stand in the place of others."""
+    beside: Callable[[int, int], bool] | None = None
+    """Whether a call of PyTorch's attention, of so many queries and keys, is to be traced. If this
+    can be asked, such calls are only ever looked at from beside: all outputs are PyTorch's own."""
 
     def __init__(
         self,
@@ -331,7 +334,7 @@ class Watch:
             by_hand = self._gaps.by_hand
             by_hand.begin()
             self._active = AttentionMode(
-                lambda: self._running[-1], self._wanted, by_hand, self._leave_call
+                lambda: self._running[-1], self._wanted, by_hand, self._leave_call, self.beside
             )
             self._active.__enter__()
         begin(self.see, learns=self.gradients, changes=self.changes)

@@ -40,6 +40,9 @@ class AttentionMode(WatchingMode):
     Where outputs are changed, the trace's is used in any case.
 
     `leave` is told why a call cannot be traced: PyTorch then answers as if nobody watched.
+
+    With `beside` every output is that of PyTorch's own call, to the last bit. It is asked about
+    each call by its numbers of queries and keys; those that it wants are traced, the others not.
     """
 
     def __init__(
@@ -48,8 +51,10 @@ class AttentionMode(WatchingMode):
         wanted: Callable[[str], bool],
         by_hand: HandWritten,
         leave: Callable[[str], None],
+        beside: Callable[[int, int], bool] | None = None,
     ) -> None:
         super().__init__()
+        self._from_beside = beside
         self._flex = FlexCalls(where, wanted)
         self._by_hand, self._leave = by_hand, leave
         self.spared: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -137,7 +142,11 @@ class AttentionMode(WatchingMode):
             if split is not None:
                 self._leave(split)
                 return answered()
-            if dropout_p or (torch.is_grad_enabled() and _learns(query, key, value, attn_mask)):
+            asked = self._from_beside
+            if asked is not None and not asked(query.shape[-2], key.shape[-2]):
+                return answered()
+            beside = asked is not None or dropout_p > 0
+            if beside or (torch.is_grad_enabled() and _learns(query, key, value, attn_mask)):
                 out = answered()
                 with _beside(), self.spared():
                     _traced(query, key, value, attn_mask, is_causal, scale)
