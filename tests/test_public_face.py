@@ -37,8 +37,9 @@ FACE = {
         Tokenizer TranslatorConfig TranslatorModel load
     """,
     "regard.interpret": """
-        Citation Citations Effect Effects Kept Word ablate citations heavy_hitters intervene
-        knock_out metrics patch prune token_times window_votes word_times
+        Citation Citations Counted Effect Effects Grounding Kept Word ablate alignment_error_rate
+        citations grounding heavy_hitters intervene knock_out metrics patch prune token_times
+        window_votes word_alignment word_links word_times
     """,
 }
 EXPERIMENTS = "bottleneck scaling roles words heads reach order domains cost"
@@ -58,7 +59,7 @@ TOLD = [
     ("regard.view.subjects", "vectors"),
     ("regard.view.spelling", "vectors"),
 ]
-PICTURES = "arcs entropy_by_layer head_grid heat_map save"
+PICTURES = "arcs entropy_by_layer head_grid heat_map save word_maps"
 ROOT = Path(__file__).parents[1]
 
 

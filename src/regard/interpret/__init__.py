@@ -16,6 +16,7 @@ from regard.interpret.choosing import Kept
 from regard.interpret.citations import Citation, Citations, citations
 from regard.interpret.eviction import heavy_hitters, window_votes
 from regard.interpret.pruning import prune
+from regard.interpret.word_alignment import alignment_error_rate, word_alignment, word_links
 
 if TYPE_CHECKING:
     from regard.interpret import metrics
@@ -39,6 +40,7 @@ __all__ = [
     "Kept",
     "Word",
     "ablate",
+    "alignment_error_rate",
     "citations",
     "grounding",
     "heavy_hitters",
@@ -49,6 +51,8 @@ __all__ = [
     "prune",
     "token_times",
     "window_votes",
+    "word_alignment",
+    "word_links",
     "word_times",
 ]
 

@@ -7,5 +7,6 @@ writes PNG, SVG with its text as text, or PDF; the same picture gives the same b
 from regard.view.pictures.arc_picture import arcs
 from regard.view.pictures.ink import save
 from regard.view.pictures.trace_pictures import entropy_by_layer, head_grid, heat_map
+from regard.view.pictures.word_map_picture import word_maps
 
-__all__ = ["arcs", "entropy_by_layer", "head_grid", "heat_map", "save"]
+__all__ = ["arcs", "entropy_by_layer", "head_grid", "heat_map", "save", "word_maps"]

@@ -61,6 +61,23 @@ def test_the_tokens_have_names() -> None:
     assert "first patch is 2" in repr(patches)
 
 
+def test_the_frames_of_a_film_stand_below_each_other_in_the_order_of_their_tokens() -> None:
+    film = torch.stack([torch.full((3, 8, 12), shade / 4) for shade in range(4)])
+    patches = Patches(film, (4, 2, 3), before=["text"])
+    assert list(patches)[:8] == ["text", *(f"0:{r},{c}" for r in (0, 1) for c in range(3)), "1:0,0"]
+    assert len(patches) == 1 + 4 * 2 * 3
+    told = patches.describe()
+    assert (told["rows"], told["columns"], told["first"]) == (8, 3, 1)
+    shown = opened(bytes_of(patches))
+    assert shown.shape == (32, 12, 3)
+    # The patch of a token, by where a view finds it: row by row.
+    for token, name in list(enumerate(patches))[1:]:
+        row = (token - 1) // 3
+        assert int(shown[4 * row, 0, 0]) == round(255 * int(name.split(":")[0]) / 4)
+    image = pytest.importorskip("PIL.Image").new("RGB", (12, 8), (9, 8, 7))
+    assert opened(bytes_of(Patches([image, image], (2, 2, 3))))[15, 11].tolist() == [9, 8, 7]
+
+
 @pytest.mark.parametrize(
     ("picture", "grid", "how", "why"),
     [
@@ -70,6 +87,8 @@ def test_the_tokens_have_names() -> None:
         (torch.randn(3, 8, 8) * 9, (2, 2), {}, "before it was normalised"),
         (torch.full((3, 8, 8), torch.nan), (2, 2), {}, "numbers from 0 to 1"),
         (torch.rand(3, 8, 8), (0, 2), {}, "1 or more of each"),
+        (torch.rand(3, 8, 8), (2, 2, 2), {}, "so a film is wanted"),
+        (torch.rand(5, 3, 8, 8), (4, 2, 2), {}, "4, and 5 frames"),
         (torch.rand(3, 8, 8), (2, 2), {"before": "CLS"}, "names each token"),
         ("no such file.png", (2, 2), {}, "cannot be read"),
         (__file__, (2, 2), {}, "PNG, JPEG, GIF or WebP"),

@@ -1,4 +1,4 @@
-"""The tokens of a picture: patches row by row, with the picture that they were cut from."""
+"""The tokens of a picture, or of a film: patches row by row, with what they were cut from."""
 
 from __future__ import annotations
 
@@ -34,24 +34,36 @@ class Patches(Sequence[str]):
     numbers from 0 to 1, or an image of Pillow. `grid` counts the patches down and across; `before`
     and `after` name the tokens around them.
 
+    A film is a list of pictures, or a tensor `[frames, channels, height, width]` or `[frames,
+    height, width, channels]`, with `grid=(frames, rows, columns)`. Views show its frames one below
+    the other: so their tokens stay in order. A model may see fewer frames than it shows; then give
+    as many as it sees.
+
     >>> patches = Patches(torch.zeros(3, 32, 48), grid=(2, 3), before=["CLS"])
     >>> list(patches)
     ['CLS', '0,0', '0,1', '0,2', '1,0', '1,1', '1,2']
+    >>> list(Patches(torch.zeros(2, 3, 8, 16), grid=(2, 1, 2)))
+    ['0:0,0', '0:0,1', '1:0,0', '1:0,1']
     """
 
     def __init__(
         self,
         picture: str | os.PathLike[str] | Tensor | Any,
-        grid: tuple[int, int],
+        grid: tuple[int, int] | tuple[int, int, int],
         *,
         before: Sequence[str] = (),
         after: Sequence[str] = (),
     ) -> None:
-        rows, columns = grid
-        if rows < 1 or columns < 1:
+        if len(grid) not in (2, 3) or min(grid) < 1:
             raise RegardError(
-                "grid= counts patches down and across", got=repr(grid), accepted="1 or more of each"
+                "grid= counts patches down and across, of a film its frames first",
+                got=repr(grid),
+                accepted="(rows, columns) or (frames, rows, columns), 1 or more of each",
             )
+        rows, columns = grid[-2:]
+        self.frames = grid[0] if len(grid) == 3 else 1
+        if len(grid) == 3:
+            picture = _one_below_the_other(picture, self.frames)
         for name, words in (("before", before), ("after", after)):
             if isinstance(words, str):
                 raise RegardError(
@@ -59,7 +71,9 @@ class Patches(Sequence[str]):
                 )
         self.grid = rows, columns
         self.first = len(before)
-        patches = [f"{row},{column}" for row in range(rows) for column in range(columns)]
+        names = [f"{row},{column}" for row in range(rows) for column in range(columns)]
+        film = [f"{frame}:{name}" for frame in range(self.frames) for name in names]
+        patches = film if len(grid) == 3 else names
         self._names = [*before, *patches, *after]
         kind, body = _encoded(picture)
         self.image = f"data:image/{kind};base64,{base64.b64encode(body).decode()}"
@@ -75,12 +89,51 @@ class Patches(Sequence[str]):
         return len(self._names)
 
     def __repr__(self) -> str:
-        return f"Patches({len(self)} tokens, grid={self.grid}, the first patch is {self.first})"
+        film = f"{self.frames} frames, " if self.frames > 1 else ""
+        return (
+            f"Patches({len(self)} tokens, {film}grid={self.grid}, the first patch is {self.first})"
+        )
 
     def describe(self) -> dict[str, Any]:
         """What a front end is told of the picture."""
         rows, columns = self.grid
-        return {"image": self.image, "rows": rows, "columns": columns, "first": self.first}
+        down = self.frames * rows
+        return {"image": self.image, "rows": down, "columns": columns, "first": self.first}
+
+
+def _one_below_the_other(film: Any, frames: int) -> UInt8[Tensor, "height width channels"]:
+    """The frames of a film as one picture."""
+    four = isinstance(film, Tensor) and film.ndim == 4
+    if not four and not isinstance(film, list | tuple):
+        raise RegardError(
+            "grid= has frames, so a film is wanted",
+            got=type(film).__name__ if not isinstance(film, Tensor) else str(list(film.shape)),
+            accepted="a list of pictures (tensors, or images of Pillow), or a tensor [frames, "
+            "channels, height, width] or [frames, height, width, channels]",
+        )
+    if len(film) != frames:
+        raise RegardError(
+            "grid= begins with the number of frames", got=f"{frames}, and {len(film)} frames",
+            do="give the frames that the model sees, one for each of its own",
+        )  # fmt: skip
+    shown = [pixels_of(frame if isinstance(frame, Tensor) else _of_pillow(frame)) for frame in film]
+    if len({tuple(frame.shape) for frame in shown}) > 1:
+        raise RegardError(
+            "the frames of a film are of one size",
+            got=", ".join(sorted({str(list(frame.shape)) for frame in shown})),
+        )
+    return torch.cat(shown)
+
+
+def _of_pillow(image: Any) -> UInt8[Tensor, "height width 3"]:
+    if not (callable(getattr(image, "tobytes", None)) and hasattr(image, "mode")):
+        raise RegardError(
+            "this is no frame of a film",
+            got=type(image).__name__,
+            accepted="a tensor of pixels, or an image of Pillow",
+        )
+    pixels = bytearray(image.convert("RGB").tobytes())
+    return torch.frombuffer(pixels, dtype=torch.uint8).reshape(image.height, image.width, 3)
 
 
 def _encoded(picture: Any) -> tuple[str, bytes]:
@@ -88,7 +141,7 @@ def _encoded(picture: Any) -> tuple[str, bytes]:
     if isinstance(picture, str | os.PathLike):
         return _of_file(Path(picture))
     if isinstance(picture, Tensor):
-        return "png", png(_pixels(picture))
+        return "png", png(pixels_of(picture))
     if callable(getattr(picture, "save", None)) and hasattr(picture, "mode"):
         kept = io.BytesIO()
         picture.convert("RGB").save(kept, "PNG")
@@ -122,7 +175,7 @@ def _of_file(path: Path) -> tuple[str, bytes]:
     return kind, body
 
 
-def _pixels(picture: Tensor) -> UInt8[Tensor, "height width channels"]:
+def pixels_of(picture: Tensor) -> UInt8[Tensor, "height width channels"]:
     """Bytes of red, green and blue, or of grey, from what was given."""
     shape = tuple(picture.shape)
     if picture.ndim == 2:
