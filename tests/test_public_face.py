@@ -42,7 +42,7 @@ FACE = {
         window_votes word_alignment word_links word_times
     """,
 }
-EXPERIMENTS = "bottleneck scaling roles words heads reach order domains cost"
+EXPERIMENTS = "bottleneck scaling roles words heads reach order domains cost counting"
 # What the documentation has people import beside these, now or before.
 TOLD = [
     ("regard.interpret.interventions", "Activations CallPart Cut Intervention Patched Replaced"),

@@ -13,7 +13,9 @@ import torch
 from matplotlib.figure import Figure
 
 import regard
-from regard import models
+from regard import interpret, models
+from regard.lab import painter
+from regard.lab.experiments import seeded
 from regard.seen import Seen
 from regard.view import picture
 
@@ -47,8 +49,29 @@ def alignment() -> Figure:
     )  # fmt: skip
 
 
+def word_maps(model: painter.Painter | None = None) -> Figure:
+    """A painting of the lab's painter with the maps of its words, half way."""
+    with seeded(0):
+        if model is None:
+            model = painter.Painter(48, 3, 2)
+            painter.train(model, 1500, 32, lambda: None)
+    with seeded(5), torch.no_grad():
+        words = torch.tensor([[3, 6, 10, 12]])
+        tokens = [painter.WORDS[word] for word in words[0].tolist()]
+        x, middle = torch.randn(1, 64, 27), painter.STROKES // 2
+        how = {"layers": "blocks.*.memory", "steps": range(middle, middle + 3)}
+        with interpret.grounding(model.eval(), tokens, **how) as look:
+            for step in range(painter.STROKES):
+                guess = model(x, torch.tensor([step / painter.STROKES]), words)
+                x = x + (guess - x) / (painter.STROKES - step)
+    grid = x.unflatten(1, (8, 8)).unflatten(-1, (3, 3, 3))[0]
+    pixels = grid.permute(2, 0, 3, 1, 4).reshape(3, 24, 24)
+    return picture.word_maps(look.found, picture=((pixels + 1) / 2).clamp(0, 1), threshold=0.6)
+
+
 def main() -> None:
     picture.save(alignment(), HERE / "alignment.png", dpi=110)
+    picture.save(word_maps(), HERE / "word_maps.png", dpi=144)
     short, long = seen_of(26), seen_of(241)
     figures = {
         "heat_map": picture.heat_map(short, layer=5, head=3),

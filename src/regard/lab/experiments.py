@@ -25,6 +25,7 @@ NAMES = (
     "order",
     "domains",
     "cost",
+    "counting",
 )
 """The experiments, in the order in which they are best read; each is a module of this folder."""
 
