@@ -50,9 +50,9 @@ ABOUT = About(
         "half.",
         "The number asked for must not give the answer. So maps are compared only among pictures "
         "that were asked for the same number: the correlation of what is counted in the map with "
-        "what is counted in the end is taken within each number, and a miscount counts as "
-        "foreseen if the map shows more (or fewer) things than the median map of that number, as "
-        "the picture then does; ties count half, and a guess foresees 50%.",
+        "what is counted in the end is taken within each number, and a miscount counts as foreseen "
+        "if the map shows just as many things as will be painted, and so another number than was "
+        "asked for. How often that comes by chance, another picture's map tells.",
         "Compared with: the map of another picture with the same number asked for, the maps of the "
         "other words, what can be counted in the noisy picture of that step, and what is counted "
         "in the model's own guess of the finished picture.",
@@ -141,16 +141,9 @@ def within(found: Int[Tensor, "b"], final: Int[Tensor, "b"], asked: Int[Tensor, 
 
 
 def foreseen(found: Int[Tensor, "b"], final: Int[Tensor, "b"], asked: Int[Tensor, "b"]) -> float:
-    """The share of miscounts to whose side a count leans, against the median of its number."""
-    leans = torch.zeros(len(found), dtype=torch.float64)
-    for number in asked.unique():
-        same = asked == number
-        leans[same] = (found[same].double() - found[same].double().quantile(0.5)).sign()
+    """The share of miscounts of which a count has the number that is painted in the end."""
     wrong = final != asked
-    if not wrong.any():
-        return math.nan
-    side = (final - asked)[wrong].sign()
-    return float((0.5 + 0.5 * leans[wrong] * side).mean())
+    return float((found == final)[wrong].float().mean()) if wrong.any() else math.nan
 
 
 def measured(found: Painted) -> dict[str, Any]:
@@ -162,7 +155,7 @@ def measured(found: Painted) -> dict[str, Any]:
     chosen: dict[str, Any] = {}
     for place, role in enumerate(ROLES):
         maps = found.maps[place]
-        layers, threshold = chosen[role] = _choice(maps[:half], final[:half], asked[:half])
+        layers, threshold = chosen[role] = _choice(maps[:half], final[:half])
         counts[role] = [
             in_map(maps[test, step][:, layers].mean(1), threshold) for step in range(STROKES)
         ]
@@ -194,14 +187,14 @@ def measured(found: Painted) -> dict[str, Any]:
 
 
 def _choice(
-    maps: Float[Tensor, "b steps layers tokens"], final: Tensor, asked: Tensor
+    maps: Float[Tensor, "b steps layers tokens"], final: Int[Tensor, "b"]
 ) -> tuple[list[int], float]:
-    """The layers and the threshold whose counts go best with those of pictures, half way."""
-    many = maps.shape[2]
+    """The layers and the threshold whose counts are most often those of the pictures, half way."""
+    half, many = maps[:, STROKES // 2], maps.shape[2]
     options = [list(range(many)), *([layer] for layer in range(many) if many > 1)]
     tried = {
-        (place, threshold): within(
-            in_map(maps[:, STROKES // 2][:, layers].mean(1), threshold), final, asked
+        (place, threshold): float(
+            (in_map(half[:, layers].mean(1), threshold) == final).float().mean()
         )
         for place, layers in enumerate(options)
         for threshold in THRESHOLDS
@@ -234,7 +227,7 @@ def _checks(numbers: Mapping[str, Any]) -> tuple[Check, ...]:
     correlation = {name: each[middle] for name, each in numbers["correlation"].items()}
     seen = {name: each[middle] for name, each in numbers["foreseen"].items()}
     on = numbers["on_things"][middle]
-    words = max(correlation[role] for role in ("number", "colour", "stop"))
+    words = max(seen[role] for role in ("number", "colour", "stop"))
     return (
         Check("half way the noun's map is higher where things will be", f"{on:.0%}", on > 0.6),
         Check(
@@ -249,8 +242,8 @@ def _checks(numbers: Mapping[str, Any]) -> tuple[Check, ...]:
         ),
         Check(
             "the noun's map does better than those of the other words",
-            f"correlation {correlation['noun']:.2f}, the best of theirs {words:.2f}",
-            correlation["noun"] > words,
+            f"{seen['noun']:.0%} of miscounts, the best of theirs {words:.0%}",
+            seen["noun"] > words + 0.05,
         ),
     )
 
@@ -260,10 +253,10 @@ def _answer(numbers: Mapping[str, Any]) -> str:
     seen, correlation = numbers["foreseen"], numbers["correlation"]
     return (
         f"{numbers['right']:.0%} of {numbers['tested']} pictures have the number of things that "
-        f"was asked for. Of the {numbers['miscounts']} others the noun's map foresees the side in "
+        f"was asked for. Of the {numbers['miscounts']} others the noun's map foresees "
         f"{seen['noun'][0]:.0%} at the first step, {seen['noun'][middle // 2]:.0%} after a quarter "
         f"and {seen['noun'][middle]:.0%} half way; the map of another picture with the same number "
-        f"asked for in {seen['another picture'][middle]:.0%}. Among pictures of one number asked "
+        f"asked for {seen['another picture'][middle]:.0%}. Among pictures of one number asked "
         f"for, counts in map and picture then correlate by {correlation['noun'][middle]:.2f}, "
         f"those of the number's map by {correlation['number'][middle]:.2f}, of the colour's by "
         f"{correlation['colour'][middle]:.2f}, of the full stop's by "
@@ -295,8 +288,8 @@ def _panels(numbers: Mapping[str, Any], found: Painted) -> tuple[Panel, ...]:
         Lines("Counts and the finished picture", "Among pictures of one number asked for: the "
               "correlation of what is counted at a step with what is there in the end.",
               "step", "correlation", lines["correlation"]),
-        Lines("Miscounts foreseen", "The share of miscounts to whose side a count leans; a guess "
-              "has 50%.", "step", "foreseen", lines["foreseen"], percent=True),
+        Lines("Miscounts foreseen", "The share of miscounts of which a count has the number that "
+              "will be painted.", "step", "foreseen", lines["foreseen"], percent=True),
         Bars("Pictures with the right number", "By the number asked for.", "right", NUMBERS,
              {"painted": numbers["right_by_number"]}, percent=True),
         Heat(f"“{prompt}”: the noun, half way", "The map of the noun when half of the steps are "
