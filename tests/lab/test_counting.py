@@ -49,6 +49,7 @@ def test_what_is_planted_in_maps_is_found_and_what_is_not_is_chance() -> None:
     assert foreseen["noun"][3:] == [1.0] * (steps - 3)
     assert foreseen["noun"][0] < 0.4
     assert numbers["on_things"][3] == 1
+    assert numbers["by_noun"]["crosses"] == {"on_things": 1, "foreseen": 1}
     assert numbers["right"] == pytest.approx(float((number == words[:, 0])[60:].float().mean()))
 
 
