@@ -37,9 +37,14 @@ FACE = {
         Tokenizer TranslatorConfig TranslatorModel load
     """,
     "regard.interpret": """
+<<<<<<< HEAD
         Citation Citations Counted Effect Effects Grounding Kept Word ablate alignment_error_rate
         citations grounding heavy_hitters intervene knock_out metrics patch prune token_times
         window_votes word_alignment word_links word_times
+=======
+        Citation Citations Effect Effects HeadScores Kept Word ablate badges citations heads
+        heavy_hitters intervene knock_out metrics patch prune token_times window_votes word_times
+>>>>>>> eea452e (Score what each head of a model does, beside what random weights give)
     """,
 }
 EXPERIMENTS = "bottleneck scaling roles words heads reach order domains cost counting"

@@ -20,6 +20,7 @@ from regard.interpret.word_alignment import alignment_error_rate, word_alignment
 
 if TYPE_CHECKING:
     from regard.interpret import metrics
+    from regard.interpret.head_scores import HeadScores, badges, heads
     from regard.interpret.interventions import (
         Effect,
         Effects,
@@ -37,12 +38,15 @@ __all__ = [
     "Effect",
     "Effects",
     "Grounding",
+    "HeadScores",
     "Kept",
     "Word",
     "ablate",
     "alignment_error_rate",
+    "badges",
     "citations",
     "grounding",
+    "heads",
     "heavy_hitters",
     "intervene",
     "knock_out",
@@ -57,20 +61,22 @@ __all__ = [
 ]
 
 # What runs models is imported when it is asked for: whoever trains need not wait for it.
-_INTERVENTIONS = ("Effect", "Effects", "ablate", "intervene", "knock_out", "patch")
-_WORD_MAPS = ("Counted", "Grounding", "grounding")
-_MODULES = ("interventions", "metrics", "word_maps")
+_LATER = {
+    "head_scores": ("HeadScores", "badges", "heads"),
+    "interventions": ("Effect", "Effects", "ablate", "intervene", "knock_out", "patch"),
+    "metrics": (),
+    "word_maps": ("Counted", "Grounding", "grounding"),
+}
+_WHERE = {name: module for module, names in _LATER.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in _LATER:
         return import_module(f"{__name__}.{name}")
-    if name in _INTERVENTIONS:
-        return getattr(import_module(f"{__name__}.interventions"), name)
-    if name in _WORD_MAPS:
-        return getattr(import_module(f"{__name__}.word_maps"), name)
+    if name in _WHERE:
+        return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_INTERVENTIONS, *_WORD_MAPS, *_MODULES})
+    return sorted({*globals(), *_LATER, *_WHERE})

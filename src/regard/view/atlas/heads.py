@@ -13,12 +13,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.seen import Layer, Seen, open_places
+from regard.interpret.head_scores.weight_blocks import (
+    blocks,
+    distances,
+    entropy_sums,
+    seeing_rows,
+)
+from regard.seen import Layer, Seen
 from regard.traces import Trace
 
 Statistic = Literal["entropy", "sink", "distance", "logit"]
 STATISTICS: tuple[Statistic, ...] = ("entropy", "sink", "distance", "logit")
-ROWS, PAIRS = 512, 1 << 23
+ROWS = 512
 
 Grid = tuple[tuple[float, ...], ...]
 
@@ -112,27 +118,23 @@ def _from_traces(layer: Layer) -> tuple[Float[Tensor, "h"], Float[Tensor, "h"]]:
     """Normalised entropy and distance of each head."""
     entropy = room = far = rows = torch.zeros((), dtype=torch.float64)
     for trace in layer.traces:
-        seeing = trace.rows.max_logit.isfinite()
-        most = open_places(trace.inputs).clamp_min(1).double().log().expand_as(seeing)
-        entropy = entropy + trace.rows.entropy.double().masked_fill(~seeing, 0.0).sum((0, 2)).cpu()
-        room = room + most.masked_fill(~seeing, 0.0).sum((0, 2)).cpu()
-        total, count = _distances(trace, seeing)
+        spread, most = entropy_sums(trace)
+        entropy, room = entropy + spread.sum(0).cpu(), room + most.sum(0).cpu()
+        total, count = _distances(trace)
         far, rows = far + total, rows + count
     # A row that may see one key only has no room to be spread in.
     return entropy / room.clamp_min(1e-12), far / rows.clamp_min(1)
 
 
-def _distances(trace: Trace, seeing: Tensor) -> tuple[Tensor, Tensor]:
+def _distances(trace: Trace) -> tuple[Tensor, Tensor]:
     """How far the rows of each head look, added up, and how many rows that were."""
-    B, H, Q, K = trace.inputs.shape
+    Q, H, seeing = trace.inputs.shape.Q, trace.inputs.shape.H, seeing_rows(trace)
     device = trace.inputs.q.device
     chosen = torch.linspace(0, Q - 1, min(Q, ROWS), device=device, dtype=torch.float64).long()
-    keys = torch.arange(K, device=device)
     total = torch.zeros(H, dtype=torch.float64)
-    for q in chosen.split(max(1, PAIRS // max(B * H * K, 1))):
-        weights = trace.second_pass.weights(trace.inputs, trace.rows.lse, q, keys)
-        away = (q[:, None] + (K - Q) - keys).abs().to(weights.dtype)
-        rows = (weights * away).sum(-1).masked_fill(~seeing[:, :, q], 0.0)
+    for block in blocks(trace, chosen):
+        away = distances(trace.inputs, block)
+        rows = (block.weights * away).sum(-1).masked_fill(~seeing[:, :, block.queries], 0.0)
         total += rows.double().sum((0, 2)).cpu()
     return total, seeing[:, :, chosen].sum((0, 2)).cpu()
 

@@ -1,0 +1,216 @@
+"""Whether what a head writes raises the token that it looks at: read from the weights of a model
+whose form allows it.
+
+A head that looks at a token writes W_O v. Straight to the prediction, past all other layers, that
+adds W_U N W_O v to the logits, where N is what the last norm does to a direction, up to its scale.
+How the token's own logit stands among those of all tokens, in standard deviations, depends neither
+on that scale nor on how loud the head is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.interpret.interventions.runs import Runner
+from regard.interpret.metrics import logits_of
+from regard.interpret.rows import matching
+from regard.traces import Trace
+
+NAMES = ("out_proj", "o_proj", "c_proj", "dense", "to_out", "wo", "out", "proj", "o")
+CLEAR = 2.0
+"""Standard deviations from which on a token counts as raised or lowered."""
+FAR = 1e-3
+"""What a sum may miss by, as a share of it, and still count as the one that was looked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unembedding:
+    """The last linear map, from directions of the residual stream to the logits of tokens."""
+
+    tokens: Float[Tensor, "v d"]
+    """For each token, what a direction of the stream is multiplied with; the norm is in it."""
+
+    def own_logit(
+        self, trace: Trace, projection: Float[Tensor, "d inner"], ids: Int[Tensor, "b k"]
+    ) -> Float[Tensor, "b h k"]:
+        """The logit of each key's own token among all tokens, in standard deviations, that each
+        head writes where it looks at that key."""
+        x = trace.inputs
+        H, group, width = x.shape.H, x.group, x.v.shape[-1]
+        out = projection.to(self.tokens.dtype).unflatten(1, (H, width))
+        mean = torch.einsum("d,dhe->he", self.tokens.mean(0), out)
+        spread = torch.einsum("dc,dhe,chf->hef", self._covariance, out, out)
+        v = x.v.to(self.tokens.dtype).repeat_interleave(group, 1)
+        deviation = torch.einsum("bhke,hef,bhkf->bhk", v, spread, v).clamp_min(0).sqrt()
+        own = (self.tokens[ids] @ out.flatten(1)).unflatten(-1, (H, width))
+        raised = torch.einsum("bkhe,bhke->bhk", own, v) - torch.einsum("he,bhke->bhk", mean, v)
+        # A head that writes nothing, or the same for every token, raises none.
+        return torch.where(deviation > 0, raised / deviation, 0.0)
+
+    @property
+    def _covariance(self) -> Float[Tensor, "d d"]:
+        centred = self.tokens - self.tokens.mean(0)
+        return centred.T @ centred / len(centred)
+
+
+class Size(NamedTuple):
+    """Of a layer."""
+
+    heads: int
+    width: int
+    """Of what all heads give together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Writing:
+    """What of a model's form could be made sure of: its layers, the unembedding, and each layer's
+    output projection; or why not."""
+
+    sizes: dict[str, Size]
+    unembedding: Unembedding | None
+    projections: dict[str, Float[Tensor, "d inner"]]
+    why: str = ""
+    """What was not found; nothing if all was."""
+
+
+def writing_of(runner: Runner, text: Any, layers: str | Sequence[str] = "*") -> Writing:
+    """What can be said of a model's form, by a run that shows whether it is so."""
+    model, sizes = runner.model, dict[str, Size]()
+
+    def look(place: tuple[str, int], trace: Trace) -> None:
+        H, width = trace.inputs.shape.H, trace.inputs.v.shape[-1]
+        sizes.setdefault(place[0], Size(H, H * width))
+
+    with _noted(model) as notes:
+        output = runner.run(text, look=look)
+    sizes = {path: sizes[path] for path in matching(sizes, layers)}
+    try:
+        logits = logits_of(output)
+    except Exception:
+        logits = None
+    if logits is None or logits.ndim != 3:
+        return Writing(sizes, None, {}, "the model gives no logits of tokens")
+    unembedding = _unembedding(model, notes, logits)
+    if unembedding is None:
+        return Writing(sizes, None, {}, "the last linear map to logits of tokens was not found")
+    found: dict[str, Tensor] = {}
+    for path, size in sizes.items():
+        module = _projection(model.get_submodule(path), size.width)
+        if module is not None and _adds_up(notes, module):
+            found[path] = _matrix(module)
+    missing = [path for path in sizes if path not in found]
+    why = ""
+    if missing:
+        why = (
+            "no output projection that adds to the residual stream was found in "
+            + ", ".join(missing[:3])
+            + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        )
+    return Writing(sizes, unembedding, found, why)
+
+
+@dataclass(eq=False)
+class _Note:
+    module: nn.Module
+    given: Tensor
+    gave: Tensor
+
+
+@contextmanager
+def _noted(model: nn.Module) -> Iterator[list[_Note]]:
+    """What norms and linear maps were given and gave, in the order of a run."""
+    notes: list[_Note] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            notes.append(_Note(module, args[0].detach(), output.detach()))
+
+    hooks = [m.register_forward_hook(note) for m in model.modules() if _is_norm(m) or _is_map(m)]
+    try:
+        yield notes
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _unembedding(model: nn.Module, notes: list[_Note], logits: Tensor) -> Unembedding | None:
+    norms = [note for note in notes if _is_norm(note.module)]
+    last = norms[-1] if norms else None
+    matrices = [_matrix(m) for m in model.modules() if _is_map(m)]
+    matrices += [m.weight.detach() for m in model.modules() if isinstance(m, nn.Embedding)]
+    vocabulary = logits.shape[-1]
+    streams = [last.gave] if last is not None else [n.given for n in notes if _is_map(n.module)]
+    for stream in reversed(streams):
+        for matrix in matrices:
+            fits = matrix.shape == (vocabulary, stream.shape[-1])
+            # A bias of the last map is the same for every head.
+            if fits and _near(stream @ matrix.T.to(stream.dtype), logits, up_to_bias=True):
+                return _normed(None if last is None else last.module, matrix.float())
+    return None
+
+
+def _normed(norm: nn.Module | None, matrix: Float[Tensor, "v d"]) -> Unembedding:
+    gain = getattr(norm, "weight", None)
+    if isinstance(gain, Tensor):
+        offset = 1.0 if norm is not None and "Gemma" in type(norm).__name__ else 0.0
+        matrix = matrix * (gain.detach().float() + offset)
+    if norm is not None and "RMS" not in type(norm).__name__:
+        # A layer norm takes the mean off every direction.
+        matrix = matrix - matrix.mean(1, keepdim=True)
+    return Unembedding(matrix)
+
+
+def _projection(module: nn.Module, width: int) -> nn.Module | None:
+    inside: dict[str, nn.Module] = dict(module.named_modules())
+    for name in NAMES:
+        for path, found in inside.items():
+            if path.split(".")[0] == name and _is_map(found) and _matrix(found).shape[1] == width:
+                return found
+    return None
+
+
+def _adds_up(notes: list[_Note], module: nn.Module) -> bool:
+    """Whether what a map gave was added to the stream as it is: what the norm after it was given is
+    what the norm before it was given, and this. Without norms nothing can be in between."""
+    if not any(_is_norm(note.module) for note in notes):
+        return True
+    # A module may run a map of its own without calling it: then its input is all there is.
+    at = next((i for i, note in enumerate(notes) if note.module is module), None)
+    if at is None:
+        return False
+    wide = notes[at].gave.shape
+    before = [n.given for n in notes[:at] if _is_norm(n.module) and n.given.shape == wide]
+    after = [n.given for n in notes[at + 1 :] if _is_norm(n.module) and n.given.shape == wide]
+    return bool(before and after) and _near(before[-1] + notes[at].gave, after[0])
+
+
+def _near(one: Tensor, two: Tensor, *, up_to_bias: bool = False) -> bool:
+    if one.shape != two.shape:
+        return False
+    one, two = one.float(), two.float()
+    if up_to_bias:
+        one, two = one - one.mean(1, keepdim=True), two - two.mean(1, keepdim=True)
+    scale = float(two.norm())
+    return float((one - two).norm()) <= FAR * max(scale, 1e-12)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "Norm" in type(module).__name__ and not any(module.children())
+
+
+def _is_map(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+
+
+def _matrix(module: nn.Module) -> Float[Tensor, "out inner"]:
+    """[out, in], whichever way it is kept."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight.detach() if isinstance(module, nn.Linear) else weight.detach().T

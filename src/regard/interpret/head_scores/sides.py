@@ -1,0 +1,52 @@
+"""The texts on both sides of attention: what the queries read, and what the keys do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """Sequences of one batch. Where what they read are no tokens, only places are known."""
+
+    real: Bool[Tensor, "b n"]
+    """Which places are no padding."""
+    ids: Int[Tensor, "b n"] | None = None
+
+    @staticmethod
+    def of_places(batch: int, places: int, device: torch.device) -> Side:
+        return Side(torch.ones(batch, places, dtype=torch.bool, device=device))
+
+    @property
+    def places(self) -> int:
+        return self.real.shape[1]
+
+    @cached_property
+    def padded(self) -> bool:
+        return not bool(self.real.all())
+
+    @cached_property
+    def first(self) -> Int[Tensor, "b"]:
+        """The first place that is no padding."""
+        return self.real.int().argmax(1)
+
+    def among(self, ids: Int[Tensor, "v"]) -> Bool[Tensor, "b n"]:
+        """The places of some tokens, the first place of a sequence aside."""
+        assert self.ids is not None
+        found = torch.isin(self.ids, ids.to(self.ids.device)) & self.real
+        found[torch.arange(len(found), device=found.device), self.first] = False
+        return found
+
+
+class Sides(NamedTuple):
+    """What a call compares. `own` says that a text looks at itself."""
+
+    query: Side
+    key: Side
+    own: bool
