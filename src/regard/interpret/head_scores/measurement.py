@@ -75,6 +75,8 @@ def heads(
     sizes, chosen = writing.sizes, list(writing.sizes)
     if writing.why:
         notes.append(f"copying and suppression are not measured: {writing.why}")
+    # First: words that do not stand in any text are soon found out.
+    linked = links_of(given, links, layers, seed) if len(links) else Links(())
     kinds = Kinds(_separators(given, separators, notes), given.rare() if given.counts() else None)
     if not given.counts():
         notes.append("the texts are no tokens: scores of tokens are not measured")
@@ -106,7 +108,6 @@ def heads(
             mine = {name: mine[name] for name in SCORES if name in mine}
             offset = None if offsets is None else int(offsets[head])
             rows.append(HeadRow(layer, head, path, mine, offset))
-    linked = links_of(given, links, layers, seed) if len(links) else Links(())
     return HeadScores(
         tuple(rows), tuple(chosen), given.count, linked, sweep.arc_sums.table(), tuple(notes)
     )

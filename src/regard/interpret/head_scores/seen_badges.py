@@ -28,9 +28,10 @@ def badges(
     >>> import regard
     >>> x = torch.eye(6)[None, None]
     >>> layer = Layer("attn")
-    >>> layer.take(regard.trace(x.roll(1, -1) * 60, x, x, mask=regard.masks.causal()), 0, keep=True)
+    >>> one = regard.trace(60 * x.roll(-1, -1), x, x, mask=regard.masks.causal())
+    >>> layer.take(one, 0, keep=True)
     >>> badges({"attn": layer}, list("abcdef"))
-    {'attn': ('first',)}
+    {'attn': ('previous',)}
     """
     found = {}
     for path, layer in seen.items():
