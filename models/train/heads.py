@@ -1,13 +1,16 @@
 """Measure which heads do what, and write it on the card.
 
-    python -m models.train.heads models/data/regard-small models/data/regard-king-james
+    python -m models.train.heads src/regard/models/embedded/regard-small
 
-A causal model reads stories told on a CPU, and random tokens said twice:
+`badges` has a word for every head, as `regard.interpret.heads` gives it.
+
+A causal model reads stories told on a CPU (its own, where these are not prepared), and random
+tokens said twice; `heads` and `scores` have three of the scores of `regard.interpret.heads`:
 - previous: the mean weight of the token just before.
-- induction: where a token was said before, the mean weight of the one that followed it then.
+- induction: where random tokens are said again, the mean weight of what followed the first time.
 - first: the mean weight of the mark at the front.
 
-A translator reads and writes held-out verses:
+A translator reads and writes held-out verses, where these are prepared:
 - alignment: where the token that a row writes stands in the source once, its mean weight.
 - end: the mean weight of the mark at the end of the source.
 """
@@ -28,6 +31,9 @@ import regard
 from models.train.corpus import DATA
 from models.train.training import device_of
 from models.train.translate import Pairs
+from regard import interpret
+from regard.interpret import HeadScores
+from regard.lab.text import king_james
 from regard.models import OwnReader, OwnTranslator, load
 from regard.models.tokenizer import MARK
 
@@ -35,30 +41,31 @@ Scores = dict[str, list[list[float]]]
 """For each thing that heads do, a number for each layer and head."""
 
 
-@torch.no_grad()
-def causal_scores(reader: OwnReader, texts: list[str], seed: int = 0) -> Scores:
-    """What the heads of a causal model do, on texts and on repeated random tokens."""
-    model, longest = reader.model, reader.model.config.longest
-    sums: dict[str, list[Tensor]] = {"previous": [], "first": []}
-    for text in texts:
-        ids = torch.tensor([[MARK, *reader.tokenizer.encode(text)][:longest]], device=device(model))
-        with regard.watch(model, keep="traces") as seen:
-            model(ids)
-        layers = [layer.trace.weights()[0] for layer in seen.values()]
-        # The second token has nothing before it but the mark.
-        previous = [w.diagonal(-1, 1, 2)[:, 1:].mean(1) for w in layers]
-        sums["previous"].append(torch.stack(previous))
-        sums["first"].append(torch.stack([w[:, 1:, 0].mean(1) for w in layers]))
-    ids, period = repeated(model.config.vocabulary, (min(longest, 257) - 1) // 2, seed)
-    with regard.watch(model, keep="traces") as seen:
-        model(ids.to(device(model)))
-    # Row i reads a token whose first time was at i - period; what followed is one later.
-    induction = [
-        layer.trace.weights().diagonal(1 - period, 2, 3)[..., 2:].mean((0, 2))
-        for layer in seen.values()
+def causal_scores(found: HeadScores) -> Scores:
+    """Three scores of a causal model's heads, on texts and on repeated random tokens."""
+    names = {"previous": "previous", "first": "first", "induction": "probe induction"}
+    return rounded({name: torch.tensor(found.grid(score)) for name, score in names.items()})
+
+
+def badges(found: HeadScores) -> dict[str, list[str]]:
+    """By the path of a layer, a word for each head."""
+    return {path: list(row) for path, row in zip(found.paths, found.badges(), strict=True)}
+
+
+def stories(reader: OwnReader, count: int = 12, tokens: int = 180) -> list[str]:
+    """What the model tells by itself."""
+    begins = ("Once upon a time", "One day,", "Tom and Anna")
+    return [
+        (start := begins[i % len(begins)]) + reader.generate(start, tokens, seed=i)
+        for i in range(count)
     ]
-    found = {name: torch.stack(parts).mean(0) for name, parts in sums.items()}
-    return rounded(found | {"induction": torch.stack(induction)})
+
+
+def verses(reader: OwnTranslator, count: int = 24) -> list[tuple[str, str]]:
+    """Verses of the King James Bible, which a translator is to write as they are."""
+    every = king_james().splitlines()
+    chosen = [shortened(reader, verse) for verse in every[:: len(every) // count][:count]]
+    return [(verse, verse) for verse in chosen]
 
 
 @torch.no_grad()
@@ -123,15 +130,34 @@ def measured(folder: Path, where: str) -> dict[str, Any]:
     """The measured heads of the model in a folder."""
     reader = load(str(folder), device=where)
     if isinstance(reader, OwnTranslator):
-        kept = load_file(DATA / "king-james.safetensors")
+        words = {"badges": badges(interpret.heads(reader, verses(reader)))}
+        held = DATA / "king-james.safetensors"
+        if not held.exists():
+            return words
         longest = reader.model.config.longest
-        scores = translator_scores(reader, Pairs(kept, "held", longest, torch.device("cpu")))
-        return {"heads": strongest(scores), "scores": scores}
+        pairs = Pairs(load_file(held), "held", longest, torch.device("cpu"))
+        scores = translator_scores(reader, pairs)
+        return {"heads": strongest(scores), "scores": scores} | words
     assert isinstance(reader, OwnReader)
-    texts = json.loads((DATA / "told.json").read_text())[:20]
-    scores = causal_scores(reader, texts)
+    told = DATA / "told.json"
+    texts = json.loads(told.read_text())[:20] if told.exists() else stories(reader)
+    found = interpret.heads(reader, [shortened(reader, text) for text in texts])
+    scores = causal_scores(found)
     repeats = repeat_losses(reader)
-    return {"heads": strongest(scores), "repeated tokens": repeats, "scores": scores}
+    return {
+        "heads": strongest(scores),
+        "badges": badges(found),
+        "repeated tokens": repeats,
+        "scores": scores,
+    }
+
+
+def shortened(reader: OwnReader, text: str) -> str:
+    """As much of a text as the model can read."""
+    # A translator's text has a mark at both ends.
+    while len(reader.encode(text)) + 2 > reader.model.config.longest:
+        text = text[: len(text) * 9 // 10]
+    return text
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -147,7 +173,9 @@ def main(arguments: list[str] | None = None) -> None:
         card = json.loads(path.read_text()) if path.exists() else {}
         path.write_text(json.dumps(card | found, indent=1, ensure_ascii=False) + "\n")
         print(f"{folder.name}: {found.get('repeated tokens', '')}")
-        for name, heads in found["heads"].items():
+        for path, words in found["badges"].items():
+            print(f"  {path:<22} {' '.join(word or '·' for word in words)}")
+        for name, heads in found.get("heads", {}).items():
             shown = ", ".join(f"layer {h['layer']} head {h['head']} {h['score']}" for h in heads)
             print(f"  {name:<10} {shown}")
 

@@ -25,7 +25,7 @@ def small() -> OwnReader:
 def test_they_are_small_and_say_where_they_are_from(small: OwnReader) -> None:
     for name, room in (("regard-small", 15e6), ("regard-king-james", 8e6)):
         assert (EMBEDDED / name / "model.safetensors").stat().st_size < room
-    for fact in ("data", "training", "loss", "licence", "heads"):
+    for fact in ("data", "training", "loss", "licence", "heads", "badges"):
         assert fact in small.card
 
 

@@ -74,6 +74,8 @@ class Writing:
     output projection; or why not."""
 
     sizes: dict[str, Size]
+    last: tuple[str, int]
+    """The last call of these layers in a run."""
     unembedding: Unembedding | None
     projections: dict[str, Float[Tensor, "d inner"]]
     why: str = ""
@@ -82,24 +84,28 @@ class Writing:
 
 def writing_of(runner: Runner, text: Any, layers: str | Sequence[str] = "*") -> Writing:
     """What can be said of a model's form, by a run that shows whether it is so."""
-    model, sizes = runner.model, dict[str, Size]()
+    model, sizes, calls = runner.model, dict[str, Size](), list[tuple[str, int]]()
 
     def look(place: tuple[str, int], trace: Trace) -> None:
         H, width = trace.inputs.shape.H, trace.inputs.v.shape[-1]
         sizes.setdefault(place[0], Size(H, H * width))
+        calls.append(place)
 
     with _noted(model) as notes:
         output = runner.run(text, look=look)
     sizes = {path: sizes[path] for path in matching(sizes, layers)}
+    last = [place for place in calls if place[0] in sizes][-1]
     try:
         logits = logits_of(output)
     except Exception:
         logits = None
     if logits is None or logits.ndim != 3:
-        return Writing(sizes, None, {}, "the model gives no logits of tokens")
+        return Writing(sizes, last, None, {}, "the model gives no logits of tokens")
     unembedding = _unembedding(model, notes, logits)
     if unembedding is None:
-        return Writing(sizes, None, {}, "the last linear map to logits of tokens was not found")
+        return Writing(
+            sizes, last, None, {}, "the last linear map to logits of tokens was not found"
+        )
     found: dict[str, Tensor] = {}
     for path, size in sizes.items():
         module = _projection(model.get_submodule(path), size.width)
@@ -113,7 +119,7 @@ def writing_of(runner: Runner, text: Any, layers: str | Sequence[str] = "*") -> 
             + ", ".join(missing[:3])
             + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         )
-    return Writing(sizes, unembedding, found, why)
+    return Writing(sizes, last, unembedding, found, why)
 
 
 @dataclass(eq=False)

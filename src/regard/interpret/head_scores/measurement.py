@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -124,6 +125,10 @@ class Leaks(Exception):  # noqa: N818  it is no error: texts are then run apart
     """A row looks at padding."""
 
 
+class Enough(Exception):  # noqa: N818  nor is this
+    """All layers that are asked about have run."""
+
+
 class Survey:
     """Texts that are read, layer after layer added up."""
 
@@ -213,8 +218,12 @@ class Survey:
             if sums.arcs is not None:
                 self.arc_sums.add(path, mine, sums.arcs)
             note(path, sums, sides, trace)
+            if place == self.writing.last:
+                raise Enough
 
-        Runner(model).run(batch.call, look=look)
+        # What the model makes of it in the end is not asked for.
+        with suppress(Enough):
+            Runner(model).run(batch.call, look=look)
 
     def _note(
         self,
