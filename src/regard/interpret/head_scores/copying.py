@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -54,7 +55,7 @@ class Unembedding:
         # A head that writes nothing, or the same for every token, raises none.
         return torch.where(deviation > 0, raised / deviation, 0.0)
 
-    @property
+    @cached_property
     def _covariance(self) -> Float[Tensor, "d d"]:
         centred = self.tokens - self.tokens.mean(0)
         return centred.T @ centred / len(centred)

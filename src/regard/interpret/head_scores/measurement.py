@@ -56,7 +56,7 @@ def heads(
     - `parses`: for each text the place of every token's syntactic head, or (heads, labels): which
       heads follow them, in `.syntax`.
     - `probes`: also let the model read random tokens that are said twice.
-    - `random`: also score a copy whose weights are in random order, on 64 texts at most.
+    - `random`: also score a copy whose weights are in random order, on 32 texts at most.
     - `separators`: tokens that divide texts; punctuation and special tokens, where a tokenizer
       tells.
 

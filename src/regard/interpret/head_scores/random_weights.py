@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-FEW = 64
+FEW = 32
 """Texts that such a model reads, at most: it has nothing to say about any of them in particular."""
 
 
