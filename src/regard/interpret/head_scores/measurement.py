@@ -72,7 +72,7 @@ def heads(
         raise RegardError("there are no texts", got="none", accepted="one or more")
     notes: list[str] = []
     runner = Runner(given.model)
-    writing = writing_of(runner, given.calls[0], layers)
+    writing = writing_of(runner, given.sample, layers)
     sizes, chosen = writing.sizes, list(writing.sizes)
     if writing.why:
         notes.append(f"copying and suppression are not measured: {writing.why}")
@@ -177,7 +177,7 @@ class Survey:
         only = sorted({i * many // min(FEW, many) for i in range(min(FEW, many))})
         writing = self.writing
         if writing.unembedding is not None:
-            writing = writing_of(Runner(model), self.texts.calls[0], list(writing.sizes))
+            writing = writing_of(Runner(model), self.texts.sample, list(writing.sizes))
         return self._read(model, only, writing, {}), self.probed(said, model)
 
     def _read(

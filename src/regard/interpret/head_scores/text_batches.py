@@ -19,6 +19,8 @@ from regard.watching.tokens import BROKEN, spelled
 
 TOKENS = 4096
 """Tokens that are run at once, at most, where texts are put together."""
+SAMPLE = 256
+"""Tokens that show what a model is made of."""
 RARE = 0.1
 """The share of all tokens that rare ones make up together, at most."""
 
@@ -162,6 +164,11 @@ class Texts:
             Runner(self.model).run(call, look=look)
             self._roles = found
         return self._roles
+
+    @property
+    def sample(self) -> Any:
+        """What a model's form is seen with: the start of a text is enough, and its logits few."""
+        return self.calls[0][:, :SAMPLE] if self._plain(0) else self.calls[0]
 
     @property
     def first(self) -> int | None:
