@@ -12,7 +12,7 @@ from regard.trace_files import load
 from regard.traces import Trace
 from regard.version import __version__ as __version__
 from regard.warming import warm_up
-from regard.watching import watch
+from regard.watching import registration, watch
 
 if TYPE_CHECKING:
     from regard import lab, models, view
@@ -39,6 +39,8 @@ __all__ = [
     "warm_up",
     "watch",
 ]
+
+registration.offer()
 
 # What is seldom wanted, and brings other packages with it, is imported when it is asked for.
 _LATER = ("lab", "models", "view")

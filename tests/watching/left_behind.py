@@ -54,7 +54,7 @@ def nothing_in(model: nn.Module) -> None:
         assert not module._forward_hooks, path
         assert not module._forward_pre_hooks, path
         config = getattr(module, "config", None)
-        assert getattr(config, "_attn_implementation", None) != "regard", path
+        assert getattr(config, "_attn_implementation", None) != "regard_watching", path
 
 
 def threads() -> set[str]:

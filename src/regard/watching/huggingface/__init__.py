@@ -1,12 +1,14 @@
 """Hugging Face models: their attention as calls of regard's, their masks without n×n.
 
-While a model is watched its attention implementation is `regard`: a function that transformers
-calls with queries, keys and values, and one that it calls to make masks.
+A model may be loaded with `attn_implementation="regard"`; while one is watched its implementation
+is regard's too: a function that transformers calls with queries, keys and values, and one that it
+calls to make masks.
 
 This room imports transformers, and is imported only when a model of theirs may exist.
 """
 
-# Imported for what it does: it registers what transformers calls by the name of regard.
+# Imported for what they do: they register what transformers calls by the names of regard.
+from regard.watching.huggingface import by_name as by_name
 from regard.watching.huggingface import interface as interface
 from regard.watching.huggingface.attention import attend
 from regard.watching.huggingface.hints import hint

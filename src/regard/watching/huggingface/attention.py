@@ -13,7 +13,9 @@ from regard import biases, dispatch, masks
 from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
+from regard.transforms import may_learn
 from regard.watchers import changed
+from regard.watching.huggingface.later_weights import LaterWeights
 from regard.watching.huggingface.shared_values import once
 from regard.watching.huggingface.switch import own_implementation
 from regard.watching.huggingface.symbolic_mask import SymbolicMask
@@ -26,6 +28,7 @@ _HARMLESS = frozenset({
 })  # fmt: skip
 _IGNORING = frozenset({"eager", "sdpa", "flex_attention"})
 """Implementations of transformers that do not read cu_seq_lens_q and the like."""
+_LENGTHS = frozenset({"cu_seq_lens_k", "max_length_q", "max_length_k"})
 
 
 def attend(
@@ -57,43 +60,104 @@ def attend(
             "indices, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k",
             do="run the model unwatched, or without these arguments",
         )
+    how: dict[str, Any] = {"scale": scaling, "softcap": softcap, "dropout": dropout}
+    how["training"] = dropout > 0
     # The watcher has PyTorch ask about each function and each shape; here it need not.
     with torch._C.DisableTorchFunction():
         Q, K = query.size(2), key.size(2)
         mask, bias = _mask_and_bias(module, attention_mask, position_bias, is_causal, Q, K)
         if indices is not None:
-            chosen = indices.new_zeros(len(indices), 1, Q, K, dtype=torch.bool)
-            some = masks.keep(chosen.scatter(-1, indices[:, None].long(), True))
-            mask = some if mask is None else mask & some
+            mask = _and(mask, _chosen(indices, Q, K))
         packed = cu_seq_lens_q is not None and cu_seq_lens_k is not None
         # Only those who read all four know of packed sequences.
         whole = packed and max_length_q is not None and max_length_k is not None
         if whole and own_implementation(module) not in _IGNORING:
-            alone = _packed(module, query, key, cu_seq_lens_q, cu_seq_lens_k)
-            mask = alone if mask is None else mask & alone
-        if attention_mask is None and sliding_window is not None and sliding_window < K:
-            raise RegardError(
-                f"{type(module).__name__} asks for a window and gives no mask to place it by",
-                got=f"sliding_window={sliding_window}, {Q} queries, {K} keys, attention_mask=None",
-                do="give the model an attention_mask",
-            )
-        sink = None if s_aux is None else s_aux.flatten()
-        weights = None
+            mask = _and(mask, _packed(module, query, key, cu_seq_lens_q, cu_seq_lens_k))
+        _check_window(module, attention_mask, sliding_window, Q, K)
+        how |= {"mask": mask, "bias": bias, "sink": None if s_aux is None else s_aux.flatten()}
+        weights: Tensor | None = None
         if _weights_wanted(others):
-            trace = dispatch.trace(
-                query, key, value, mask=mask, bias=bias, scale=scaling, softcap=softcap, sink=sink,
-                dropout=dropout, training=dropout > 0,
-            )  # fmt: skip
-            out, weights = trace.out, trace.weights().to(query.dtype)
-            if weights.requires_grad and not changed():
-                # Whoever asks for their gradients finds them between the output and the scores.
-                out = _mixed(weights, value, dropout)
+            trace = dispatch.trace(query, key, value, **how)
+            out = trace.out
+            if not may_learn(trace.inputs.tensors()):
+                weights = LaterWeights.of(trace, query.dtype)
+            else:
+                weights = trace.weights().to(query.dtype)
+                if not changed():
+                    # Whoever asks for their gradients finds them between output and scores.
+                    out = _mixed(weights, value, dropout)
         else:
-            out = dispatch.attention(
-                query, key, value, mask=mask, bias=bias, scale=scaling, softcap=softcap, sink=sink,
-                dropout=dropout, training=dropout > 0,
-            )  # fmt: skip
+            out = dispatch.attention(query, key, value, **how)
         return out.transpose(1, 2).contiguous(), weights
+
+
+def attend_in_graph(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    indices: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    **others: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The same as part of a graph that is compiled, where masks are tensors or not there."""
+    unknown = [name for name in _unknown(others) if name not in _LENGTHS]
+    if unknown or cu_seq_lens_q is not None:
+        raise RegardError(
+            f"{type(module).__name__} asks a compiled attention for something that is not known",
+            got=", ".join(unknown or ["cu_seq_lens_q"]),
+            do="compile without it: packed sequences are told by position_ids as well",
+        )
+    Q, K = query.size(2), key.size(2)
+    causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+    bias, mask = position_bias, None
+    if attention_mask is None:
+        mask = masks.causal(0 if Q != K else None) if causal and Q > 1 else None
+    elif attention_mask.dtype == torch.bool:
+        mask = masks.keep(attention_mask)
+    else:
+        bias = attention_mask if bias is None else bias + attention_mask
+    if indices is not None:
+        mask = _and(mask, _chosen(indices, Q, K))
+    _check_window(module, attention_mask, sliding_window, Q, K)
+    how: dict[str, Any] = {
+        "mask": mask, "bias": None if bias is None else biases.dense(bias), "scale": scaling,
+        "softcap": softcap, "sink": None if s_aux is None else s_aux.flatten(), "dropout": dropout,
+        "training": dropout > 0,
+    }  # fmt: skip
+    if not others.get("output_attentions"):
+        return dispatch.attention(query, key, value, **how).transpose(1, 2).contiguous(), None
+    trace = dispatch.trace(query, key, value, **how)
+    return trace.out.transpose(1, 2).contiguous(), trace.weights().to(query.dtype)
+
+
+def _and(mask: Mask | None, other: Mask) -> Mask:
+    return other if mask is None else mask & other
+
+
+def _chosen(indices: Tensor, Q: int, K: int) -> Mask:
+    """Each query sees the keys that were chosen for it."""
+    table = indices.new_zeros(len(indices), 1, Q, K, dtype=torch.bool)
+    return masks.keep(table.scatter(-1, indices[:, None].long(), True))
+
+
+def _check_window(
+    module: nn.Module, attention_mask: Tensor | None, window: int | None, Q: int, K: int
+) -> None:
+    if attention_mask is None and window is not None and window < K:
+        raise RegardError(
+            f"{type(module).__name__} asks for a window and gives no mask to place it by",
+            got=f"sliding_window={window}, {Q} queries, {K} keys, attention_mask=None",
+            do="give the model an attention_mask",
+        )
 
 
 def _mixed(weights: Tensor, value: Tensor, dropout: float) -> Tensor:

@@ -1,5 +1,5 @@
-"""The functions that transformers calls by the name of regard. Where nobody watches, they do what
-the model's own implementation does: a config is one for all threads."""
+"""The functions that transformers calls while a model is watched. Where nobody watches, they do
+what the model's own implementation does: a config is one for all threads."""
 
 from __future__ import annotations
 

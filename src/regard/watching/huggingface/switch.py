@@ -18,9 +18,10 @@ from regard.watching.huggingface.modules import settable
 from regard.watching.huggingface.shared_values import made_in_run
 from regard.watching.huggingface.switched_name import SwitchedName
 
-NAME = "regard"
-"""What the implementation is called. "sdpa", "flash" or "/" in it would mean something to
-transformers."""
+NAME = "regard_watching"
+"""What the implementation is called while somebody watches: not "regard", which a model may have
+been loaded with, so that a compiled model is compiled anew. "sdpa", "flash" or "/" in it would mean
+something to transformers."""
 
 
 @dataclass

@@ -1,0 +1,31 @@
+"""The functions that transformers calls for `attn_implementation="regard"`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from regard.watching.huggingface.attention import attend, attend_in_graph
+from regard.watching.huggingface.mask_maker import make_mask
+
+NAME = "regard"
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **how: Any
+) -> tuple[Tensor, Tensor | None]:
+    function = attend_in_graph if torch.compiler.is_compiling() else attend
+    return function(module, query, key, value, mask, **how)
+
+
+def _make_mask(*args: Any, **how: Any) -> Any:
+    # A graph holds tensors, and no masks that pass for them.
+    return (sdpa_mask if torch.compiler.is_compiling() else make_mask)(*args, **how)
+
+
+AttentionInterface.register(NAME, _attend)
+AttentionMaskInterface.register(NAME, _make_mask)
