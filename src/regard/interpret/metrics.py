@@ -92,8 +92,13 @@ def kl(at: int | None = None) -> Metric:
 
 def measured(metric: Any, outcome: Outcome) -> Float[Tensor, "b"]:
     """A metric as numbers, one for each sequence or one for all."""
+    return differentiable(metric, outcome).detach().double().cpu()
+
+
+def differentiable(metric: Any, outcome: Outcome) -> Float[Tensor, "b"]:
+    """The same numbers, in the graph of autograd if the output is."""
     found = metric.of(outcome) if isinstance(metric, Metric) else metric(outcome.output)
-    numbers = torch.as_tensor(found).detach().double().cpu()
+    numbers = torch.as_tensor(found)
     if numbers.ndim > 1:
         raise RegardError(
             "a metric gives a number, or one for each sequence of the batch",

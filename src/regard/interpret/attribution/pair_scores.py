@@ -1,0 +1,83 @@
+"""A number for each pair of a query and a key, head by head, made a few rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.interpret.attribution.probes import Slopes
+from regard.traces import Trace
+
+AT_ONCE = 2**22
+"""Numbers of the largest block of rows that is held."""
+
+
+@dataclass(frozen=True, eq=False)
+class PairScores:
+    """Weights, and what they are multiplied with. By itself: the weights."""
+
+    trace: Trace
+
+    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "b h r k"]:
+        """The scores of some queries."""
+        return self.trace.weights(queries=queries)
+
+    def together(
+        self, queries: Int[Tensor, "r"], rows: Float[Tensor, "b h r k"]
+    ) -> Float[Tensor, "b r k"]:
+        """The scores of all heads together, given those of each: their sum."""
+        return rows.sum(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Norms(PairScores):
+    """How long what a query read from a key is, after the output projection: ‖p_ij v_j W_O‖.
+
+    All heads together write Σ_h p_ij v_j W_O, whose length is from the products of what they would
+    write with each other, H² numbers a key."""
+
+    products: Float[Tensor, "b h i k"]
+
+    @staticmethod
+    def of(trace: Trace, output: Float[Tensor, "h e d"]) -> Norms:
+        """With the output projection of the layer, head by head."""
+        v = trace.inputs.v.repeat_interleave(trace.inputs.group, 1)
+        W = output.to(v)
+        between = torch.einsum("hed,ifd->hief", W, W)
+        return Norms(trace, torch.einsum("bhke,hief,bikf->bhik", v, between, v))
+
+    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "b h r k"]:
+        lengths = self.products.diagonal(dim1=1, dim2=2).mT.clamp_min(0).sqrt()
+        return self.trace.weights(queries=queries) * lengths[:, :, None]
+
+    def together(
+        self, queries: Int[Tensor, "r"], rows: Float[Tensor, "b h r k"]
+    ) -> Float[Tensor, "b r k"]:
+        p = self.trace.weights(queries=queries)
+        squares = torch.einsum("bhrk,bhik,birk->brk", p, self.products.to(p), p)
+        return squares.clamp_min(0).sqrt()
+
+
+@dataclass(frozen=True, eq=False)
+class Relevance(PairScores):
+    """A weight times the metric's derivative by it, p_ij (g_i · v_j); if `positive`, only where the
+    weight speaks for the metric."""
+
+    slopes: Slopes
+    positive: bool = False
+
+    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "b h r k"]:
+        g, v = self.slopes.g[:, :, queries], self.slopes.v
+        pulls = g.unflatten(1, (v.shape[1], -1)) @ v.mT[:, :, None]
+        scores: Tensor = self.trace.weights(queries=queries) * pulls.flatten(1, 2)
+        return scores.clamp_min(0) if self.positive else scores
+
+
+def blocks(trace: Trace, queries: Int[Tensor, "q"]) -> Iterator[Int[Tensor, "r"]]:
+    """Queries, so many at a time that their rows fit."""
+    B, H, _, K = trace.inputs.shape
+    return iter(queries.split(max(1, AT_ONCE // max(B * H * K, 1))))
