@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 import regard
 from regard.commands.cost import cost
 from regard.commands.doctor import doctor
+from regard.commands.faithfulness import faithfulness
 from regard.commands.heads import heads
 from regard.commands.lab import lab
 from regard.commands.record import record
@@ -52,5 +53,5 @@ def main(
     """Attention for PyTorch that is fast and can be looked into."""
 
 
-for _command in (view, record, heads, cost, lab, doctor):
+for _command in (view, record, heads, faithfulness, cost, lab, doctor):
     app.command()(_command)

@@ -61,6 +61,24 @@ def probability(token: Token, at: int = -1) -> Metric:
     return Metric("probability", of)
 
 
+def log_odds(token: Token, at: int = -1) -> Metric:
+    """log p / (1 - p) of a token at a place: how far its logit is ahead of all others together.
+    Other than p and log p, it does not saturate where the model is certain.
+
+    >>> import torch
+    >>> measured(log_odds(1), Outcome(torch.tensor([[[0.0, 5.0, 0.0]]]), None, None)).exp()
+    tensor([74.2066], dtype=torch.float64)
+    """
+
+    def of(outcome: Outcome) -> Tensor:
+        logits = logits_of(outcome.output)[:, at]
+        which = torch.as_tensor(token, device=logits.device).expand(len(logits))
+        others = logits.scatter(1, which[:, None], -torch.inf).logsumexp(-1)
+        return _taken(logits, token) - others
+
+    return Metric("log-odds", of)
+
+
 def loss(start: int = 0) -> Metric:
     """The mean loss of the text's own next tokens, in nats; of those from a place on. Padding does
     not count, where the text has an attention_mask."""

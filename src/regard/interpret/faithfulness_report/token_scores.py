@@ -1,0 +1,88 @@
+"""The tokens of a text: what methods say of each, and what cutting its edges does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.interpret.attribution.methods import LEARNED, Method, attribute
+from regard.interpret.attribution.output_projections import Output
+from regard.interpret.interventions.edges import Softmax
+from regard.interpret.interventions.knockout import knock_out
+
+Cuts = Literal["token", "last"]
+SCORED: tuple[Method, ...] = ("weights", "norms", "rollout", "gradients")
+FEWEST = 4
+"""Tokens before the last, below which there is nothing to rank."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenScores:
+    """Of the tokens of one text but the last, which is the one that looks."""
+
+    words: tuple[str, ...]
+    value: float
+    """The metric of the unchanged model."""
+    effect: Float[Tensor, "n"]
+    """What cutting a token's edges adds to it."""
+    scores: Mapping[str, Float[Tensor, "n"]]
+    """What each method says, without sign."""
+
+
+def token_scores(
+    model: nn.Module,
+    text: Any,
+    metric: Any,
+    methods: Sequence[Method],
+    *,
+    softmax: Softmax,
+    cuts: Cuts,
+    layers: str | Sequence[str],
+    words: Sequence[str] | None,
+    output: Output | None,
+    batch: int | None,
+) -> TokenScores:
+    """What methods say of each token, and what cutting its edges does to the metric."""
+    scores: dict[str, Tensor] = {}
+    n = 0
+    for method in methods:
+        # Derivatives go through the rows whose edges are cut; the others are read off the last.
+        queries = None if method in LEARNED and cuts == "token" else -1
+        found = attribute(
+            model, text, metric if method in LEARNED else None, method=method, queries=queries,
+            layers=layers, output=output,
+        )  # fmt: skip
+        heads = sum(t.shape[1] for t in found.heads.values())
+        each = found.tokens / heads if method == "weights" else found.tokens
+        n = _length(each)
+        scores[method] = each[0, : n - 1].abs().double().cpu()
+    edges = [(range(j + 1, n) if cuts == "token" else -1, j) for j in range(n - 1)]
+    found_effects = knock_out(
+        model, [text], metric, edges, layers=layers, softmax=softmax, batch=batch
+    )
+    effect = torch.tensor([row.effect for row in found_effects], dtype=torch.float64)
+    named = [str(j) for j in range(n)] if words is None else list(words)
+    if len(named) != n:
+        raise RegardError("words= names every token", got=f"{len(named)} words for {n} tokens")
+    return TokenScores(tuple(named), found_effects[0].clean, effect, scores)
+
+
+def _length(tokens: Float[Tensor, "b n"]) -> int:
+    B, n = tokens.shape
+    if B > 1:
+        raise RegardError(
+            "each text is one sequence",
+            got=f"a batch of {B}",
+            do="give a list with one text for each: texts.split(1)",
+        )
+    if n <= FEWEST:
+        raise RegardError(
+            "too few tokens to rank", got=f"{n} tokens", accepted=f"{FEWEST + 1} or more"
+        )
+    return n
