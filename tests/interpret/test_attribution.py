@@ -27,8 +27,8 @@ from transformers import (
 import regard
 from regard import RegardError, interpret, masks
 from regard.interpret import metrics
-from regard.interpret.attribution import Anatomy, HeadMatrices, pair_scores
-from regard.interpret.attribution.flow import flow
+from regard.interpret.attribution import Anatomy, HeadMatrices, circuits, pair_scores
+from regard.interpret.attribution.flow import _Network, flow
 from regard.interpret.attribution.rollout import rollout
 from regard.models.causal import CausalConfig, CausalModel
 from tests.interpret.constructed import Dense
@@ -41,6 +41,7 @@ close: Callable[..., None] = torch.testing.assert_close
 def few_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of three rows or so: more than one of each."""
     monkeypatch.setattr(pair_scores, "AT_ONCE", 200)
+    monkeypatch.setattr(circuits, "AT_ONCE", 100)
 
 
 def dense() -> tuple[Dense, Tensor]:
@@ -198,6 +199,22 @@ def test_flow() -> None:
             ends = (0, query), (3, key)
             want = networkx.maximum_flow_value(graph, *ends) if ends[1] in graph else 0.0
             close(float(found.rows["", 0][1, 0, r, key]), float(want))
+
+
+def test_the_largest_flow_of_sparse_networks() -> None:
+    """Where the first paths are in the way of others, and have to be taken back."""
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        kept = torch.rand(4, 5, 5, generator=draw) < 0.4
+        layers = (torch.randint(1, 5, (4, 5, 5), generator=draw) * kept).double()
+        graph = networkx.DiGraph()
+        for above, i, j in layers.nonzero().tolist():
+            room = float(layers[above, i, j])
+            graph.add_edge((above, i), (above + 1, j), capacity=room)
+        if (0, 0) not in graph or (4, 0) not in graph:
+            continue
+        want = networkx.maximum_flow_value(graph, (0, 0), (4, 0))
+        assert _Network(layers.tolist()).largest(0, 20) == want
 
 
 def causal() -> CausalModel:
