@@ -37,17 +37,16 @@ FACE = {
         Tokenizer TranslatorConfig TranslatorModel load
     """,
     "regard.interpret": """
-<<<<<<< HEAD
-        Citation Citations Counted Effect Effects Grounding Kept Word ablate alignment_error_rate
-        citations grounding heavy_hitters intervene knock_out metrics patch prune token_times
-        window_votes word_alignment word_links word_times
-=======
-        Citation Citations Effect Effects HeadScores Kept Word ablate badges citations heads
-        heavy_hitters intervene knock_out metrics patch prune token_times window_votes word_times
->>>>>>> eea452e (Score what each head of a model does, beside what random weights give)
+        Anatomy Attribution Circuit Citation Citations Compositions Counted Effect Effects
+        Faithfulness Grounding HeadScores Kept LogitParts Word ablate alignment_error_rate anatomy
+        attribute badges circuit citations compositions direct_logits faithfulness grounding heads
+        heavy_hitters intervene knock_out metrics patch prune token_times window_votes
+        word_alignment word_links word_times
     """,
 }
-EXPERIMENTS = "bottleneck scaling roles words heads reach order domains cost counting"
+EXPERIMENTS = (
+    "bottleneck scaling roles words heads faithfulness reach order domains cost counting"
+)
 # What the documentation has people import beside these, now or before.
 TOLD = [
     ("regard.interpret.interventions", "Activations CallPart Cut Intervention Patched Replaced"),

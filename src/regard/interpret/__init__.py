@@ -20,6 +20,19 @@ from regard.interpret.word_alignment import alignment_error_rate, word_alignment
 
 if TYPE_CHECKING:
     from regard.interpret import metrics
+    from regard.interpret.attribution import (
+        Anatomy,
+        Attribution,
+        Circuit,
+        Compositions,
+        LogitParts,
+        anatomy,
+        attribute,
+        circuit,
+        compositions,
+        direct_logits,
+    )
+    from regard.interpret.faithfulness_report import Faithfulness, faithfulness
     from regard.interpret.head_scores import HeadScores, badges, heads
     from regard.interpret.interventions import (
         Effect,
@@ -32,19 +45,31 @@ if TYPE_CHECKING:
     from regard.interpret.word_maps import Counted, Grounding, grounding
 
 __all__ = [
+    "Anatomy",
+    "Attribution",
+    "Circuit",
     "Citation",
     "Citations",
+    "Compositions",
     "Counted",
     "Effect",
     "Effects",
+    "Faithfulness",
     "Grounding",
     "HeadScores",
     "Kept",
+    "LogitParts",
     "Word",
     "ablate",
     "alignment_error_rate",
+    "anatomy",
+    "attribute",
     "badges",
+    "circuit",
     "citations",
+    "compositions",
+    "direct_logits",
+    "faithfulness",
     "grounding",
     "heads",
     "heavy_hitters",
@@ -62,11 +87,16 @@ __all__ = [
 
 # What runs models is imported when it is asked for: whoever trains need not wait for it.
 _LATER = {
+    "attribution": (
+        "Anatomy", "Attribution", "Circuit", "Compositions", "LogitParts", "anatomy", "attribute",
+        "circuit", "compositions", "direct_logits",
+    ),
+    "faithfulness_report": ("Faithfulness", "faithfulness"),
     "head_scores": ("HeadScores", "badges", "heads"),
     "interventions": ("Effect", "Effects", "ablate", "intervene", "knock_out", "patch"),
     "metrics": (),
     "word_maps": ("Counted", "Grounding", "grounding"),
-}
+}  # fmt: skip
 _WHERE = {name: module for module, names in _LATER.items() for name in names}
 
 

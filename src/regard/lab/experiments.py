@@ -21,6 +21,7 @@ NAMES = (
     "roles",
     "words",
     "heads",
+    "faithfulness",
     "reach",
     "order",
     "domains",
