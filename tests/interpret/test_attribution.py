@@ -105,6 +105,20 @@ def test_gradients() -> None:
     nothing_in_the_process()
 
 
+def test_half_precision() -> None:
+    """A model in bfloat16 is asked in float32: as near to float64 as its own rounding lets it."""
+    model, x = dense()
+    half = Dense().bfloat16().eval()
+    half.load_state_dict(model.state_dict())
+    exact = interpret.attribute(model, x, metric)
+    found = interpret.attribute(half, x.bfloat16(), metric)
+    assert found.tokens.dtype == torch.float32
+    close(found.tokens.double(), exact.tokens, atol=0.03, rtol=0.1)
+    norms = interpret.attribute(half, x.bfloat16(), method="norms", output=of_dense(half))
+    want = interpret.attribute(model, x, method="norms", output=of_dense(model))
+    close(norms.tokens.double(), want.tokens, atol=0.03, rtol=0.03)
+
+
 @pytest.mark.parametrize("scaled", ["all", "layer"])
 def test_integrated_gradients_add_up(scaled: str) -> None:
     model, x = dense()
@@ -426,6 +440,7 @@ def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: interpret.attribute(model, x, method="weights", positive=True), "no sign"),
         (lambda: interpret.attribute(model, x, metric, words=["a"]), "1 words for 7 tokens"),
         (lambda: interpret.attribute(model, x, metric, queries=9), "out of range"),
+        (lambda: interpret.attribute(model, x, metric, queries=[]), "no query was chosen"),
         (lambda: interpret.attribute(model.train(), x, metric), "model.eval()"),
         (lambda: interpret.anatomy(nn.Linear(2, 2)), "not a stack of blocks"),
         (lambda: interpret.circuit(causal(), 7, 0), "0 to 1"),

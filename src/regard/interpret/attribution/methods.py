@@ -148,7 +148,7 @@ def _scored(
     for place, trace in calls.items():
         pairs, x = make(place, trace), trace.inputs
         B, H, Q, K = x.shape
-        at = places(queries, Q, "queries", x.q.device)
+        at = _chosen(queries, Q, x.q.device)
         each = torch.zeros(B, H, K, dtype=x.compute_dtype, device=x.q.device)
         every = torch.zeros(B, K, dtype=x.compute_dtype, device=x.q.device)
         kept = []
@@ -169,13 +169,20 @@ def _through_layers(
 ) -> Attribution:
     traces = list(calls.values())
     _, _, n, _ = refuse_other_places(traces)
-    at = places(-1 if queries is None else queries, n, "queries", traces[0].inputs.q.device)
+    at = _chosen(-1 if queries is None else queries, n, traces[0].inputs.q.device)
     _refuse_other_words(words, n)
     of: Callable[[Sequence[Trace], Int[Tensor, "r"]], Tensor]
     of = rollout if method == "rollout" else flow
     rows = of(traces, at)
     # One layer stands for all: heads are not told apart.
     return Attribution(method, _OF[method], rows.mean(1), {}, {("", 0): rows[:, None]}, words)
+
+
+def _chosen(queries: Chosen, n: int, device: torch.device) -> Int[Tensor, "r"]:
+    at = places(queries, n, "queries", device)
+    if not len(at):
+        raise RegardError("no query was chosen", accepted="some of them, or None for all")
+    return at
 
 
 def _check(method: str, metric: Any, positive: bool, scaled: str, steps: int) -> None:

@@ -45,7 +45,8 @@ class Norms(PairScores):
     @staticmethod
     def of(trace: Trace, output: Float[Tensor, "h e d"]) -> Norms:
         """With the output projection of the layer, head by head."""
-        v = trace.inputs.v.repeat_interleave(trace.inputs.group, 1)
+        x = trace.inputs
+        v = x.v.to(x.compute_dtype).repeat_interleave(x.group, 1)
         W = output.to(v)
         between = torch.einsum("hed,ifd->hief", W, W)
         return Norms(trace, torch.einsum("bhke,hief,bikf->bhik", v, between, v))
@@ -71,7 +72,8 @@ class Relevance(PairScores):
     positive: bool = False
 
     def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "b h r k"]:
-        g, v = self.slopes.g[:, :, queries], self.slopes.v
+        exact = self.trace.inputs.compute_dtype
+        g, v = self.slopes.g[:, :, queries].to(exact), self.slopes.v.to(exact)
         pulls = g.unflatten(1, (v.shape[1], -1)) @ v.mT[:, :, None]
         scores: Tensor = self.trace.weights(queries=queries) * pulls.flatten(1, 2)
         return scores.clamp_min(0) if self.positive else scores
