@@ -1,9 +1,9 @@
 """Whether attention weights point at what decided.
 
 CLAIM: A weight says what was read, not what it did. In a trained model weights rank tokens by what
-cutting their edges does better than chance, but far from exactly, and position alone does so, too.
-Multiplying layers (rollout) makes it worse. What removing a value does is told better by a weight
-times its derivative, over the whole model and in every layer.
+cutting their edges does better than chance, but far from exactly. Multiplying layers (rollout)
+makes it worse. What removing a value does is told better by a weight times its derivative, over the
+whole model and in every layer.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ ABOUT = About(
     title="Whether attention weights point at what decided",
     claim=(
         "A weight says what was read, not what it did. In a trained model weights rank tokens by "
-        "what cutting their edges does better than chance, but far from exactly, and position "
-        "alone does so, too. Multiplying layers (rollout) makes it worse. What removing a value "
-        "does is told better by a weight times its derivative, over the whole model and in every "
-        "layer."
+        "what cutting their edges does better than chance, but far from exactly. Multiplying "
+        "layers (rollout) makes it worse. What removing a value does is told better by a weight "
+        "times its derivative, over the whole model and in every layer."
     ),
     method=(
         "regard-small, which learned from children's stories, continues some beginnings; then it "
@@ -51,7 +50,7 @@ ABOUT = About(
     change=(
         "Cut only the edges from the last place (cuts='last'): why do weights do better?",
         "Take longer texts (tokens=48): does position say more, or less?",
-        "Ask for another method (methods=[..., 'integrated']): is it worth its time?",
+        "Add integrated gradients (more=['integrated']): are they worth their time?",
         "Train the same model with another seed, or read a text of another kind.",
     ),
     full={"texts": 24, "tokens": 28},
@@ -60,7 +59,7 @@ BEGINNINGS = (
     "Once upon a time there was", "One day, Tom and Lily", "There was a little", "Lily had a",
     "The dog was", "Mom said that", "Tom wanted to", "In the park",
 )  # fmt: skip
-METHODS = ("weights", "norms", "rollout", "gradients")
+METHODS: tuple[Any, ...] = ("weights", "norms", "rollout", "gradients")
 LOCAL = ("weights", "norms", "gradients")
 """Those that a layer has alone."""
 EXACT = 0.8
@@ -73,7 +72,7 @@ def run(
     texts: int = 12,
     tokens: int = 22,
     cuts: str = "token",
-    methods: Sequence[str] = METHODS,
+    more: Sequence[Any] = (),
     progress: Tell | None = None,
 ) -> Result:
     """Score the tokens of texts, cut their edges, and compare."""
@@ -85,10 +84,11 @@ def run(
             step("writing texts")
         whole = {}
         for softmax in ("before", "after"):
-            how: Any = {"softmax": softmax, "cuts": cuts, "methods": methods, "seed": seed}
+            how: Any = {"softmax": softmax, "cuts": cuts, "seed": seed}
             whole[softmax] = interpret.faithfulness(
-                reader.model, read, words=[_words(reader, ids) for ids in read],
-                progress=lambda done, total: step("cutting edges"), **how,
+                reader.model, read, methods=(*METHODS, *more), **how,
+                words=[_words(reader, ids) for ids in read],
+                progress=lambda done, total: step("cutting edges"),
             )  # fmt: skip
         layers = []
         for ids in read:
@@ -109,7 +109,7 @@ def run(
         "shown": shown(whole["after"]),
     }
     settings = {"seed": seed, "texts": texts, "tokens": tokens, "cuts": cuts,
-                "methods": list(methods)}  # fmt: skip
+                "more": list(more)}  # fmt: skip
     return Result(ABOUT, settings, _checks(numbers), _answer(numbers), numbers, _panels(numbers))
 
 
@@ -168,9 +168,13 @@ def shown(found: Any) -> dict[str, Any]:
 
 
 def _row(numbers: dict[str, Any], softmax: str, name: str) -> dict[str, Any]:
-    """The row of a method or, by its first word, of a control."""
+    """The row of a method, or of a control by a word of its name."""
     rows = numbers["whole"][softmax]
-    return next(row for row in rows if row["name"] == name or row["name"].startswith(f"{name} "))
+    return next(
+        row
+        for row in rows
+        if row["name"] == name or (row["control"] and name in row["name"].split())
+    )
 
 
 def _checks(numbers: dict[str, Any]) -> tuple[Check, ...]:
@@ -181,7 +185,6 @@ def _checks(numbers: dict[str, Any]) -> tuple[Check, ...]:
         return str(Interval(row[value], row["low"], row["high"]))
 
     both = ("before", "after")
-    place = {s: _row(numbers, s, "position") for s in both}
     rollout, gradients = (
         {s: numbers["differences"][s][name] for s in both} for name in ("rollout", "gradients")
     )
@@ -199,11 +202,6 @@ def _checks(numbers: dict[str, Any]) -> tuple[Check, ...]:
             f"but far from exactly (below {EXACT})",
             " and ".join(f"{weights(s)['correlation']:.2f}" for s in both),
             all(weights(s)["high"] < EXACT for s in both),
-        ),
-        Check(
-            "position alone does better than chance, too",
-            "; ".join(told(place[s]) for s in both),
-            all(place[s]["low"] > 0 for s in both),
         ),
         Check(
             "rollout is worse than weights",
@@ -247,14 +245,11 @@ def _answer(numbers: dict[str, Any]) -> str:
 
 
 def _panels(numbers: dict[str, Any]) -> tuple[Any, ...]:
-    names = [row["name"] for row in numbers["whole"]["after"] if row["name"] != "all tokens alike"]
-    groups = [name.split(" (")[0] for name in names]
+    groups = [row["name"] for row in numbers["whole"]["after"] if not row["control"]]
+    groups += ["position", "shuffled"]
     series = {
         f"cut {softmax} softmax": [
-            float(_row(numbers, softmax, group)["correlation"])
-            if not group.startswith("weights,")
-            else float(_row(numbers, softmax, name)["correlation"])
-            for group, name in zip(groups, names, strict=True)
+            float(_row(numbers, softmax, group)["correlation"]) for group in groups
         ]
         for softmax in ("before", "after")
     }
