@@ -62,7 +62,7 @@ def metric(output: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("softmax", ["before", "after"])
-@pytest.mark.parametrize("many", [1, 6])
+@pytest.mark.parametrize("many", [1, 4])
 def test_a_head_that_is_loud_about_what_is_not_used_is_unfaithful(many: int, softmax: Any) -> None:
     model = TwoHeads(faithful=False).eval()
     found = interpret.faithfulness(model, texts(many), metric, softmax=softmax)
@@ -76,7 +76,7 @@ def test_a_head_that_is_loud_about_what_is_not_used_is_unfaithful(many: int, sof
 
 
 @pytest.mark.parametrize("softmax", ["before", "after"])
-@pytest.mark.parametrize("many", [1, 6])
+@pytest.mark.parametrize("many", [1, 4])
 def test_a_head_whose_weights_decide_is_faithful(many: int, softmax: Any) -> None:
     model = TwoHeads(faithful=True).eval()
     found = interpret.faithfulness(model, texts(many), metric, softmax=softmax)

@@ -12,7 +12,7 @@ from regard.lab import faithfulness
 
 @pytest.fixture(scope="module")
 def result() -> Any:
-    return faithfulness.run(texts=2, tokens=8)
+    return faithfulness.run(texts=2, tokens=7)
 
 
 def test_every_layer_and_method_is_compared(result: Any) -> None:

@@ -154,9 +154,9 @@ def _scored(
         kept = []
         for some in blocks(trace, at):
             part = pairs.rows(some)
-            each += part.sum(2)
-            every += pairs.together(some, part).sum(1)
-            kept += [part] if queries is not None else []
+            each += part.each.sum(2)
+            every += part.together.sum(1)
+            kept += [part.each] if queries is not None else []
         heads[place] = each
         tokens.append(every)
         if queries is not None:

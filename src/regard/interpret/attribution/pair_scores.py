@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -16,21 +17,28 @@ AT_ONCE = 2**22
 """Numbers of the largest block of rows that is held."""
 
 
+class Rows(NamedTuple):
+    """The scores of some queries: of each head, and of all heads together."""
+
+    each: Float[Tensor, "b h r k"]
+    together: Float[Tensor, "b r k"]
+
+
 @dataclass(frozen=True, eq=False)
 class PairScores:
     """Weights, and what they are multiplied with. By itself: the weights."""
 
     trace: Trace
 
-    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "b h r k"]:
+    def rows(self, queries: Int[Tensor, "r"]) -> Rows:
         """The scores of some queries."""
-        return self.trace.weights(queries=queries)
+        each = self._of(queries, self.trace.weights(queries=queries))
+        return Rows(each, each.sum(1))
 
-    def together(
-        self, queries: Int[Tensor, "r"], rows: Float[Tensor, "b h r k"]
-    ) -> Float[Tensor, "b r k"]:
-        """The scores of all heads together, given those of each: their sum."""
-        return rows.sum(1)
+    def _of(
+        self, queries: Int[Tensor, "r"], weights: Float[Tensor, "b h r k"]
+    ) -> Float[Tensor, "b h r k"]:
+        return weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,16 +59,12 @@ class Norms(PairScores):
         between = torch.einsum("hed,ifd->hief", W, W)
         return Norms(trace, torch.einsum("bhke,hief,bikf->bhik", v, between, v))
 
-    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "b h r k"]:
+    def rows(self, queries: Int[Tensor, "r"]) -> Rows:
+        weights = self.trace.weights(queries=queries)
         lengths = self.products.diagonal(dim1=1, dim2=2).mT.clamp_min(0).sqrt()
-        return self.trace.weights(queries=queries) * lengths[:, :, None]
-
-    def together(
-        self, queries: Int[Tensor, "r"], rows: Float[Tensor, "b h r k"]
-    ) -> Float[Tensor, "b r k"]:
-        p = self.trace.weights(queries=queries)
-        squares = torch.einsum("bhrk,bhik,birk->brk", p, self.products.to(p), p)
-        return squares.clamp_min(0).sqrt()
+        p = weights.permute(0, 3, 2, 1)
+        squares = ((p @ self.products.permute(0, 3, 1, 2)) * p).sum(-1).mT
+        return Rows(weights * lengths[:, :, None], squares.clamp_min(0).sqrt())
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +75,13 @@ class Relevance(PairScores):
     slopes: Slopes
     positive: bool = False
 
-    def rows(self, queries: Int[Tensor, "r"]) -> Float[Tensor, "b h r k"]:
+    def _of(
+        self, queries: Int[Tensor, "r"], weights: Float[Tensor, "b h r k"]
+    ) -> Float[Tensor, "b h r k"]:
         exact = self.trace.inputs.compute_dtype
         g, v = self.slopes.g[:, :, queries].to(exact), self.slopes.v.to(exact)
         pulls = g.unflatten(1, (v.shape[1], -1)) @ v.mT[:, :, None]
-        scores: Tensor = self.trace.weights(queries=queries) * pulls.flatten(1, 2)
+        scores: Tensor = weights * pulls.flatten(1, 2)
         return scores.clamp_min(0) if self.positive else scores
 
 
