@@ -2,7 +2,8 @@
 
 CLAIM: Heads specialise. A model of two layers grows heads that look at the token before, and on top
 of them heads that look for what followed the last time (induction); without either kind, what is
-said again is no longer foreseen. Eight heads predict better than one at equal parameters.
+said again is no longer foreseen, while as many others are hardly missed. Eight heads predict better
+than one at equal parameters.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ ABOUT = About(
     claim=(
         "Heads specialise. A model of two layers grows heads that look at the token before, and on "
         "top of them heads that look for what followed the last time (induction heads); without "
-        "either kind, the model no longer foresees what is said again. Eight heads predict better "
-        "than one at equal parameters."
+        "either kind, the model no longer foresees what is said again, while as many other heads "
+        "of the same layer are hardly missed. Eight heads predict better than one at equal "
+        "parameters."
     ),
     method=(
         "The model is two layers of attention, no feed-forward network between them, with rotary "
@@ -42,9 +44,12 @@ ABOUT = About(
         "As it trains, every head is asked how much it looks at the token before (previous), and, "
         "where random words are said a second time, how much at the word that followed the first "
         "time (induction). Weights come from regard.watch. Then heads are silenced: each alone, "
-        "all of a kind, and one after another, those first that text misses least.",
+        "all of a kind, and one after another, those first that text misses least. A silent head "
+        "gives nothing, or, which takes away less, the mean of what it gives everywhere "
+        "(interpret.ablate). Beside all heads of a kind, as many others of the same layer are "
+        "silenced, drawn five times.",
         "One head as wide as the model has exactly as many parameters as eight of an eighth. It is "
-        "trained on the same windows.",
+        "trained on the same windows. All of it is done with three seeds.",
     ),
     change=(
         "Take the repeated windows away (repeats=0): do induction heads still grow?",
@@ -57,6 +62,9 @@ ABOUT = About(
 
 DOES = 0.3
 """The share of its weight from which a head is said to do a thing."""
+KINDS = ("previous", "induction")
+DRAWS = 5
+"""How often as many other heads are drawn."""
 
 
 def run(
@@ -67,32 +75,34 @@ def run(
     layers: int = 2,
     vocabulary: int = 96,
     length: int = 32,
-    batch: int = 64,
-    repeats: float = 0.5,
-    steps: int = 1500,
+    batch: int = 32,
+    repeats: float = 0.6,
+    steps: int = 900,
+    seeds: int = 3,
     progress: Tell | None = None,
 ) -> Result:
     """Train with several heads and with one, look at every head as it grows, and silence each."""
-    step = Progress(2 * steps, progress)
-    trained, model = {}, None
-    for count in (1, heads):
-        with seeded(seed):
-            data = Windows(Corpus.words(vocabulary), length, batch, repeats)
-            model = Reader(vocabulary, width, count, layers)
-            trained[_called(count)] = train(model, data, steps, lambda: step("training"))
+    step = Progress(2 * steps * seeds, progress)
+    every = []
+    for s in range(seed, seed + seeds):
+        trained, model = {}, None
+        for count in (1, heads):
+            with seeded(s):
+                data = Windows(Corpus.words(vocabulary), length, batch, repeats)
+                model = Reader(vocabulary, width, count, layers)
+                trained[_called(count)] = train(model, data, steps, lambda: step("training"))
+        assert model is not None
+        with seeded(s + 1):
+            silenced = silence_each(model, data, s)
+            one, shown = picture_of(model, data)
+        every.append(
+            {"trained": trained, "silenced": silenced, "shown": {"words": shown, "weights": one}}
+        )
     assert model is not None
-    with seeded(seed + 1):
-        silenced = silence_each(model, data)
-        one, shown = picture_of(model, data)
-    numbers = {
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "trained": trained,
-        "silenced": silenced,
-        "shown": {"words": shown, "weights": one},
-    }
+    numbers = {"parameters": sum(p.numel() for p in model.parameters()), "seeds": every}
     settings = {"seed": seed, "width": width, "heads": heads, "layers": layers,
                 "vocabulary": vocabulary, "length": length, "batch": batch, "repeats": repeats,
-                "steps": steps}  # fmt: skip
+                "steps": steps, "seeds": seeds}  # fmt: skip
     several = _called(heads)
     checks = _checks(numbers, several)
     return Result(
@@ -148,10 +158,10 @@ class Windows:
 
 
 def train(
-    model: Reader, data: Windows, steps: int, done: Any, looks: int = 20
+    model: Reader, data: Windows, steps: int, done: Any, looks: int = 20, rate: float = 8e-3
 ) -> list[dict[str, Any]]:
     """What was measured of the model as it learned, at so many looks."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.98))
+    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98))
     rates = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda i: min(1.0, (i + 1) / 50) * (1 - 0.9 * i / steps)
     )
@@ -205,8 +215,9 @@ def silenced(heads: list[tuple[int, int]]) -> Replaced:
     return Replaced(found)
 
 
-def silence_each(model: Reader, data: Windows) -> dict[str, Any]:
+def silence_each(model: Reader, data: Windows, seed: int = 0) -> dict[str, Any]:
     """What is left with each head silent, with all of a kind, and as one after another falls."""
+    model.eval()
     whole = measure(model, data)
     every = [(i, h) for i, layer in enumerate(model.layers) for h in range(layer.heads)]
     alone = {}
@@ -216,8 +227,7 @@ def silence_each(model: Reader, data: Windows) -> dict[str, Any]:
     found, kinds = scores(model, data), {}
     for what, layer in (("previous", 0), ("induction", len(model.layers) - 1)):
         kind = [(layer, h) for h, share in enumerate(found[what][layer]) if share > DOES]
-        with interpret.intervene(model, silenced(kind)):
-            kinds[what] = {"heads": kind} | measure(model, data)
+        kinds[what] = {"heads": kind} | without(model, data, kind, layer, seed)
     order = sorted(every, key=lambda at: alone[at]["text_loss"])
     left = [whole]
     for count in range(1, len(order) + 1):
@@ -230,6 +240,35 @@ def silence_each(model: Reader, data: Windows) -> dict[str, Any]:
         "order": order,
         "left": left,
     }
+
+
+def without(
+    model: Reader, data: Windows, kind: list[tuple[int, int]], layer: int, seed: int
+) -> dict[str, Any]:
+    """The share of what is said again that is foreseen without all heads of a kind, and without as
+    many others of their layer: with nothing in their place, and with their mean."""
+    right = data.twice[:, 1:][:, data.half :]
+
+    def foreseen(logits: Tensor) -> Tensor:
+        return (logits[:, data.half :].argmax(-1) == right).double().mean(1)
+
+    others = [(layer, h) for h in range(model.layers[layer].heads) if (layer, h) not in kind]
+    count, source = min(len(kind), len(others)), torch.Generator().manual_seed(seed)
+    drawn = [
+        [others[i] for i in torch.randperm(len(others), generator=source)[:count].tolist()]
+        for _ in range(DRAWS if count else 0)
+    ]
+    found: dict[str, Any] = {"matched": count == len(kind)}
+    for by in ("zero", "mean"):
+        if not kind:
+            left = [float(foreseen(model(data.twice[:, :-1])).mean())]
+        else:
+            table = interpret.ablate(
+                model, data.twice[:, :-1], foreseen, heads=[kind, *drawn], by=by
+            )
+            left = [row.changed for row in table]
+        found[by] = {"foreseen": left[0], "others": left[1:]}
+    return found
 
 
 @torch.no_grad()
@@ -256,80 +295,160 @@ def _called(heads: int) -> str:
 
 
 def _checks(numbers: dict[str, Any], several: str) -> tuple[Check, ...]:
-    one, many = (numbers["trained"][name][-1] for name in ("1 head", several))
-    before = numbers["trained"][several][0]
-    previous, induction = strongest(many, "previous", 0)[1], strongest(many, "induction", -1)[1]
-    kinds, whole = numbers["silenced"]["kinds"], many["again_accuracy"]
-    without = [kinds[what]["again_accuracy"] for what in ("previous", "induction")]
+    runs = numbers["seeds"]
+    first, one, many = (
+        [run["trained"][name][at] for run in runs]
+        for name, at in ((several, 0), ("1 head", -1), (several, -1))
+    )
+
+    def best(found: list[dict[str, Any]], what: str, layer: int) -> list[float]:
+        return [strongest(each, what, layer)[1] for each in found]
+
+    previous, induction = best(many, "previous", 0), best(many, "induction", -1)
+    whole = [each["again_accuracy"] for each in many]
+    left = {
+        (what, by): [run["silenced"]["kinds"][what][by]["foreseen"] for run in runs]
+        for what in KINDS
+        for by in ("zero", "mean")
+    }
+    others = [
+        share
+        for run in runs
+        for what in KINDS
+        for by in ("zero", "mean")
+        for share in run["silenced"]["kinds"][what][by]["others"]
+    ]
+    gains = [o["text_loss"] - m["text_loss"] for o, m in zip(one, many, strict=True)]
     return (
         Check(
             "a head of the first layer comes to look at the token before",
-            f"{strongest(before, 'previous', 0)[1]:.0%} of its weight at first, "
-            f"{previous:.0%} then",
-            previous > 0.5,
+            f"{_range(best(first, 'previous', 0))} of its weight at first, {_range(previous)} then",
+            min(previous) > 0.5,
         ),
         Check(
             "a head of the last layer comes to look at what followed last time",
-            f"{strongest(before, 'induction', -1)[1]:.0%} of its weight at first, "
-            f"{induction:.0%} then",
-            induction > 0.5,
+            f"{_range(best(first, 'induction', -1))} of its weight at first, "
+            f"{_range(induction)} then",
+            min(induction) > 0.5,
         ),
         Check(
             "with them, what is said again is foreseen",
-            f"{before['again_accuracy']:.0%} of it at first, {whole:.0%} then",
-            whole > 0.8,
+            f"{_range([m['again_accuracy'] for m in first])} of it at first, {_range(whole)} then",
+            min(whole) > 0.8,
         ),
         Check(
             "without the heads of either kind it is not",
-            f"{without[0]:.0%} without the first kind, {without[1]:.0%} without the second",
-            max(without) < whole / 2,
+            "; ".join(
+                f"without the {what} kind {_range(left[what, 'zero'])}, at their mean "
+                f"{_range(left[what, 'mean'])}"
+                for what in KINDS
+            ),
+            max(max(shares) for shares in left.values()) < min(whole) / 2,
+        ),
+        Check(
+            "without as many others of the same layer it is",
+            f"{_range(others)} of it, {sum(others) / len(others):.0%} in the mean of the draws"
+            if others
+            else "there are no others",
+            bool(others) and sum(others) / len(others) > 0.75 * min(whole),
         ),
         Check(
             f"{several} predict text better than one at equal parameters",
-            f"{many['text_accuracy']:.1%} of words against {one['text_accuracy']:.1%}, loss "
-            f"{many['text_loss']:.2f} against {one['text_loss']:.2f}",
-            many["text_loss"] < one["text_loss"] - 0.02,
+            f"{_range([m['text_accuracy'] for m in many])} of words against "
+            f"{_range([o['text_accuracy'] for o in one])}, with a loss lower by "
+            f"{min(gains):.2f} to {max(gains):.2f}",
+            min(gains) > 0.02,
         ),
     )
 
 
 def _answer(numbers: dict[str, Any], several: str) -> str:
-    one, many = (numbers["trained"][name][-1] for name in ("1 head", several))
-    (p, previous), (i, induction) = strongest(many, "previous", 0), strongest(many, "induction", -1)
-    silent, layers = numbers["silenced"], len(many["previous"])
-    left, before, after = silent["left"], *(silent["kinds"][k] for k in ("previous", "induction"))
-    alone = [m["again_accuracy"] for m in silent["alone"] if m["layer"] == layers - 1]
-    most = left[0]["text_loss"] + 0.1
-    spare = sum(1 for _ in takewhile(lambda m: m["text_loss"] <= most, left)) - 1
+    runs = numbers["seeds"]
+    one, many = ([run["trained"][name][-1] for run in runs] for name in ("1 head", several))
+    silent, layers = [run["silenced"] for run in runs], len(many[0]["previous"])
+    previous = [strongest(each, "previous", 0)[1] for each in many]
+    induction = [strongest(each, "induction", -1)[1] for each in many]
+    left = {
+        (what, by): _range([each["kinds"][what][by]["foreseen"] for each in silent])
+        for what in KINDS
+        for by in ("zero", "mean")
+    }
+    counts = {
+        what: _numbers([len(each["kinds"][what]["heads"]) for each in silent]) for what in KINDS
+    }
+    others = [
+        share
+        for each in silent
+        for what in KINDS
+        for by in ("zero", "mean")
+        for share in each["kinds"][what][by]["others"]
+    ]
+    alone = [
+        min(m["again_accuracy"] for m in each["alone"] if m["layer"] == layers - 1)
+        for each in silent
+    ]
+    spare = [_spare(each["left"]) for each in silent]
+    copies = [each["again_accuracy"] for each in one]
     return (
-        f"Head {p + 1} of layer 1 came to put {previous:.0%} of its weight on the token before, "
-        f"head {i + 1} of layer {layers} {induction:.0%} on the word that followed last time. "
-        f"Random words said a second time were then foreseen {many['again_accuracy']:.0%} of the "
-        f"time. With what looks at the token before silent ({_called(len(before['heads']))}) it "
-        f"was {before['again_accuracy']:.0%}, without what looks at what followed "
-        f"({_called(len(after['heads']))}) {after['again_accuracy']:.0%}; with any one head of "
-        f"layer {layers} silent never less than {min(alone):.0%}, as others of its kind stand in. "
-        f"Of {len(silent['order'])} heads {spare} could be silenced before text lost 0.1 nats. "
-        f"At equal parameters ({numbers['parameters']:,}) {several} predict "
-        f"{many['text_accuracy']:.1%} of the words of new text and one {one['text_accuracy']:.1%} "
-        f"(loss {many['text_loss']:.2f} and {one['text_loss']:.2f}). With one head a layer "
-        f"{one['again_accuracy']:.0%} of what is said again was foreseen: "
+        f"With {len(runs)} {'seed' if len(runs) == 1 else 'seeds'}, ranges are over them: a head "
+        f"of layer 1 came to put {_range(previous)} of its weight on the token before, a head of "
+        f"layer {layers} {_range(induction)} on the word that followed last time. Random words "
+        f"said a second time were foreseen {_range([m['again_accuracy'] for m in many])} of the "
+        f"time. With what looks at the token before silent ({counts['previous']}) it was "
+        f"{left['previous', 'zero']}, and {left['previous', 'mean']} if they gave their mean; "
+        f"without what looks at what followed ({counts['induction']}) "
+        f"{left['induction', 'zero']} and {left['induction', 'mean']}; "
         + (
-            "copying does not need several."
-            if one["again_accuracy"] > 0.8
-            else "too little to copy."
+            f"without as many others of the same layer {_range(others)}, "
+            f"{sum(others) / len(others):.0%} in the mean; "
+            if others
+            else ""
         )
+        + f"with any one head of layer {layers} silent never less than {_range(alone)}, as others "
+        f"of its kind stand in. Of {len(silent[0]['order'])} heads {_numbers(spare, heads=False)} "
+        f"could be silenced before text lost 0.1 nats. At equal parameters "
+        f"({numbers['parameters']:,}) {several} predict "
+        f"{_range([m['text_accuracy'] for m in many], 1)} of the words of new text and one "
+        f"{_range([m['text_accuracy'] for m in one], 1)}. With one head a layer {_range(copies)} "
+        f"of what is said again was foreseen: "
+        + ("copying does not need several." if min(copies) > 0.8 else "too little to copy.")
     )
 
 
+def _spare(left: list[dict[str, float]]) -> int:
+    """How many heads were silent before text lost 0.1 nats."""
+    most = left[0]["text_loss"] + 0.1
+    return sum(1 for _ in takewhile(lambda m: m["text_loss"] <= most, left)) - 1
+
+
+def _range(shares: list[float], digits: int = 0) -> str:
+    """The least and the largest of some shares, or the one they are."""
+    low, high = (f"{100 * share:.{digits}f}" for share in (min(shares), max(shares)))
+    return f"{low}%" if low == high else f"{low} to {high}%"
+
+
+def _numbers(counts: list[int], *, heads: bool = True) -> str:
+    low, high = min(counts), max(counts)
+    said = str(low) if low == high else f"{low} to {high}"
+    return (f"{said} head" if said == "1" else f"{said} heads") if heads else said
+
+
 def _panels(numbers: dict[str, Any], several: str) -> tuple[Lines | Bars | Heat, ...]:
-    trained, silent = numbers["trained"], numbers["silenced"]
+    shown = numbers["seeds"][0]
+    trained, silent = shown["trained"], shown["silenced"]
     history, last = trained[several], trained[several][-1]
     steps, layers = [m["step"] for m in history], len(last["previous"])
     p, i = strongest(last, "previous", 0)[0], strongest(last, "induction", -1)[0]
     by_layer = [[m for m in silent["alone"] if m["layer"] == at] for at in range(layers)]
-    whole, words = silent["whole"]["again_accuracy"], numbers["shown"]["words"]
+    whole, words = silent["whole"]["again_accuracy"], shown["shown"]["words"]
     columns = [str(h + 1) for h in range(len(by_layer[0]))]
+    kinds = silent["kinds"]
+    left = {
+        by: [kinds[what][name]["foreseen"] for what in KINDS]
+        for by, name in (("nothing instead", "zero"), ("their mean instead", "mean"))
+    }
+    others = [kinds[what]["zero"]["others"] for what in KINDS]
+    left["as many others"] = [sum(some) / len(some) if some else 0.0 for some in others]
     return (
         Lines(
             f"Two heads grow ({several})",
@@ -358,7 +477,12 @@ def _panels(numbers: dict[str, Any], several: str) -> tuple[Lines | Bars | Heat,
             f"The induction head (layer {layers}, head {i + 1})",
             "Ten words said twice. The second time each looks at what followed the first time: a "
             "stripe nine places back.",
-            numbers["shown"]["weights"], words, words, "weight", y="reads", x="looks at",
+            shown["shown"]["weights"], words, words, "weight", y="reads", x="looks at",
+        ),
+        Bars(
+            "What is foreseen without a kind of heads",
+            "All heads of a kind silent, and as many others of the same layer (mean of the draws).",
+            "foreseen", ["previous", "induction"], left, percent=True,
         ),
         Heat(
             "What each head's silence costs",
