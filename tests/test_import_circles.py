@@ -18,10 +18,7 @@ LEFT = {
     ("display", "bundle"): "a value shows itself in Jupyter; nobody else imports the view",
     ("display", "shown"): "the same in marimo",
     ("traces", "save_trace"): "Trace.save: a trace is asked to save itself, files hold traces",
-    (
-        "traces",
-        "given_trace",
-    ): "Trace.of: a trace is made of another's numbers by a backend's choice",
+    ("traces", "given_trace"): "Trace.of: a trace of given numbers, made where choices are made",
     ("seen", "save"): "Seen.save: the same, for all layers of a model",
 }
 
