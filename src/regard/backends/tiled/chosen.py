@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.backends.poison import finite
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import pairs
+from regard.transforms import transformed
 
 
 def chosen_logits(
@@ -28,20 +29,47 @@ def logits_at(
 ) -> Float[Tensor, "b h q k"]:
     """The same, where the vectors of the queries are at hand."""
     q, k = q.to(x.compute_dtype), x.k[:, :, keys].to(x.compute_dtype)
-    broken = _broken(q)[..., None] | _broken(k).repeat_interleave(x.group, dim=1)[..., None, :]
+    broken = _broken(q)[..., None], _broken(k).repeat_interleave(x.group, dim=1)[..., None, :]
     learned = torch.is_grad_enabled()
     if learned:
         # What is not finite stays in its own pair, but would spoil the gradients of others.
         q, k = finite(q), finite(k)
     s = x.comparison.logits(q.unflatten(1, (-1, x.group)), k).flatten(1, 2)
+    if numbers_alone(s):
+        return _finished_in_place(x, s, broken, queries, keys)
     if x.softcap is not None:
         s = x.softcap * torch.tanh(s / x.softcap)
     # Added, NaN reaches the gradients of its own pair.
-    nan = torch.zeros_like(s).masked_fill_(broken, math.nan) if learned else None
-    s = s.masked_fill(broken, math.nan) if nan is None else s + nan
+    either = broken[0] | broken[1]
+    nan = torch.zeros_like(s).masked_fill_(either, math.nan) if learned else None
+    s = s.masked_fill(either, math.nan) if nan is None else s + nan
     if x.bias is not None:
         s = s + x.bias.at(queries, keys).to(s.dtype)
     return s if x.mask is None else s.masked_fill(~pairs(x.mask, queries, keys), -math.inf)
+
+
+def numbers_alone(s: Tensor) -> bool:
+    """Whether a tensor is numbers and nothing else, so that it may be written over."""
+    return not (torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed([s]))
+
+
+def _finished_in_place(
+    x: AttentionInputs,
+    s: Float[Tensor, "b h q k"],
+    broken: tuple[Bool[Tensor, "b h q 1"], Bool[Tensor, "b h 1 k"]],
+    queries: Int[Tensor, "q"],
+    keys: Int[Tensor, "k"],
+) -> Float[Tensor, "b h q k"]:
+    """The same without a copy at every step: copies take longer than the products."""
+    if x.softcap is not None:
+        s.div_(x.softcap).tanh_().mul_(x.softcap)
+    for vectors in broken:
+        # On a card, to ask whether there are any would be to wait for it.
+        if s.device.type != "cpu" or bool(vectors.any()):
+            s.masked_fill_(vectors, math.nan)
+    if x.bias is not None:
+        s.add_(x.bias.at(queries, keys).to(s.dtype))
+    return s if x.mask is None else s.masked_fill_(~pairs(x.mask, queries, keys), -math.inf)
 
 
 def _broken(vectors: Float[Tensor, "b h n d"]) -> Bool[Tensor, "b h n"]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.backends.contract import Pool, SecondPass, Top
 from regard.backends.precision import in_full_precision
-from regard.backends.tiled.chosen import chosen_logits, logits_at
+from regard.backends.tiled.chosen import chosen_logits, logits_at, numbers_alone
 from regard.backends.tiled.norms import Norm, norm_of, norm_of_rows
 from regard.backends.tiled.walk import Cut, RowTile, slabs
 from regard.inputs import AttentionInputs
@@ -163,6 +163,11 @@ class TiledPass(SecondPass):
 
 
 def _weights(s: Float[Tensor, "b h q k"], norm: Norm) -> Float[Tensor, "b h q k"]:
+    on_cpu = s.device.type == "cpu"
+    if on_cpu and numbers_alone(s) and bool(norm.lse.isfinite().all()):
+        # No row is empty or broken: -inf less a number is still -inf, whose exp is 0.
+        s.sub_(norm.lse[..., None])
+        return (s if norm.rest is None else s.sub_(norm.rest[..., None])).exp_()
     hidden = s == -math.inf
     # A row that was found to see nothing gives nothing, whatever its logits are.
     hidden |= norm.lse[..., None] == -math.inf
