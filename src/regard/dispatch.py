@@ -21,6 +21,7 @@ from regard.inputs import AttentionInputs, check
 from regard.jagged import JaggedInputs, JaggedTrace, any_nested, pack, pack_tokens
 from regard.kinds import kind_of
 from regard.masks.algebra import Mask
+from regard.peer_arguments import Unknown, refuse_arguments
 from regard.plans import Plan
 from regard.scores.score import Score
 from regard.traces import Trace
@@ -29,6 +30,7 @@ from regard.watchers import changed, show, unwatched, watched
 __all__ = ["BACKENDS", "attention", "plan", "trace"]
 
 CuSeqlens = Tensor | tuple[Tensor, Tensor]
+ARGUMENTS = "mask, score, bias, softcap, sink, scale, dropout, training, backend, cu_seqlens"
 
 
 def attention(
@@ -46,6 +48,7 @@ def attention(
     training: bool = False,
     backend: str | None = None,
     cu_seqlens: CuSeqlens | None = None,
+    **others: Unknown,
 ) -> Float[Tensor, "*bh q e"]:
     """Attention: each query's mean of the values, weighted by how well it matches the keys.
 
@@ -67,6 +70,8 @@ def attention(
     >>> regard.attention(q, k, v, cu_seqlens=ends, mask=regard.masks.causal()).shape
     torch.Size([10, 8, 64])
     """
+    if others:
+        refuse_arguments("attention", others, ARGUMENTS)
     if cu_seqlens is not None:
         return _attend_tokens(
             q, k, v, cu_seqlens, mask, score=score, bias=bias, softcap=softcap, sink=sink,
@@ -120,6 +125,7 @@ def trace(
     training: bool = False,
     backend: str | None = None,
     cu_seqlens: CuSeqlens | None = None,
+    **others: Unknown,
 ) -> Trace:
     """Attention that can be looked into: the same output, with every weight one question away.
 
@@ -131,6 +137,8 @@ def trace(
 
     With `cu_seqlens` answers are [tokens, heads, ...], and `t[i]` is a trace of one sequence.
     """
+    if others:
+        refuse_arguments("trace", others, ARGUMENTS)
     if cu_seqlens is not None:
         return _trace_tokens(
             q, k, v, cu_seqlens, mask, score=score, bias=bias, softcap=softcap, sink=sink,
@@ -269,6 +277,7 @@ def plan(
     backend: str | None = None,
     cu_seqlens: CuSeqlens | None = None,
     statistics: bool = False,
+    **others: Unknown,
 ) -> Plan:
     """Which backend would run a call, why not the others, and what it costs. Runs nothing.
 
@@ -291,6 +300,8 @@ def plan(
       bytes moved     2.1 MB
       peak memory     ...B beside the inputs
     """
+    if others:
+        refuse_arguments("plan", others, f"{ARGUMENTS}, statistics")
     if cu_seqlens is not None or any_nested(q, k, v):
         packed = (
             pack(q, k, v, mask, bias)

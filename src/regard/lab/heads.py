@@ -77,7 +77,7 @@ def run(
     length: int = 32,
     batch: int = 32,
     repeats: float = 0.6,
-    steps: int = 900,
+    steps: int = 1000,
     seeds: int = 3,
     progress: Tell | None = None,
 ) -> Result:
@@ -163,7 +163,7 @@ def train(
     """What was measured of the model as it learned, at so many looks."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98))
     rates = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda i: min(1.0, (i + 1) / 50) * (1 - 0.9 * i / steps)
+        optimiser, lambda i: min(1.0, (i + 1) / 50) * min(1.0, 2.5 * (1 - i / steps) + 0.05)
     )
     every, history = max(1, steps // looks), []
     for i in range(steps):
