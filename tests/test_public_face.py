@@ -14,7 +14,7 @@ from regard.lab.experiments import NAMES
 FACE = {
     "regard": """
         Monitor Plan RegardError RegardWarning Trace attention biases cost interpret lab load masks
-        models nn plan scores trace view warm_up watch
+        models nn parallel plan scores trace view warm_up watch
     """,
     "regard.masks": """
         Mask blocks causal dilated documents from_flash from_huggingface from_multihead from_sdpa
@@ -30,6 +30,9 @@ FACE = {
     "regard.cost": """
         DEVICES PRESETS Comparison Configuration Cost Device Part cache_bytes call compare
         dense_pairs device forward_flops layer least_bytes model needed_pairs preset visited_pairs
+    """,
+    "regard.parallel": """
+        Layout ParallelPlan ParallelTrace attention by_document contiguous merge plan trace zigzag
     """,
     "regard.view": "App Patches head_grid heat_map page serve shaded widget",
     "regard.models": """

@@ -15,7 +15,7 @@ from regard.warming import warm_up
 from regard.watching import registration, watch
 
 if TYPE_CHECKING:
-    from regard import lab, models, view
+    from regard import lab, models, parallel, view
 
 __all__ = [
     "Monitor",
@@ -32,6 +32,7 @@ __all__ = [
     "masks",
     "models",
     "nn",
+    "parallel",
     "plan",
     "scores",
     "trace",
@@ -43,7 +44,7 @@ __all__ = [
 registration.offer()
 
 # What is seldom wanted, and brings other packages with it, is imported when it is asked for.
-_LATER = ("lab", "models", "view")
+_LATER = ("lab", "models", "parallel", "view")
 
 
 def __getattr__(name: str) -> Any:

@@ -22,7 +22,7 @@ from regard.masks.algebra import Mask
 from regard.scores.comparison import Dot
 from regard.scores.score import Score
 from regard.transforms import transformed
-from regard.values import whole
+from regard.values import Shape, whole
 
 Chosen = int | slice | range | Sequence[int] | Tensor | None
 Region = tuple[int, int] | slice | range | None
@@ -233,18 +233,8 @@ class Trace(Displayed):
         >>> torch.allclose(t.map(3, pool="sum")[0, 1], t.weights()[0:3, 3:5].sum())
         True
         """
-        B, H, Q, K = self.inputs.shape
-        rows, columns = _region(queries, Q, "queries"), _region(keys, K, "keys")
-        wanted = tuple(cells) if isinstance(cells, (tuple, list)) else (cells, cells)
-        if len(wanted) != 2:
-            raise RegardError("map: cells are a number, or (rows, columns)", got=repr(cells))
-        if min(whole("map: a number of cells", n) for n in wanted) < 1:
-            raise RegardError("map counts cells", got=str(cells), accepted="1 or more")
-        if pool not in ("mean", "max", "sum"):
-            raise RegardError(
-                "map: unknown pool", got=repr(pool), accepted="'mean', 'max' or 'sum'"
-            )
-        size = min(wanted[0], rows[1] - rows[0]), min(wanted[1], columns[1] - columns[0])
+        B, H, _, _ = self.inputs.shape
+        size, rows, columns = pooled_region(self.inputs.shape, cells, queries, keys, pool)
         if 0 in size:
             return self.inputs.in_kind(self._lse.new_zeros(B, H, *size))
 
@@ -422,6 +412,22 @@ def places(chosen: Chosen, n: int, what: str, device: torch.device) -> Int[Tenso
             accepted=f"-{n} to {n - 1}",
         )
     return torch.where(index < 0, index + n, index)
+
+
+def pooled_region(
+    shape: Shape, cells: int | tuple[int, int], queries: Region, keys: Region, pool: str
+) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """How many cells a map has, and where its queries and keys start and stop."""
+    rows, columns = _region(queries, shape.Q, "queries"), _region(keys, shape.K, "keys")
+    wanted = tuple(cells) if isinstance(cells, (tuple, list)) else (cells, cells)
+    if len(wanted) != 2:
+        raise RegardError("map: cells are a number, or (rows, columns)", got=repr(cells))
+    if min(whole("map: a number of cells", n) for n in wanted) < 1:
+        raise RegardError("map counts cells", got=str(cells), accepted="1 or more")
+    if pool not in ("mean", "max", "sum"):
+        raise RegardError("map: unknown pool", got=repr(pool), accepted="'mean', 'max' or 'sum'")
+    size = min(wanted[0], rows[1] - rows[0]), min(wanted[1], columns[1] - columns[0])
+    return size, rows, columns
 
 
 def _region(region: Region, n: int, what: str) -> tuple[int, int]:

@@ -44,6 +44,8 @@ class Flex:
             reasons.append("it reports no entropy")
         if not isinstance(x.comparison, Dot):
             reasons.append("it compares by dot products only")
+        if x.bias is not None and not isinstance(x.bias, (Alibi, Dense, Relative, BoundPairwise)):
+            reasons.append("it has no score_mod for such a bias")
         if x.dropout:
             reasons.append("it has no dropout")
         if x.q.dtype == torch.float64:

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import torch
 
+from regard.biases.alibi import Alibi
 from regard.biases.dense import Dense
 from regard.biases.pairwise import BoundPairwise
 from regard.biases.relative import Relative
@@ -36,6 +37,8 @@ def why_not(x: AttentionInputs) -> list[str]:
         reasons.append("it compares by dot products only")
     if isinstance(x.bias, BoundPairwise):
         reasons.append("it has no kernel for a bias made of a function")
+    elif x.bias is not None and not isinstance(x.bias, (Alibi, Dense, Relative)):
+        reasons.append("it has no kernel for such a bias")
     if max(x.q.shape[-1], x.v.shape[-1]) > WIDEST:
         reasons.append(f"its tiles hold heads up to {WIDEST} wide")
     # A compiled graph holds for any batch size: the kernels themselves refuse a larger one.

@@ -1,0 +1,203 @@
+"""The public functions: check the call, compare it with the other ranks', share it, run it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.between_graphs import between_graphs
+from regard.biases.bias import Bias
+from regard.choice import choose
+from regard.errors import RegardError, RegardWarning
+from regard.masks.algebra import Mask
+from regard.parallel.call import Call, Method, checked_call
+from regard.parallel.choice import ParallelPlan, method_of, plan_of
+from regard.parallel.handshake import agree, contents_of, refuse_together, said
+from regard.parallel.layout import Layout
+from regard.parallel.parallel_trace import OwnRows, ParallelTrace
+from regard.parallel.ranks import Mesh, ranks_of
+from regard.scores.score import Score
+from regard.traces import Trace
+from regard.watchers import watched
+
+_between_graphs = between_graphs(
+    "regard.parallel compares calls between ranks, which a graph cannot: compile without "
+    "fullgraph=True"
+)
+
+
+@_between_graphs
+def attention(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b g m d2"],
+    v: Float[Tensor, "b g m e"],
+    *,
+    mesh: Mesh | None = None,
+    layout: Layout | None = None,
+    key_layout: Layout | None = None,
+    method: str | None = None,
+    mask: Mask | None = None,
+    score: Score | None = None,
+    bias: Bias | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, "h"] | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    training: bool = False,
+    backend: str | None = None,
+    cu_seqlens: Any = None,
+) -> Float[Tensor, "b h n e"]:
+    """`regard.attention` of a sequence whose tokens are sharded over ranks: the output for this
+    rank's queries.
+
+    q, k and v are what this rank has by `layout` (by default as many tokens on each rank, in
+    order), `mesh` says which ranks share them (by default all). Everything else is said as to
+    `regard.attention`, of the whole sequence, and alike on every rank. All ranks must make the
+    call, and its backward pass.
+
+    Gradients of q, k and v are those of the loss summed over the ranks. What a rank learns of a
+    sink, bias or score is its own part, to be summed over the ranks, as of any parameter that sees
+    only some tokens.
+    """
+    _, how, _ = _prepared(
+        q, k, v, mesh, layout, key_layout, method, backend, trace=False, mask=mask, score=score,
+        bias=bias, softcap=softcap, sink=sink, scale=scale, dropout=dropout, training=training,
+        cu_seqlens=cu_seqlens,
+    )  # fmt: skip
+    part = how.part()
+    (out,) = how.of_rows(choose(part, backend, statistics=False).attend(part))
+    return out
+
+
+@_between_graphs
+def trace(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b g m d2"],
+    v: Float[Tensor, "b g m e"],
+    *,
+    mesh: Mesh | None = None,
+    layout: Layout | None = None,
+    key_layout: Layout | None = None,
+    method: str | None = None,
+    mask: Mask | None = None,
+    score: Score | None = None,
+    bias: Bias | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, "h"] | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    training: bool = False,
+    backend: str | None = None,
+    cu_seqlens: Any = None,
+) -> ParallelTrace:
+    """`regard.trace` of a sequence whose tokens are sharded over ranks. Arguments are those of
+    `parallel.attention`."""
+    call, how, mask = _prepared(
+        q, k, v, mesh, layout, key_layout, method, backend, trace=True, mask=mask, score=score,
+        bias=bias, softcap=softcap, sink=sink, scale=scale, dropout=dropout, training=training,
+        cu_seqlens=cu_seqlens,
+    )  # fmt: skip
+    inputs = how.part()
+    chosen = choose(inputs, backend, statistics=True)
+    part = Trace(inputs, chosen.observe(inputs), chosen.name, chosen.questions())
+    (out,) = how.of_rows(part.out)
+    return ParallelTrace(
+        call, how, part, OwnRows(out, *how.of_rows(part.lse, part.max_logit, part.entropy)), mask
+    )
+
+
+def plan(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b g m d2"],
+    v: Float[Tensor, "b g m e"],
+    *,
+    mesh: Mesh | None = None,
+    layout: Layout | None = None,
+    key_layout: Layout | None = None,
+    method: str | None = None,
+    mask: Mask | None = None,
+    score: Score | None = None,
+    bias: Bias | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, "h"] | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    training: bool = False,
+    cu_seqlens: Any = None,
+) -> ParallelPlan:
+    """How ranks would share a call, and why. Runs nothing, and asks no other rank. What runs on
+    each rank, `regard.plan` tells."""
+    call = checked_call(
+        q, k, v, ranks_of(mesh), layout, key_layout, mask=mask, score=score, bias=bias,
+        softcap=softcap, sink=sink, scale=scale, dropout=dropout, training=training,
+        cu_seqlens=cu_seqlens,
+    )  # fmt: skip
+    return plan_of(call, method)
+
+
+def _prepared(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mesh: Mesh | None,
+    layout: Layout | None,
+    key_layout: Layout | None,
+    method: str | None,
+    backend: str | None,
+    *,
+    trace: bool,
+    mask: Mask | None,
+    **options: Any,
+) -> tuple[Call, Method, Mask | None]:
+    """A call that is right here, and the same on all ranks."""
+    ranks = ranks_of(mesh)
+    try:
+        call = checked_call(q, k, v, ranks, layout, key_layout, mask=mask, **options)
+        how = method_of(call, method)
+    except RegardError as error:
+        # The others would wait for this rank.
+        device = q.device if isinstance(q, Tensor) else torch.device("cpu")
+        refuse_together(ranks, device, error)
+        raise
+    told = _told(call, how, mask, backend, trace=trace, options=options)
+    agree(ranks, q.device, told, lambda: contents_of(mask=mask))
+    if watched():
+        warnings.warn(
+            "regard.watch does not see the calls of regard.parallel: keep what "
+            "regard.parallel.trace gives",
+            RegardWarning,
+            stacklevel=3,
+        )
+    return call, how, mask
+
+
+def _told(
+    call: Call, how: Method, mask: Mask | None, backend: str | None, *, trace: bool, options: Any
+) -> dict[str, str]:
+    x = call.inputs
+    learns = [t.requires_grad and torch.is_grad_enabled() for t in x.tensors()]
+    named = {"q": x.q, "k": x.k, "v": x.v}
+    return {
+        "function": "trace" if trace else "attention",
+        **{name: _without_tokens(t) for name, t in named.items()},
+        "layout": _of_layout(call.layout),
+        "key_layout": _of_layout(call.key_layout),
+        "method": how.name,
+        "mask": said(mask),
+        "backend": repr(backend),
+        "which tensors want gradients": str(learns),
+        **{name: said(value) for name, value in options.items()},
+    }
+
+
+def _without_tokens(t: Tensor) -> str:
+    B, H, _, D = t.shape
+    return f"{str(t.dtype).removeprefix('torch.')} [{B}, {H}, tokens, {D}]"
+
+
+def _of_layout(layout: Layout) -> str:
+    return f"{layout!r}, runs {hash(layout.runs) & 0xFFFFFFFF:08x}"

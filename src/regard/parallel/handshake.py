@@ -1,0 +1,127 @@
+"""Whether all ranks make the same call, before they wait for each other in it.
+
+A collective that ranks enter with different shapes hangs, ends the process or, worst, fills memory
+with what was meant for something else. So ranks first compare a digest of what they are about to
+do: on a CPU before every call, where that is cheap; on other devices, where it would wait for them,
+at the first call of a kind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.parallel.collectives import gathered, lost
+from regard.parallel.ranks import Ranks
+from regard.values import Value
+
+Told = dict[str, str]
+"""What is compared: a name for each part of a call, and what it is, in words."""
+
+READ = 1 << 20
+"""Bytes of a mask's tensor up to which its numbers are compared, too."""
+
+_AGREED: dict[tuple[str, str], None] = {}
+_ROOM = 4096
+
+
+def agree(
+    ranks: Ranks, device: torch.device, told: Told, contents: Callable[[], Told] = dict
+) -> None:
+    """Refuse, on every rank, what is not the same on all of them. `contents` is asked only where
+    ranks are."""
+    kind = ranks.name, _digest(told).hex()
+    if device.type != "cpu" and kind in _AGREED:
+        return
+    told = told | contents()
+    mine = _digest(told)
+    sent = torch.tensor(list(mine), dtype=torch.uint8, device=device)
+    found = [bytes(row.tolist()) for row in gathered(ranks, [sent])[0].cpu()]
+    if any(each != mine for each in found):
+        raise _differ(ranks, told)
+    if len(_AGREED) >= _ROOM:
+        _AGREED.clear()
+    _AGREED[kind] = None
+
+
+def refuse_together(ranks: Ranks, device: torch.device, error: RegardError) -> None:
+    """Tell the other ranks, which are about to compare calls, why this one makes none."""
+    try:
+        agree(ranks, device, {"refused": str(error)})
+    except RegardError:
+        # What they are told; here the reason itself is raised.
+        return
+
+
+def contents_of(**values: Value | None) -> Told:
+    """The numbers in the tensors of masks, as digests; of large ones the shape must do."""
+    told = {}
+    for name, value in values.items():
+        tensors = [] if value is None else value.tensors()
+        for i, t in enumerate(tensors):
+            if t.numel() * t.element_size() <= READ:
+                told[f"tensor {i} of {name}"] = _digest_of(t)
+    return told
+
+
+def said(part: Any) -> str:
+    """A part of a call in words."""
+    if isinstance(part, Tensor):
+        return f"{str(part.dtype).removeprefix('torch.')} {list(part.shape)}"
+    if isinstance(part, Value):
+        shapes = ", ".join(said(t) for t in part.tensors())
+        # Numbers that are learned may differ by roundings.
+        return f"{type(part).__name__} of {shapes}" if shapes else repr(part)
+    return repr(part)
+
+
+def _digest(told: Told) -> bytes:
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
+
+
+def _digest_of(t: Tensor) -> str:
+    there = t.detach().cpu().contiguous()
+    size = there.numel() * there.element_size()
+    return hashlib.sha256(ctypes.string_at(there.data_ptr(), size) if size else b"").hexdigest()
+
+
+def _differ(ranks: Ranks, told: Told) -> RegardError:
+    every: list[Any] = [None] * ranks.size
+    try:
+        dist.all_gather_object(every, told, group=ranks.group)
+    except RuntimeError as error:
+        return lost("all_gather_object", ranks, error)
+    refused = {rank: each["refused"] for rank, each in enumerate(every) if "refused" in each}
+    if refused:
+        rank, why = next(iter(refused.items()))
+        return RegardError(
+            f"rank {rank} refused the call, so no rank makes it",
+            got=why.replace("\n", "; "),
+            do="see what it was given there",
+        )
+    names = sorted({name for each in every for name in each})
+    differ = [name for name in names if len({each.get(name) for each in every}) > 1]
+    return RegardError(
+        f"ranks make different calls: {', '.join(differ)}",
+        got="; ".join(_by_rank(name, every) for name in differ),
+        accepted="the same call on every rank of the mesh, but for the tokens that each has",
+    )
+
+
+def _by_rank(name: str, every: list[Told]) -> str:
+    groups: dict[str, list[int]] = {}
+    for rank, told in enumerate(every):
+        groups.setdefault(told.get(name, "nothing"), []).append(rank)
+    shown = (
+        f"{text[:120]} on rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))}"
+        for text, who in groups.items()
+    )
+    return f"{name}: {' but '.join(shown)}"

@@ -1,0 +1,204 @@
+"""What one call across ranks did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.backends.contract import Pool, Rows, Top
+from regard.masks.algebra import Mask
+from regard.parallel.call import Call, Method
+from regard.parallel.collectives import gathered
+from regard.parallel.handshake import agree
+from regard.parallel.layout import Layout
+from regard.traces import Chosen, Region, Trace, places, pooled_region
+
+ROWS = ("out", "lse", "max_logit", "entropy", "mean_logit", "top", "mass")
+PLACEMENTS = dict.fromkeys(ROWS, "Shard(2) by layout") | {
+    "received": "Shard(2) by key_layout",
+    "weights": "Replicate()",
+    "logits": "Replicate()",
+    "map": "Replicate()",
+}
+
+
+class OwnRows(NamedTuple):
+    """What the queries of this rank saw."""
+
+    out: Float[Tensor, "b h n e"]
+    lse: Float[Tensor, "b h n"]
+    max_logit: Float[Tensor, "b h n"]
+    entropy: Float[Tensor, "b h n"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ParallelTrace:
+    """A trace whose tokens are sharded over ranks, with the names of a `Trace`.
+
+    Answers about queries (`out`, `lse`, `max_logit`, `entropy`, `mean_logit`, `top`, `mass`) are
+    those of this rank's queries; `received` is about this rank's keys; `weights`, `logits` and
+    `map` are about what was asked for, alike on every rank. All are plain tensors. Places in
+    questions and answers are those of the whole sequence.
+
+    `out`, `lse`, `max_logit` and `entropy` are at hand. The others are questions that all ranks
+    must ask, alike and in the same order.
+    """
+
+    call: Call
+    method: Method
+    part: Trace
+    """The plain trace of what this rank worked on: some heads, or some queries."""
+    rows: OwnRows
+    mask: Mask | None = None
+    """The mask as it was given, without lengths."""
+
+    placements = PLACEMENTS
+    """What each answer is across ranks, in the words of DTensor. Its `Shard` cuts an axis into
+    equal runs, in order, which tokens in zigzag are not: so answers are no DTensors."""
+
+    @property
+    def layout(self) -> Layout:
+        return self.call.layout
+
+    @property
+    def key_layout(self) -> Layout:
+        return self.call.key_layout
+
+    @property
+    def backend(self) -> str:
+        return self.part.backend
+
+    @property
+    def out(self) -> Float[Tensor, "b h n e"]:
+        """The output for this rank's queries. Differentiable."""
+        return self.rows.out
+
+    @property
+    def lse(self) -> Float[Tensor, "b h n"]:
+        """log Σ exp(logit) over the keys of all ranks. Differentiable."""
+        return self.rows.lse
+
+    @property
+    def max_logit(self) -> Float[Tensor, "b h n"]:
+        """The largest logit of each row. Differentiable."""
+        return self.rows.max_logit
+
+    @property
+    def entropy(self) -> Float[Tensor, "b h n"]:
+        """-Σ p log p of each row in nats. Differentiable."""
+        return self.rows.entropy
+
+    @property
+    def mean_logit(self) -> Float[Tensor, "b h n"]:
+        """The plain mean of each row's allowed logits. Walks the pairs; all ranks must ask.
+        Differentiable."""
+        self._agree("mean_logit")
+        (found,) = self.method.of_rows(self.part.mean_logit)
+        return found
+
+    def received(self) -> Float[Tensor, "b h n"]:
+        """What each key of this rank got from the queries of all ranks. Differentiable."""
+        self._agree("received()")
+        return self.method.received(self.part)
+
+    def top(self, n: int) -> Top:
+        """Weights and key indices of each query's n strongest keys, as `Trace.top` gives them."""
+        self._agree(f"top({n})")
+        values, indices = self.part.top(n)
+        (values,) = self.method.of_rows(values)
+        (indices,) = self.method.of_rows(indices)
+        return Top(values, indices)
+
+    def mass(self, keys: Chosen) -> Float[Tensor, "b h n"]:
+        """The share of each row that falls on given keys. Differentiable."""
+        at = places(keys, self.call.shape.K, "keys", self._device)
+        self._agree("mass", at)
+        (found,) = self.method.of_rows(self.part.mass(at))
+        return found
+
+    def weights(
+        self, queries: Chosen = None, keys: Chosen = None, heads: Chosen = None
+    ) -> Float[Tensor, "b h q k"]:
+        """The exact weights of chosen queries, keys and heads, on every rank. Differentiable; what
+        every rank has is counted once."""
+        return self._chosen("weights", queries, keys, heads)
+
+    def logits(
+        self, queries: Chosen = None, keys: Chosen = None, heads: Chosen = None
+    ) -> Float[Tensor, "b h q k"]:
+        """The scores before softmax, on every rank. Differentiable; counted once."""
+        return self._chosen("logits", queries, keys, heads)
+
+    def map(
+        self,
+        cells: int | tuple[int, int],
+        queries: Region = None,
+        keys: Region = None,
+        pool: Pool = "mean",
+    ) -> Float[Tensor, "b h rows columns"]:
+        """The weights of a region, pooled into cells, on every rank, as `Trace.map` gives them.
+        Differentiable; counted once."""
+        B, H, _, _ = self.call.shape
+        size, rows, columns = pooled_region(self.call.shape, cells, queries, keys, pool)
+        self._agree(f"map({size}, {rows}, {columns}, {pool})")
+        if 0 in size:
+            return self.lse.detach().new_zeros(B, H, *size)
+        return self.method.pooled(self.part, size, rows, columns, pool)
+
+    @torch.no_grad()
+    def full(self) -> Trace:
+        """A plain trace of the whole call, on every rank, cut from autograd: q, k, v and what each
+        row saw, gathered. All ranks must ask."""
+        self._agree("full()")
+        x, ranks = self.call.inputs, self.call.ranks
+
+        def joined(t: Tensor, layout: Layout) -> Tensor:
+            (parts,) = gathered(ranks, [layout.filled(t, 2)])
+            return layout.in_order(parts.movedim(0, 2).flatten(2, 3), 2)
+
+        q, k, v = joined(x.q, self.layout), *(joined(t, self.key_layout) for t in (x.k, x.v))
+        inputs = replace(x, q=q, k=k, v=v).map_tensors(Tensor.detach)
+        rows = Rows(*(joined(t, self.layout) for t in self.rows))
+        return Trace(inputs, rows, self.part.backend, self.part.second_pass, self.mask)
+
+    def detach(self) -> ParallelTrace:
+        """The same trace, cut from autograd."""
+        call = replace(self.call, inputs=self.call.inputs.map_tensors(Tensor.detach))
+        rows = OwnRows(*(t.detach() for t in self.rows))
+        return replace(self, call=call, part=self.part.detach(), rows=rows)
+
+    def _chosen(self, question: str, queries: Chosen, keys: Chosen, heads: Chosen) -> Tensor:
+        _, H, Q, K = self.call.shape
+        q = places(queries, Q, "queries", self._device)
+        k = places(keys, K, "keys", self._device)
+        h = places(heads, H, "heads", self._device)
+        self._agree(question, q, k, h)
+        return self.method.chosen(self.part, question, q, k, h)
+
+    def _agree(self, question: str, *at: Tensor) -> None:
+        """All ranks ask the same."""
+        named = [str(t.tolist()) if len(t) < 64 else f"{len(t)} places" for t in at]
+        asked = ", ".join([question, *named])
+        learns = torch.is_grad_enabled()
+        agree(self.call.ranks, self._device, {"question": asked, "autograd": str(learns)})
+
+    @cached_property
+    def _device(self) -> torch.device:
+        return self.call.inputs.q.device
+
+    def __repr__(self) -> str:
+        B, H, Q, K = self.call.shape
+        G = self.call.inputs.k.shape[1]
+        heads = f"heads {H}" if G == H else f"heads {H} over {G}"
+        dtype = str(self.call.inputs.q.dtype).removeprefix("torch.")
+        mask = "" if self.mask is None else f", mask={self.mask!r}"
+        return (
+            f"ParallelTrace({self.call.ranks}: batch {B}, {heads}, {self.lse.shape[2]} of {Q} "
+            f"queries, {K} keys, {dtype} on {self._device}{mask}, {self.layout!r}, by "
+            f"{self.method.name} and {self.backend})"
+        )

@@ -1,0 +1,395 @@
+"""Calls that ranks share, each held to the formulas over all pairs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+import regard
+from regard import RegardError, biases, masks, parallel, scores
+from regard.parallel import Layout
+from tests.parallel.whole import HEADS, KEYS, MAP, QUERIES, REGION, Whole
+
+N = 37
+"""Tokens: as many as fit no number of ranks."""
+LENGTHS = [9, 1, 20, 7]
+IDS = torch.tensor([i for i, n in enumerate(LENGTHS) for _ in range(n)])
+MASKS = {
+    "none": None,
+    "causal": masks.causal(),
+    "window": masks.causal() & masks.window(6),
+    "documents": masks.causal() & masks.documents(IDS),
+    # The second sequence has no keys: nothing of it sees anything.
+    "padding": masks.causal() & masks.padding([30, 0]),
+}
+LAYOUTS: dict[str, Callable[[int], Layout]] = {
+    "contiguous": partial(parallel.contiguous, N),
+    "zigzag": partial(parallel.zigzag, N),
+    "by_document": partial(parallel.by_document, LENGTHS),
+}
+ROWS = ("out", "lse", "entropy", "max_logit", "mean_logit", "mass", "top")
+LEARNED = ("out", "lse", "entropy", "max_logit", "mean_logit", "mass", "received", "weights", "map",
+           "map sum", "map max")  # fmt: skip
+
+
+def inputs(groups: int, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    sizes = (2, 4, N, 8), (2, groups, N, 8), (2, groups, N, 5)
+    return [torch.randn(n, generator=draw, dtype=torch.float64).to(dtype) for n in sizes]
+
+
+def weights_of_loss(answers: dict[str, Tensor]) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    return {
+        name: torch.randn(t.shape, generator=draw, dtype=torch.float64).to(t.dtype)
+        for name, t in answers.items()
+    }
+
+
+def loss(answers: dict[str, Tensor], weights: dict[str, Tensor]) -> Tensor:
+    total = answers["out"].new_zeros(())
+    for name in LEARNED:
+        t = answers[name]
+        # A row that sees nothing is at −∞, which no loss counts.
+        total = total + (torch.where(t.isfinite(), t, 0.0) * weights[name]).sum()
+    return total
+
+
+def asked(t: parallel.ParallelTrace) -> dict[str, Tensor]:
+    return {
+        "out": t.out,
+        "lse": t.lse,
+        "entropy": t.entropy,
+        "max_logit": t.max_logit,
+        "mean_logit": t.mean_logit,
+        "mass": t.mass(KEYS),
+        "top": t.top(3).values,
+        "received": t.received(),
+        "weights": t.weights(QUERIES, KEYS, HEADS),
+        "map": t.map(MAP),
+        "map sum": t.map(MAP, *REGION, pool="sum"),
+        "map max": t.map(MAP, *REGION, pool="max"),
+    }
+
+
+def sharded(name: str, t: Tensor, layout: Layout, mesh: Any) -> Tensor:
+    return layout.shard(t, 2, mesh) if name in (*ROWS, "received") else t
+
+
+def shared_call(
+    method: str,
+    mask: str,
+    groups: int,
+    layout: str,
+    dtype: torch.dtype = torch.float64,
+    within: float = 1e-12,
+    mesh: Any = None,
+    ranks: int = 2,
+    seed: int = 0,
+    **options: Any,
+) -> None:
+    """Every answer, and the gradients of a loss of all of them."""
+    laid = LAYOUTS[layout](ranks)
+    whole = [t.double().requires_grad_() for t in inputs(groups, dtype, seed)]
+    truth_options, truth_learned = learning(options)
+    own_options, own_learned = learning(options)
+    truth = Whole(*whole, MASKS[mask], truth_options).answers()
+    weights = weights_of_loss(truth)
+    loss(truth, weights).backward()
+
+    mine = [laid.shard(t.detach().to(dtype), 2, mesh).requires_grad_() for t in whole]
+    t = parallel.trace(
+        *mine, mesh=mesh, layout=laid, method=method, mask=MASKS[mask], **own_options
+    )
+    assert t.method.name == method
+    got = asked(t)
+    for name, answer in got.items():
+        near(name, answer, sharded(name, truth[name], laid, mesh), within)
+    plain = parallel.attention(
+        *mine, mesh=mesh, layout=laid, method=method, mask=MASKS[mask], **own_options
+    )
+    near("attention", plain, sharded("out", truth["out"], laid, mesh), within)
+    own = {name: sharded(name, w.to(dtype), laid, mesh) for name, w in weights.items()}
+    loss(got, own).backward()
+    for name, x, true in zip("qkv", mine, whole, strict=True):
+        assert x.grad is not None
+        near(f"gradient of {name}", x.grad, laid.shard(true.grad, 2, mesh), within)
+    for name, own_tensor in own_learned.items():
+        assert own_tensor.grad is not None
+        total = own_tensor.grad.clone()
+        dist.all_reduce(total, group=t.call.ranks.group)
+        near(f"gradient of {name}", total, truth_learned[name].grad, within)
+
+
+def learning(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Options with tensors that learn, and these; a bias is given as what makes it, and its."""
+    learned = {}
+    made = dict(options)
+    for name, value in options.items():
+        maker, tensor = value if isinstance(value, tuple) else (lambda t: t, value)
+        if isinstance(tensor, Tensor):
+            learned[name] = tensor.clone().requires_grad_()
+            made[name] = maker(learned[name])
+    return made, learned
+
+
+def near(name: str, got: Tensor, truth: Tensor, within: float) -> None:
+    assert got.shape == truth.shape, f"{name}: {list(got.shape)}, not {list(truth.shape)}"
+    got, truth = got.detach().double(), truth.detach()
+    wild = ~truth.isfinite()
+    assert torch.equal(got[wild], truth[wild]), f"{name}: infinities differ"
+    off = (got - truth)[~wild].abs()
+    most = float(off.max()) if off.numel() else 0.0
+    allowed = within * max(1.0, float(truth[~wild].abs().max()) if off.numel() else 0.0)
+    assert most <= allowed, f"{name}: off by {most:.3g}, allowed {allowed:.3g}"
+
+
+def products() -> dict[str, Callable[[], None]]:
+    """Each method with each mask, grouping and layout; any two of these meet."""
+    found: dict[str, Callable[[], None]] = {}
+    kinds = itertools.product(("ulysses", "all_gather"), enumerate(MASKS), enumerate((4, 2, 1)))
+    for method, (i, mask), (j, groups) in kinds:
+        if (i + j) % 3 == 2:
+            continue
+        layout = list(LAYOUTS)[(i + 2 * j) % 3]
+        call = partial(shared_call, method, mask, groups, layout)
+        found[f"{method}, {mask}, {groups} key heads, {layout}"] = call
+    return found
+
+
+def by_pairs(table: Tensor) -> biases.Bias:
+    return biases.pairwise(lambda b, h, q, k: table[h, q, k])
+
+
+def with_options() -> dict[str, Callable[[], None]]:
+    """What else a call may be told, in turns with either method."""
+    draw = torch.Generator().manual_seed(3)
+
+    def numbers(*size: int) -> Tensor:
+        return torch.randn(size, generator=draw, dtype=torch.float64)
+
+    slopes = torch.tensor([0.3, 0.1, 0.5, 0.0], dtype=torch.float64)
+    told: dict[str, dict[str, Any]] = {
+        "sink": {"sink": numbers(4)},
+        "softcap": {"softcap": 1.5, "scale": 0.7},
+        "alibi": {"bias": (biases.alibi, slopes)},
+        "relative": {"bias": (biases.relative, numbers(4, 9))},
+        "dense": {"bias": (biases.dense, numbers(1, 4, N, N))},
+        "pairwise": {"bias": (by_pairs, numbers(4, N, N))},
+    }
+    return {
+        f"{method}, {layout}, {name}": partial(shared_call, method, mask, 2, layout, **options)
+        for name, options in told.items()
+        for method, layout, mask in (
+            ("ulysses", "zigzag", "padding"),
+            ("all_gather", "zigzag", "padding"),
+            ("all_gather", "contiguous", "window"),
+        )
+        if method == "all_gather" or name in ("sink", "dense")
+    }
+
+
+def in_single_precision() -> dict[str, Callable[[], None]]:
+    return {
+        f"{method}, float32": partial(single_precision, method)
+        for method in ("ulysses", "all_gather")
+    }
+
+
+def single_precision(method: str) -> None:
+    """As near to the truth as plain arithmetic of that precision comes."""
+    from tests.parity.agreement import assert_as_exact, errors
+
+    laid, mask = parallel.zigzag(N, 2), MASKS["documents"]
+
+    def mine(answers: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {n: sharded(n, t.detach(), laid, None) for n, t in answers.items()}
+
+    def formula(seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
+        whole = [t.to(dtype).requires_grad_() for t in inputs(2, torch.float32, seed)]
+        answers = Whole(*whole, mask, {}).answers()
+        loss(answers, weights_of_loss(answers)).backward()
+        gradients = {f"d{n}": laid.shard(t.grad, 2) for n, t in zip("qkv", whole, strict=True)}
+        return mine(answers) | gradients
+
+    draws = [errors(formula(s, torch.float32), formula(s, torch.float64)) for s in range(3)]
+    own = [laid.shard(t, 2).requires_grad_() for t in inputs(2, torch.float32)]
+    got = asked(parallel.trace(*own, layout=laid, mask=mask, method=method))
+    whole = Whole(*inputs(2, torch.float32), mask, {}).answers()
+    loss(got, mine(weights_of_loss(whole))).backward()
+    got |= {f"d{n}": t.grad for n, t in zip("qkv", own, strict=True)}
+    assert_as_exact({n: t.detach() for n, t in got.items()}, formula(0, torch.float64), draws)
+
+
+def in_half_precision() -> None:
+    """Half precision travels as it is."""
+    laid = parallel.contiguous(N, 2)
+    q, k, v = (t.bfloat16() for t in inputs(2, torch.float32))
+    one = regard.attention(q, k, v, mask=masks.causal())
+    for method in ("ulysses", "all_gather"):
+        mine = [laid.shard(t, 2).requires_grad_() for t in (q, k, v)]
+        out = parallel.attention(*mine, layout=laid, mask=masks.causal(), method=method)
+        assert out.dtype == torch.bfloat16
+        torch.testing.assert_close(out, laid.shard(one, 2))
+        out.sum().backward()
+        assert mine[1].grad is not None
+
+
+def refused(words: str, call: Callable[[], object]) -> None:
+    with pytest.raises(RegardError, match=words):
+        call()
+
+
+def refusals() -> None:
+    """What cannot be shared is refused by name, on all ranks alike."""
+    laid = parallel.contiguous(N, 2)
+    q, k, v = (laid.shard(t, 2) for t in inputs(4, torch.float32))
+
+    def call(*qkv: Any, **options: Any) -> Callable[[], object]:
+        return lambda: parallel.attention(*(qkv or (q, k, v)), **{"layout": laid} | options)
+
+    refused("has no dropout", call(dropout=0.1, training=True))
+    call(dropout=0.1)()
+    refused("no jagged", call(cu_seqlens=torch.tensor([0, 4])))
+    nested = torch.nested.nested_tensor([q[0], q[1]], layout=torch.jagged)
+    refused("nested tensor", call(nested, nested, nested))
+    spread = torch.distributed.tensor.DTensor.from_local(q, init_device_mesh("cpu", (2,)))
+    refused("q is a DTensor", call(spread, k, v))
+    refused("four axes", call(q[0], k[0], v[0]))
+    refused("not implemented", call(method="ring"))
+    refused("unknown method", call(method="rings"))
+    refused("3 heads cannot be dealt out", call(q[:, :3], k[:, :3], v[:, :3], method="ulysses"))
+    refused("share 3 key heads unevenly", call(
+        q.repeat(1, 3, 1, 1)[:, :6], k[:, :3], v[:, :3], method="ulysses"
+    ))  # fmt: skip
+    refused("documents: one id per key", call(mask=masks.documents([0] * 9)))
+    refused("bare mask tensor", call(mask=torch.ones(N, N, dtype=torch.bool)))
+    refused("tokens are cut along one axis", call(mesh=init_device_mesh("cpu", (2, 1))))
+    refused("a layout for 3 ranks", call(layout=parallel.contiguous(N, 3)))
+    assert parallel.plan(q[:, :3], k[:, :3], v[:, :3], layout=laid).method == "all_gather"
+    plan = parallel.plan(q, k, v, layout=laid, mask=masks.causal())
+    assert plan.method == "ulysses"
+    assert "not implemented" in str(plan)
+    plan = parallel.plan(q, k, v, layout=laid, mask=masks.causal(), method="all_gather")
+    # The last rank has 19 queries, that see 19 to 37 keys.
+    assert plan.busiest == pytest.approx(sum(range(19, 38)) * 2 / sum(range(1, 38)))
+    assert plan.sent == 2 * 4 * 19 * (8 + 5) * 4
+
+
+def ranks_that_differ() -> None:
+    """Different calls are told apart before anybody waits, and the next call is right again."""
+    rank = dist.get_rank()
+    laid = parallel.contiguous(N, 2)
+    q, k, v = (laid.shard(t, 2) for t in inputs(4, torch.float32))
+
+    def call(*qkv: Tensor, **options: Any) -> Callable[[], object]:
+        return lambda: parallel.trace(*(qkv or (q, k, v)), **{"layout": laid} | options)
+
+    width = masks.window(3 + rank)
+    refused(r"mask[\s\S]*window\(3\) on rank 0 but window\(4\) on rank 1", call(mask=width))
+    refused("tensor 0 of mask", call(mask=masks.documents(IDS + (IDS > 2) * rank)))
+    doubled = [t.double() if rank else t for t in (q, k, v)]
+    refused("different calls: k, q, v", call(*doubled))
+    refused("layout", call(layout=[laid, parallel.contiguous(N, 2)][0] if rank else _swapped()))
+    learning = q.clone().requires_grad_(bool(rank))
+    refused("which tensors want gradients", call(learning, k, v))
+    if rank:
+        refused("19 tokens by", call(q[:, :, 1:], k, v))
+    else:
+        refused("rank 1 refused the call", call())
+    t = parallel.trace(q, k, v, layout=laid)
+    refused("question", lambda: t.map(3 + rank))
+    call()()
+
+
+def _swapped() -> parallel.Layout:
+    """A layout with shards as long as those of another."""
+    return parallel.Layout((((0, 10), (20, 28)), ((10, 20), (28, 37))), "contiguous(37, 2)")
+
+
+def shapes_at_the_edge() -> None:
+    """Ranks without tokens, more keys than queries, and a whole trace of it all."""
+    q, k, v = inputs(2, torch.float64)
+    few = parallel.contiguous(1, 2)
+    assert few.lengths == (0, 1)
+    for method in ("ulysses", "all_gather"):
+        one = [few.shard(t[:, :, :1], 2).requires_grad_() for t in (q, k, v)]
+        t = parallel.trace(*one, layout=few, method=method)
+        assert torch.equal(t.received(), t.lse.new_ones(t.lse.shape))
+        (t.out.sum() + t.map(1).sum()).backward()
+        laid, longer = parallel.zigzag(5, 2), parallel.contiguous(N, 2)
+        for mask in (masks.causal(), masks.window(2, 1)):
+            t = parallel.trace(
+                laid.shard(q[:, :, :5], 2), longer.shard(k, 2), longer.shard(v, 2), layout=laid,
+                key_layout=longer, mask=mask, method=method, score=scores.cosine(0.2),
+            )  # fmt: skip
+            true = regard.trace(q[:, :, :5], k, v, mask=mask, score=scores.cosine(0.2))
+            near("out", t.out, laid.shard(true.out, 2), 1e-12)
+            near("received", t.received(), longer.shard(true.received(), 2), 1e-12)
+            found, wanted = t.top(4), true.top(4)
+            assert torch.equal(found.indices, laid.shard(wanted.indices, 2))
+            whole = t.full()
+            near("weights", whole.weights(), true.weights(), 1e-12)
+            near("logits", t.logits(), true.logits(), 1e-12)
+            assert "ParallelTrace(rank " in repr(t)
+            assert set(t.placements) >= {"out", "received", "map"}
+    x = torch.arange(5.0).requires_grad_()
+    whole_again = laid.unshard(laid.shard(x, 0), 0)
+    assert torch.equal(whole_again, x)
+    # Both ranks have the whole, whose loss counts once: each has learned of its own tokens.
+    (whole_again * whole_again).sum().backward()
+    own = torch.zeros(5).index_fill(0, laid.positions(dist.get_rank()), 1.0)
+    assert torch.equal(x.grad, 2 * x.detach() * own)
+
+
+def a_rank_that_is_gone() -> None:
+    """The last case: rank 1 ends here, and rank 0 is told."""
+    if dist.get_rank() == 0:
+        x = torch.randn(1, 2, 4, 4)
+        refused(
+            r"all_gather failed on rank 0 of 2[\s\S]*RuntimeError", lambda: parallel.trace(x, x, x)
+        )
+
+
+def of_two() -> dict[str, Callable[[], None]]:
+    return {
+        **products(),
+        **with_options(),
+        **in_single_precision(),
+        "half precision": in_half_precision,
+        "refusals": refusals,
+        "ranks that differ": ranks_that_differ,
+        "shapes at the edge": shapes_at_the_edge,
+        "a rank that is gone": a_rank_that_is_gone,
+    }
+
+
+def meshed(method: str) -> None:
+    """Two batches at once, each shared by two of four ranks."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("batches", "tokens"))
+    seed = mesh["batches"].get_local_rank()
+    shared_call(method, "documents", 2, "zigzag", mesh=mesh["tokens"], seed=seed)
+
+
+def of_four() -> dict[str, Callable[[], None]]:
+    return {
+        "ulysses, 1 key head for 4 ranks": partial(
+            shared_call, "ulysses", "window", 1, "by_document", ranks=4
+        ),
+        "ulysses, 2 key heads for 4 ranks": partial(
+            shared_call, "ulysses", "padding", 2, "zigzag", ranks=4
+        ),
+        "all_gather, 4 ranks": partial(
+            shared_call, "all_gather", "documents", 2, "by_document", ranks=4
+        ),
+        "ulysses, 2 × 2": partial(meshed, "ulysses"),
+        "all_gather, 2 × 2": partial(meshed, "all_gather"),
+    }

@@ -1,0 +1,81 @@
+"""Several ranks on one machine, started once for many cases."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Case = Callable[[], Any]
+Cases = Callable[[], dict[str, Case]]
+Found = dict[str, list[Any]]
+"""For each case what each rank says: None, or what went wrong."""
+
+
+def run(cases: Cases, ranks: int, *, seconds: float = 120) -> Found:
+    """Every case on every rank, one after the other."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    # Processes that are forked from one that never learned may learn, and import nothing anew.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, cases.__module__])
+    told = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = f"file://{Path(folder) / 'ranks'}"
+        started = [
+            context.Process(target=_rank, args=(cases, meeting, r, ranks, told), daemon=True)
+            for r in range(ranks)
+        ]
+        for process in started:
+            process.start()
+        try:
+            found = _collected(told, ranks, time.monotonic() + seconds)
+        finally:
+            for process in started:
+                process.join(5)
+                process.kill()
+    names = dict.fromkeys(name for each in found.values() for name in each)
+    return {
+        name: [found.get(r, {}).get(name, "no word from this rank") for r in range(ranks)]
+        for name in names
+    }
+
+
+def _collected(told: Any, ranks: int, until: float) -> dict[int, dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    while len(found) < ranks and time.monotonic() < until:
+        try:
+            rank, results = told.get(timeout=max(0.1, until - time.monotonic()))
+        except queue.Empty:
+            break
+        found[rank] = results
+    assert found, "no rank said anything in time"
+    return found
+
+
+def _rank(cases: Cases, meeting: str, rank: int, ranks: int, told: Any) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
+    )
+    results: dict[str, Any] = {}
+    for name, case in cases().items():
+        try:
+            results[name] = case()
+        except BaseException:
+            results[name] = traceback.format_exc()
+            # Others may wait for what this rank did not come to: all stop here.
+            break
+    told.put((rank, results))
+    told.close()
+    told.join_thread()
+    os._exit(0)

@@ -1,0 +1,62 @@
+"""Which tokens each rank has."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard import RegardError, masks, parallel
+
+LENGTHS, RANKS = st.integers(0, 60), st.integers(1, 9)
+LAYOUTS = st.one_of(
+    st.builds(parallel.contiguous, LENGTHS, RANKS),
+    st.builds(parallel.zigzag, LENGTHS, RANKS),
+    st.builds(parallel.by_document, st.lists(st.integers(0, 20), max_size=6), RANKS),
+)
+
+
+@given(LAYOUTS)
+def test_every_token_has_one_rank_and_ranks_hold_theirs_in_order(layout: parallel.Layout) -> None:
+    each = [layout.positions(rank) for rank in range(layout.ranks)]
+    assert torch.equal(torch.cat(each).sort().values, torch.arange(layout.length))
+    assert all((p.diff() > 0).all() for p in each)
+    assert tuple(map(len, each)) == layout.lengths
+
+
+@given(LAYOUTS)
+def test_shards_make_up_the_whole_again(layout: parallel.Layout) -> None:
+    x = torch.randn(2, layout.length, 3)
+    shards = [layout.filled(layout.shard(x, 1, rank), 1) for rank in range(layout.ranks)]
+    assert torch.equal(layout.in_order(torch.cat(shards, 1), 1), x)
+    again = layout.in_shards(x, 1).unflatten(1, (layout.ranks, layout.longest))
+    for rank, n in enumerate(layout.lengths):
+        assert torch.equal(again[:, rank, :n], layout.shard(x, 1, rank))
+
+
+@pytest.mark.parametrize(
+    ("layout", "mask"),
+    [
+        (parallel.zigzag(256, 4), masks.causal()),
+        (
+            parallel.by_document([64, 128, 64], 4),
+            masks.causal() & masks.documents([0] * 64 + [1] * 128 + [2] * 64),
+        ),
+    ],
+)
+def test_work_is_even(layout: parallel.Layout, mask: masks.Mask) -> None:
+    table = mask.dense(256)[0, 0]
+    pairs = [int(table[layout.positions(rank)].sum()) for rank in range(4)]
+    assert max(pairs) == min(pairs)
+
+
+def test_what_is_no_layout_is_refused() -> None:
+    with pytest.raises(RegardError, match="cuts tokens for ranks"):
+        parallel.zigzag(8, 0)
+    with pytest.raises(RegardError, match="must be a whole number"):
+        parallel.contiguous(8.5, 2)  # type: ignore[arg-type]
+    with pytest.raises(RegardError, match="layout of 8 tokens"):
+        parallel.zigzag(8, 2).shard(torch.zeros(9), 0, 1)
+    with pytest.raises(RegardError, match="there is only this one"):
+        parallel.attention(*torch.randn(3, 1, 2, 4, 4))

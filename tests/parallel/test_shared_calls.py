@@ -1,0 +1,38 @@
+"""Calls that two and four ranks share: every answer and gradient is that of one process."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.parallel import cases
+from tests.parallel.processes import Found, run
+
+pytestmark = pytest.mark.skipif(
+    not __import__("torch").distributed.is_available(), reason="PyTorch without torch.distributed"
+)
+TWO, FOUR = list(cases.of_two()), list(cases.of_four())
+
+
+@pytest.fixture(scope="module")
+def of_two() -> Found:
+    return run(cases.of_two, 2)
+
+
+@pytest.fixture(scope="module")
+def of_four() -> Found:
+    return run(cases.of_four, 4)
+
+
+@pytest.mark.parametrize("case", TWO)
+def test_two_ranks(case: str, of_two: Found) -> None:
+    _assert_well(of_two, case)
+
+
+@pytest.mark.parametrize("case", FOUR)
+def test_four_ranks(case: str, of_four: Found) -> None:
+    _assert_well(of_four, case)
+
+
+def _assert_well(found: Found, case: str) -> None:
+    for rank, said in enumerate(found.get(case, ["no rank came this far"])):
+        assert said is None, f"rank {rank}: {said}"
