@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
+import os
+import re
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -377,6 +382,28 @@ def meshed(method: str) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("batches", "tokens"))
     seed = mesh["batches"].get_local_rank()
     shared_call(method, "documents", 2, "zigzag", mesh=mesh["tokens"], seed=seed)
+
+
+def example(port: int) -> None:
+    """The example of the documentation, started as torchrun does it; it prints what is said."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+    }
+    text = (Path(__file__).parents[2] / "docs" / "parallel.md").read_text("utf-8")
+    blocks = re.findall(r"```(?:python)?\n(.*?)```", text, re.DOTALL)
+    program, shown = blocks[0], blocks[1].split("\n", 1)[1]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(program, "ranks.py", "exec"), {"__name__": "__main__"})
+    assert printed.getvalue() == ("" if rank else shown)
+
+
+def of_documentation(port: int) -> dict[str, Callable[[], None]]:
+    return {"example": partial(example, port)}
 
 
 def of_four() -> dict[str, Callable[[], None]]:

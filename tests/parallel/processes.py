@@ -27,7 +27,7 @@ def run(cases: Cases, ranks: int, *, seconds: float = 120) -> Found:
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     # Processes that are forked from one that never learned may learn, and import nothing anew.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, cases.__module__])
+    context.set_forkserver_preload([__name__, "tests.parallel.cases"])
     told = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         meeting = f"file://{Path(folder) / 'ranks'}"

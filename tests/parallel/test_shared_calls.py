@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+from functools import partial
+
 import pytest
+from torch import distributed
 
 from tests.parallel import cases
 from tests.parallel.processes import Found, run
 
 pytestmark = pytest.mark.skipif(
-    not __import__("torch").distributed.is_available(), reason="PyTorch without torch.distributed"
+    not distributed.is_available(), reason="PyTorch without torch.distributed"
 )
 TWO, FOUR = list(cases.of_two()), list(cases.of_four())
 
@@ -31,6 +35,17 @@ def test_two_ranks(case: str, of_two: Found) -> None:
 @pytest.mark.parametrize("case", FOUR)
 def test_four_ranks(case: str, of_four: Found) -> None:
     _assert_well(of_four, case)
+
+
+def test_the_example_of_the_documentation(free_port: int) -> None:
+    _assert_well(run(partial(cases.of_documentation, free_port), 2), "example")
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def _assert_well(found: Found, case: str) -> None:
