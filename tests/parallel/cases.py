@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard import RegardError, biases, masks, parallel, scores
@@ -118,6 +119,9 @@ def shared_call(
     got = asked(t)
     for name, answer in got.items():
         near(name, answer, sharded(name, truth[name], laid, mesh), within)
+    if "sink" not in options:
+        given = laid.unshard(got["received"].detach(), 2, mesh).sum(-1)
+        near("all that was received", given, (truth["lse"] > -torch.inf).sum(-1), 10 * within)
     plain = parallel.attention(
         *mine, mesh=mesh, layout=laid, method=method, mask=MASKS[mask], **own_options
     )
@@ -248,6 +252,47 @@ def in_half_precision() -> None:
         assert mine[1].grad is not None
 
 
+def in_other_modes() -> None:
+    """Inference, autocast and checkpoints, one after the other with one layout."""
+    laid = parallel.zigzag(N, 2)
+    q, k, v = inputs(2, torch.float32)
+    mask = masks.causal() & masks.documents(IDS)
+    true = regard.trace(q, k, v, mask=mask)
+    for method in ("all_gather", "ulysses"):
+        mine = [laid.shard(t, 2).requires_grad_() for t in (q, k, v)]
+        call = partial(parallel.attention, layout=laid, mask=mask, method=method)
+        with torch.inference_mode():
+            t = parallel.trace(*mine, layout=laid, mask=mask, method=method)
+            near("out", t.out, laid.shard(true.out, 2), 1e-5)
+            near("received", t.received(), laid.shard(true.received(), 2), 1e-5)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert call(*mine).dtype == torch.bfloat16
+        call(*mine).square().sum().backward()
+        plain = [t.grad.clone() for t in mine]
+        for t in mine:
+            t.grad = None
+        checkpoint(call, *mine, use_reentrant=False).square().sum().backward()
+        assert all(torch.equal(t.grad, g) for t, g in zip(mine, plain, strict=True))
+        t = parallel.trace(*mine, layout=laid, mask=mask, method=method)
+        assert not t.detach().received().requires_grad
+        compiled = torch.compile(lambda *x, f=call: f(*x) * 2, backend="eager")
+        near("compiled", compiled(*mine), laid.shard(2 * true.out, 2), 1e-5)
+    model = Attending(call)
+    with pytest.warns(regard.RegardWarning, match="does not see"), regard.watch(model):
+        model(*mine)
+
+
+class Attending(torch.nn.Module):
+    """A model one layer of which is a call across ranks."""
+
+    def __init__(self, call: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self.call(regard.attention(q, k, k), k, v)
+
+
 def refused(words: str, call: Callable[[], object]) -> None:
     with pytest.raises(RegardError, match=words):
         call()
@@ -370,6 +415,7 @@ def of_two() -> dict[str, Callable[[], None]]:
         **with_options(),
         **in_single_precision(),
         "half precision": in_half_precision,
+        "other modes": in_other_modes,
         "refusals": refusals,
         "ranks that differ": ranks_that_differ,
         "shapes at the edge": shapes_at_the_edge,
@@ -386,20 +432,13 @@ def meshed(method: str) -> None:
 
 def example(port: int) -> None:
     """The example of the documentation, started as torchrun does it; it prints what is said."""
-    rank = dist.get_rank()
-    dist.destroy_process_group()
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "RANK": str(rank),
-        "WORLD_SIZE": "2",
-    }
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     text = (Path(__file__).parents[2] / "docs" / "parallel.md").read_text("utf-8")
     blocks = re.findall(r"```(?:python)?\n(.*?)```", text, re.DOTALL)
     program, shown = blocks[0], blocks[1].split("\n", 1)[1]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         exec(compile(program, "ranks.py", "exec"), {"__name__": "__main__"})
-    assert printed.getvalue() == ("" if rank else shown)
+    assert printed.getvalue() == ("" if os.environ["RANK"] != "0" else shown)
 
 
 def of_documentation(port: int) -> dict[str, Callable[[], None]]:

@@ -21,16 +21,18 @@ Cases = Callable[[], dict[str, Case]]
 Found = dict[str, list[Any]]
 """For each case what each rank says: None, or what went wrong."""
 
+WAIT = timedelta(seconds=60)
 
-def run(cases: Cases, ranks: int, *, seconds: float = 120) -> Found:
-    """Every case on every rank, one after the other."""
+
+def run(cases: Cases, ranks: int, *, joined: bool = True, seconds: float = 120) -> Found:
+    """Every case on every rank, one after the other; unless `joined`, they find each other."""
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     # Processes that are forked from one that never learned may learn, and import nothing anew.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "tests.parallel.cases"])
     told = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        meeting = f"file://{Path(folder) / 'ranks'}"
+        meeting = f"file://{Path(folder) / 'ranks'}" if joined else None
         started = [
             context.Process(target=_rank, args=(cases, meeting, r, ranks, told), daemon=True)
             for r in range(ranks)
@@ -62,19 +64,21 @@ def _collected(told: Any, ranks: int, until: float) -> dict[int, dict[str, Any]]
     return found
 
 
-def _rank(cases: Cases, meeting: str, rank: int, ranks: int, told: Any) -> None:
+def _rank(cases: Cases, meeting: str | None, rank: int, ranks: int, told: Any) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=meeting, rank=rank, world_size=ranks, timeout=timedelta(seconds=60)
-    )
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
     results: dict[str, Any] = {}
-    for name, case in cases().items():
-        try:
+    name = "start"
+    try:
+        if meeting is not None:
+            dist.init_process_group(
+                "gloo", init_method=meeting, rank=rank, world_size=ranks, timeout=WAIT
+            )
+        for name, case in cases().items():
             results[name] = case()
-        except BaseException:
-            results[name] = traceback.format_exc()
-            # Others may wait for what this rank did not come to: all stop here.
-            break
+    except BaseException:
+        # Others may wait for what this rank did not come to: all stop here.
+        results[name] = traceback.format_exc()
     told.put((rank, results))
     told.close()
     told.join_thread()

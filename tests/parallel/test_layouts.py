@@ -9,24 +9,30 @@ from hypothesis import strategies as st
 
 from regard import RegardError, masks, parallel
 
-LENGTHS, RANKS = st.integers(0, 60), st.integers(1, 9)
-LAYOUTS = st.one_of(
-    st.builds(parallel.contiguous, LENGTHS, RANKS),
-    st.builds(parallel.zigzag, LENGTHS, RANKS),
-    st.builds(parallel.by_document, st.lists(st.integers(0, 20), max_size=6), RANKS),
-)
+KINDS = st.sampled_from(["contiguous", "zigzag", "by_document"])
+DOCUMENTS, RANKS = st.lists(st.integers(0, 20), max_size=6), st.integers(1, 9)
 
 
-@given(LAYOUTS)
-def test_every_token_has_one_rank_and_ranks_hold_theirs_in_order(layout: parallel.Layout) -> None:
+def made(kind: str, documents: list[int], ranks: int) -> parallel.Layout:
+    if kind == "by_document":
+        return parallel.by_document(documents, ranks)
+    return getattr(parallel, kind)(sum(documents), ranks)
+
+
+@given(KINDS, DOCUMENTS, RANKS)
+def test_every_token_has_one_rank_and_ranks_hold_theirs_in_order(
+    kind: str, documents: list[int], ranks: int
+) -> None:
+    layout = made(kind, documents, ranks)
     each = [layout.positions(rank) for rank in range(layout.ranks)]
     assert torch.equal(torch.cat(each).sort().values, torch.arange(layout.length))
     assert all((p.diff() > 0).all() for p in each)
     assert tuple(map(len, each)) == layout.lengths
 
 
-@given(LAYOUTS)
-def test_shards_make_up_the_whole_again(layout: parallel.Layout) -> None:
+@given(KINDS, DOCUMENTS, RANKS)
+def test_shards_make_up_the_whole_again(kind: str, documents: list[int], ranks: int) -> None:
+    layout = made(kind, documents, ranks)
     x = torch.randn(2, layout.length, 3)
     shards = [layout.filled(layout.shard(x, 1, rank), 1) for rank in range(layout.ranks)]
     assert torch.equal(layout.in_order(torch.cat(shards, 1), 1), x)
@@ -54,8 +60,6 @@ def test_work_is_even(layout: parallel.Layout, mask: masks.Mask) -> None:
 def test_what_is_no_layout_is_refused() -> None:
     with pytest.raises(RegardError, match="cuts tokens for ranks"):
         parallel.zigzag(8, 0)
-    with pytest.raises(RegardError, match="must be a whole number"):
-        parallel.contiguous(8.5, 2)  # type: ignore[arg-type]
     with pytest.raises(RegardError, match="layout of 8 tokens"):
         parallel.zigzag(8, 2).shard(torch.zeros(9), 0, 1)
     with pytest.raises(RegardError, match="there is only this one"):

@@ -38,7 +38,8 @@ def test_four_ranks(case: str, of_four: Found) -> None:
 
 
 def test_the_example_of_the_documentation(free_port: int) -> None:
-    _assert_well(run(partial(cases.of_documentation, free_port), 2), "example")
+    found = run(partial(cases.of_documentation, free_port), 2, joined=False)
+    _assert_well(found, "example")
 
 
 @pytest.fixture
@@ -49,5 +50,5 @@ def free_port() -> int:
 
 
 def _assert_well(found: Found, case: str) -> None:
-    for rank, said in enumerate(found.get(case, ["no rank came this far"])):
+    for rank, said in enumerate(found.get(case, [f"not reached: {found.get('start')}"])):
         assert said is None, f"rank {rank}: {said}"
