@@ -345,6 +345,7 @@ def ranks_that_differ() -> None:
 
     width = masks.window(3 + rank)
     refused(r"mask[\s\S]*window\(3\) on rank 0 but window\(4\) on rank 1", call(mask=width))
+    refused("different calls: mask\\n", call(mask=width & masks.documents(IDS)))
     refused("tensor 0 of mask", call(mask=masks.documents(IDS + (IDS > 2) * rank)))
     doubled = [t.double() if rank else t for t in (q, k, v)]
     refused("different calls: k, q, v", call(*doubled))

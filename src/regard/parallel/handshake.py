@@ -73,14 +73,15 @@ def contents_of(**values: Value | None) -> Told:
 
 
 def said(part: Any) -> str:
-    """A part of a call in words."""
+    """A part of a call in words: of tensors the shape, since learned numbers may differ by
+    roundings."""
     if isinstance(part, Tensor):
         return f"{str(part.dtype).removeprefix('torch.')} {list(part.shape)}"
-    if isinstance(part, Value):
-        shapes = ", ".join(said(t) for t in part.tensors())
-        # Numbers that are learned may differ by roundings.
-        return f"{type(part).__name__} of {shapes}" if shapes else repr(part)
-    return repr(part)
+    if isinstance(part, Value) and part.tensors():
+        return f"{part._called()}({', '.join(map(said, part._parts()))})"
+    if isinstance(part, tuple):
+        return f"({', '.join(map(said, part))})"
+    return getattr(part, "__name__", repr(part))
 
 
 def _digest(told: Told) -> bytes:
