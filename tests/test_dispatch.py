@@ -326,8 +326,8 @@ def test_a_plan_over_a_million_tokens() -> None:
 
 
 HEAVY = (
-    "triton transformers rich typer matplotlib anywidget regard.view torch._inductor torch._dynamo "
-    "torch.nn.attention.flex_attention sympy"
+    "triton transformers rich typer matplotlib anywidget regard.view regard.parallel "
+    "torch._inductor torch._dynamo torch.nn.attention.flex_attention sympy"
 )
 
 

@@ -32,6 +32,14 @@ def test_two_ranks(case: str, of_two: Found) -> None:
     _assert_well(of_two, case)
 
 
+@pytest.mark.real
+def test_every_method_with_every_mask_grouping_and_layout() -> None:
+    found = run(cases.combinations, 2, seconds=600)
+    assert len(found) == 90
+    for case in found:
+        _assert_well(found, case)
+
+
 @pytest.mark.parametrize("case", FOUR)
 def test_four_ranks(case: str, of_four: Found) -> None:
     _assert_well(of_four, case)

@@ -26,7 +26,9 @@ class Ranks:
         return str(self.group.group_name)
 
     def __str__(self) -> str:
-        return f"rank {self.rank} of {self.size}"
+        everywhere = dist.get_rank()
+        of_all = f", {everywhere} of all processes" if everywhere != self.rank else ""
+        return f"rank {self.rank} of {self.size}{of_all}"
 
 
 def ranks_of(mesh: Mesh | None) -> Ranks:
