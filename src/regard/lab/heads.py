@@ -47,7 +47,7 @@ ABOUT = About(
         "all of a kind, and one after another, those first that text misses least. A silent head "
         "gives nothing, or, which takes away less, the mean of what it gives everywhere "
         "(interpret.ablate). Beside all heads of a kind, as many others of the same layer are "
-        "silenced, drawn five times.",
+        "silenced, drawn five times; all of them, where there are fewer.",
         "One head as wide as the model has exactly as many parameters as eight of an eighth. It is "
         "trained on the same windows. All of it is done with three seeds.",
     ),
@@ -346,7 +346,7 @@ def _checks(numbers: dict[str, Any], several: str) -> tuple[Check, ...]:
             max(max(shares) for shares in left.values()) < min(whole) / 2,
         ),
         Check(
-            "without as many others of the same layer it is",
+            "without as many others of the same layer, or all others, it is",
             f"{_range(others)} of it, {sum(others) / len(others):.0%} in the mean of the draws"
             if others
             else "there are no others",
@@ -399,7 +399,8 @@ def _answer(numbers: dict[str, Any], several: str) -> str:
         f"without what looks at what followed ({counts['induction']}) "
         f"{left['induction', 'zero']} and {left['induction', 'mean']}; "
         + (
-            f"without as many others of the same layer {_range(others)}, "
+            f"without as many others of the same layer, or all where they are fewer, "
+            f"{_range(others)}, "
             f"{sum(others) / len(others):.0%} in the mean; "
             if others
             else ""
