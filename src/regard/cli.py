@@ -14,6 +14,7 @@ from regard.commands.faithfulness import faithfulness
 from regard.commands.heads import heads
 from regard.commands.lab import lab
 from regard.commands.record import record
+from regard.commands.scan import scan
 from regard.commands.view import view
 
 
@@ -53,5 +54,5 @@ def main(
     """Attention for PyTorch that is fast and can be looked into."""
 
 
-for _command in (view, record, heads, faithfulness, cost, lab, doctor):
+for _command in (view, record, heads, faithfulness, scan, cost, lab, doctor):
     app.command()(_command)

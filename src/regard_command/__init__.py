@@ -19,6 +19,7 @@ COMMANDS = {
     "record": "Let a model read a text, and keep what its attention did in a trace file.",
     "heads": "What each head of a model does: looks at the token before, at what followed, …",
     "faithfulness": "Whether attention weights point at what decided the model's next token.",
+    "scan": "Statistics of every head of a model over a corpus of texts.",
     "cost": "What reading a context with a model costs: FLOPs, bytes, memory, cache, time at best.",
     "lab": "Small experiments that show why attention is as it is.",
     "doctor": "Versions, devices, and which backends run here and why the others do not.",

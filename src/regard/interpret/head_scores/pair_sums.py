@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -47,15 +47,26 @@ class CallSums(NamedTuple):
     the pair may be seen at all."""
 
 
-def call_sums(trace: Trace, sides: Sides, arcs: Int[Tensor, "n 3"] | None = None) -> CallSums:
-    """One sweep over the rows of a call. `arcs` are (sequence, query, key)."""
+def call_sums(
+    trace: Trace,
+    sides: Sides,
+    arcs: Int[Tensor, "n 3"] | None = None,
+    also: Callable[[Block], None] | None = None,
+) -> CallSums:
+    """One sweep over the rows of a call. `arcs` are (sequence, query, key). `also` is handed every
+    block of weights, so that whoever asks more of them need not compute them again."""
     if apart(trace.inputs):
+        if also is not None:
+            for block in blocks(trace):
+                also(block)
         alone = trace.inputs.shape.H
         every = [call_sums(_heads(trace, h), sides, arcs) for h in range(alone)]
         return _side_by_side(every)
     x, sweep = trace.inputs, _Sweep(trace, sides, arcs)
     for block in blocks(trace):
         sweep.add(block)
+        if also is not None:
+            also(block)
     real = sides.query.real if sides.query.padded else None
     rows = seeing_rows(trace, real).double().sum(-1)
     scores: dict[str, Sum] = {"entropy": entropy_sums(trace, real)}

@@ -1,0 +1,130 @@
+"""Ranks share the work: the same bytes, and a failure that is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.scanning import Job, Scanner, scan
+from tests.scanning.conftest import everything, forked
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def as_ranks(job: Job, harm: str, timeout: float, said: Path) -> list[int]:
+    """Two ranks, of which the second does harm; how the first, and, where it does none, the second
+    ended."""
+    port = str(free_port())
+    read = Scanner._read
+
+    begun = said.with_suffix(".begun")
+
+    def patient(scanner: Scanner, shard: int, beat: Any) -> Any:
+        # The first could do it all before the second is there.
+        while not begun.exists():
+            time.sleep(0.01)
+        return read(scanner, shard, beat)
+
+    def harmed(scanner: Scanner, shard: int, beat: Any) -> Any:
+        begun.touch()
+        if harm == "fails":
+            raise RuntimeError("a card fell off the bus")
+        if harm == "hangs":
+            time.sleep(30)
+        return read(scanner, shard, beat)
+
+    def rank(number: int) -> None:
+        os.environ |= {
+            "RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        }  # fmt: skip
+        sys.stderr = said.with_suffix(f".{number}").open("w")
+        Scanner._read = harmed if number else patient  # type: ignore[method-assign]
+        found = scan(job, timeout=timeout)
+        assert (found is None) == bool(number)
+
+    children = [forked(partial(rank, number)) for number in range(2)]
+    began = time.monotonic()
+    _, first = os.waitpid(children[0], 0)
+    assert time.monotonic() - began < timeout + 10
+    if harm:
+        os.kill(children[1], signal.SIGKILL)
+    _, second = os.waitpid(children[1], 0)
+    return [first] if harm else [first, second]
+
+
+def test_two_ranks_give_the_same_bytes(job: Job, tmp_path: Path) -> None:
+    alone = replace(job, folder=str(tmp_path / "alone"))
+    scan(alone)
+    assert as_ranks(job, "", 20.0, tmp_path / "said") == [0, 0]
+    assert everything(job.folder) == everything(alone.folder)
+
+
+@pytest.mark.parametrize(
+    ("harm", "timeout", "says"),
+    [
+        ("fails", 20.0, ["another rank failed", "rank 1: RuntimeError('a card fell off the bus')"]),
+        ("hangs", 3.0, ["no rank has read anything for 3 seconds", "rank 1 is not done, at shard"]),
+    ],
+)
+def test_a_rank_that_fails_is_named_and_ends_the_scan(
+    job: Job, tmp_path: Path, harm: str, timeout: float, says: list[str]
+) -> None:
+    assert as_ranks(job, harm, timeout, tmp_path / "said") != [0]
+    said = (tmp_path / "said.0").read_text()
+    for part in says:
+        assert part in said
+    assert "run the same command again" in said
+    left = everything(job.folder)
+    assert not {"heads.jsonl", "extremes.jsonl", "scan.json"} & left.keys()
+    # What was whole is kept, and the rest is read by whoever is there.
+    whole = replace(job, folder=str(tmp_path / "whole"))
+    scan(whole)
+    scan(job)
+    assert everything(job.folder) == everything(whole.folder)
+
+
+@pytest.mark.real
+def test_torchrun_restarts_after_a_kill_and_gives_the_same_bytes(job: Job, tmp_path: Path) -> None:
+    alone = replace(job, folder=str(tmp_path / "alone"))
+    scan(alone)
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal\n"
+        "from regard.scanning import Job, Options, scan\n"
+        "from regard.trace_files.tensor_file import Draft\n"
+        "write, written = Draft.write, []\n"
+        "def dying(*how):\n"
+        "    written.append(how)\n"
+        "    if len(written) == 2 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    write(*how)\n"
+        "Draft.write = dying\n"
+        f"print(scan({job!r}, timeout=60))\n"
+    )
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1",
+            "--nproc-per-node", "2", str(program),
+        ],
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "-9" in done.stderr
+    assert everything(job.folder) == everything(alone.folder)
