@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -108,14 +109,15 @@ def scan(
 
 
 class _Bar:
-    """How far a scan is, how quick, and what remains; nothing where no terminal is."""
+    """How far a scan is, how quick, and what remains. Nothing where no terminal is; of ranks one
+    tells."""
 
     def __init__(self) -> None:
         self.bar = Progress(
             TextColumn("{task.description}"), BarColumn(),
             TextColumn("{task.completed}/{task.total} texts"), TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(), console=Console(stderr=True), transient=True,
-            disable=not sys.stderr.isatty(),
+            disable=not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0",
         )  # fmt: skip
         self.task = self.bar.add_task("loading", total=None, speed="")
 

@@ -111,7 +111,7 @@ def merge(scanner: Scanner) -> Scan:
                 do="run the same command again: it is made anew, and the others are kept",
             )
         total = total.merged(found)
-    for left in (scanner.folder / "shards").glob(".*.part"):
+    for left in scanner.folder.rglob(".*.part"):
         # Of a process that was killed while it wrote.
         left.unlink(missing_ok=True)
     scan = Scan.of(total, scanner.options.statistics)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -160,8 +160,16 @@ class Scanner:
                 if place == self._last:
                     raise Enough
 
-            with suppress(Enough):
-                Runner(texts.model).run(batch.call, look=look)
+            leaks = False
+            with self.reader.explained():
+                try:
+                    Runner(texts.model).run(batch.call, look=look)
+                except Enough:
+                    pass
+                except Leaks:
+                    leaks = True
+            if leaks:
+                raise Leaks
             if beat is not None:
                 beat(len(batch.numbers), int(batch.sides[0].real.sum()))
         return {path: found[path] for path in self._paths if path in found}

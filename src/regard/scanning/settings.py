@@ -76,7 +76,11 @@ def settle(folder: Path, settings: Settings) -> None:
     if there is None:
         try:
             (folder / "shards").mkdir(parents=True, exist_ok=True)
-            foreign = [entry.name for entry in folder.iterdir() if entry.name != "shards"]
+            foreign = [
+                entry.name
+                for entry in folder.iterdir()
+                if entry.name != "shards" and entry.suffix != ".part"
+            ]
         except OSError as error:
             raise RegardError(
                 "the folder cannot be written to", got=f"{folder}: {error.strerror or error}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +41,6 @@ def write(path: Path, state: State, settings: str, shard: int) -> None:
 
     with replacing(path) as unfinished, unfinished.open("wb") as file:
         draft.write(file, described, None)
-        os.fsync(file.fileno())
 
 
 def read(path: Path, settings: str, shard: int) -> State | None:
