@@ -1,4 +1,4 @@
-"""Models of transformers: padded batches, an encoder, and a text of which only the start is read."""
+"""Models of transformers: padded batches, an encoder, and a text longer than the model reads."""
 
 from __future__ import annotations
 
