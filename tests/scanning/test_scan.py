@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
+import regard
 from regard import RegardError, cli, models
-from regard.scanning import Job, Options, Scan, scan
+from regard.scanning import Corpus, Job, Options, Scan, Scanner, merge, scan, settle
 from regard.scanning.scales import SCALES
 from regard.scanning.scan_table import QUANTILES
 from regard.trace_files.tensor_file import Draft
@@ -257,3 +258,45 @@ def test_texts_come_in_lines_of_json_folders_and_patterns(job: Job, tmp_path: Pa
     (folder / "b.jsonl").write_text('{"words": "none"}\n')
     with pytest.raises(RegardError, match=r"line 1 of .*b\.jsonl"):
         scan(replace(job, texts=(str(folder),), folder=str(tmp_path / "broken")))
+
+
+class Letters:
+    """A tokenizer: a letter is a token."""
+
+    def __call__(self, text: str, verbose: bool) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) % 64 for letter in text]}
+
+    def get_vocab(self) -> dict[str, int]:
+        return {chr(64 + i): i for i in range(64)}
+
+
+class Unmasked(torch.nn.Module):
+    """Every token looks at every other, at padding as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(64, 8)
+        self.block = regard.nn.EncoderBlock(8, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.block(self.embedding(ids))
+        return out
+
+
+def test_texts_whose_rows_look_at_padding_are_read_apart(texts: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Unmasked().eval()
+    reader = models.Reader("unmasked", model, Letters(), models.Card({}), None)
+    corpus, options = Corpus([str(texts)]), Options(("first", "entropy"), shards=2)
+    scanner = Scanner(reader, corpus, tmp_path / "out", options)
+    settle(scanner.folder, scanner.settings)
+    for shard in range(2):
+        scanner.scan_shard(shard)
+    found = merge(scanner)
+    firsts = []
+    for text in filter(None, TEXTS):
+        with torch.no_grad(), regard.watch(model, keep="traces") as seen:
+            model(torch.tensor([Letters()(text, False)["input_ids"]]))
+        firsts.append(next(iter(seen.values())).traces[0].weights()[0, :, :, 0])
+    right = torch.cat(firsts, -1).double().mean(-1).tolist()
+    assert [head["first"] for head in found] == pytest.approx(right, rel=1e-5)

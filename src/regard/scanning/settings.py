@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.files import read_json, replacing
 from regard.interpret.head_scores.text_batches import TOKENS
-from regard.models.readers import OwnReader, Reader
+from regard.models.readers import HuggingFaceReader, OwnReader, Reader
 from regard.scanning.corpus import Corpus, usual_shards
 from regard.scanning.options import Options
 from regard.scanning.scales import BINS
@@ -151,7 +151,7 @@ def tokenizer_hash(reader: Reader) -> str:
 
 def _library(reader: Reader) -> dict[str, str]:
     """Whose code a model is, where it is not regard's."""
-    if isinstance(reader, OwnReader):
+    if not isinstance(reader, HuggingFaceReader):
         return {}
     from importlib.metadata import version
 
