@@ -4,9 +4,7 @@ changes."""
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +16,6 @@ import regard
 from regard import RegardError
 from regard.errors import RegardWarning
 from regard.monitoring import Projections, QKClip
-from regard.monitoring.telemetry import Readings
-from regard.watching import Watch
 from tests.watching.test_watch import x
 
 WIDE = 32
@@ -322,76 +318,3 @@ def test_the_largest_of_accumulated_runs_counts() -> None:
         m(small)
         monitor.step()
     assert logits(m, large)[""].max() == pytest.approx(1.0, rel=1e-4)
-
-
-def _rank(rank: int, folder: str) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
-    )
-    torch.manual_seed(0)
-    m = Written(qkv=linear(96))
-    reports: list[Any] = []
-    path = f"{folder}/run.jsonl"
-    with regard.Monitor(m, every=1, qk_clip=2.0, rules=(), to=[path, reports.append]) as monitor:
-        m((1 + 9 * rank) * x(2, 9, WIDE, seed=rank))
-        report = monitor.step()
-    assert report is not None
-    heads = report.layers[""]
-    torch.save(
-        (m.qkv.weight.detach(), heads.max_logit, heads.entropy, len(reports)), f"{folder}/{rank}"
-    )
-    torch.distributed.destroy_process_group()
-
-
-def test_ranks_clip_alike_and_report_together(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_rank, (str(tmp_path),), nprocs=2)
-    a, b = (torch.load(tmp_path / str(rank)) for rank in (0, 1))
-    assert torch.equal(a[0], b[0])
-    assert a[1:3] == b[1:3]
-    assert (a[3], b[3]) == (1, 0)
-    assert len((tmp_path / "run.jsonl").read_text().splitlines()) == 1
-    torch.manual_seed(0)
-    m = Written(qkv=linear(96))
-    with regard.watch(m) as seen:
-        m(x(2, 9, WIDE, seed=0))
-        m(10 * x(2, 9, WIDE, seed=1))
-    assert list(a[1]) == pytest.approx(seen[""].max_logit.tolist())
-    room = sum(math.log(n) for n in range(1, 10)) / 9
-    assert list(a[2]) == pytest.approx((seen[""].entropy / room).tolist(), rel=1e-5)
-
-
-def _rank_that_fails(rank: int, folder: str) -> None:
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2
-    )
-    torch.manual_seed(0)
-    m = Written(qkv=linear(96))
-    own = Readings.of
-    told = []
-    monitor = regard.Monitor(m, every=3, look=1, qk_clip=2.0, rules=())
-    for step in range(3):
-        if rank == 1 and step > 0:
-            where: Any = Readings if step == 1 else Watch
-            setattr(where, "of" if step == 1 else "enter", staticmethod(_broken))
-        m((1 + 9 * rank) * x(2, 9, WIDE, seed=step))
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            report = monitor.step()
-        told += [str(warning.message) for warning in caught]
-        Readings.of = own  # type: ignore[method-assign]
-    assert report is not None
-    torch.save((m.qkv.weight.detach(), report.layers[""].max_logit, len(told)), f"{folder}/{rank}")
-    torch.distributed.destroy_process_group()
-
-
-def _broken(*_: Any, **__: Any) -> Any:
-    raise OSError("no memory left")
-
-
-def test_a_rank_that_cannot_look_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_rank_that_fails, (str(tmp_path),), nprocs=2)
-    a, b = (torch.load(tmp_path / str(rank)) for rank in (0, 1))
-    assert torch.equal(a[0], b[0])
-    assert a[1] == b[1]
-    # Both errors of the second rank are of one kind.
-    assert (a[2], b[2]) == (0, 1)

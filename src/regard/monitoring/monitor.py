@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import html
 import operator
+import sys
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, distributed, nn
@@ -17,14 +18,19 @@ from torch import Tensor, distributed, nn
 from regard.errors import RegardError, RegardWarning
 from regard.monitoring.callbacks import huggingface_callback, lightning_callback
 from regard.monitoring.outlets import Outlets
-from regard.monitoring.qk_clip import Kind, QKClip, patterns
+from regard.monitoring.qk_clip import QKClip, patterns
+from regard.monitoring.ranks import Ranks
 from regard.monitoring.reports import Finding, Report
 from regard.monitoring.rules import RULES, Judge, Rule
+from regard.monitoring.sharded_weights import refuse_flat, reshard
 from regard.monitoring.telemetry import Readings
 from regard.monitoring.training_watch import LOOKING, TrainingWatch
 from regard.monitoring.troubles import Troubles
-from regard.monitoring.window import Paths, Ranks, Window
+from regard.monitoring.window import Paths, Window
 from regard.monitoring.writers import writers
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Monitor:
@@ -42,8 +48,9 @@ class Monitor:
       when it was well meanwhile or is twice as far gone; of a layer every `quiet` windows at most.
     - `qk_clip`: a largest logit, or a `QKClip`. Heads that pass it are scaled down after each step.
     - `layers`: paths of modules (`*` matches anything).
-    - `group`: the processes that hold the same model, all of them by default, if
-      torch.distributed runs. Each needs its monitor. Numbers are those of all; rank 0 writes.
+    - `group`: the processes that train the model together, or a mesh of them; all of them by
+      default, if torch.distributed runs. Each needs its monitor. Numbers are those of all; the
+      first writes.
     - `on_error`: what an error of looking, clipping or writing does. "warn" tells of each kind
       once, and training goes on as without a monitor; "raise" ends the run. A rule with
       `action="raise"` ends it either way, and so does what can be refused before anything runs.
@@ -77,7 +84,7 @@ class Monitor:
         quiet: int = 20,
         qk_clip: float | QKClip | None = None,
         layers: str | Sequence[str] | None = None,
-        group: distributed.ProcessGroup | None = None,
+        group: distributed.ProcessGroup | DeviceMesh | None = None,
         on_error: Literal["warn", "raise"] = "warn",
     ) -> None:
         _check_model(model)
@@ -86,15 +93,17 @@ class Monitor:
         if look is None:
             look = min(10, self.every) if self.qk_clip is None else 1
         self.look = _steps("look", look)
-        _check(self.every, self.look, group, on_error)
+        _check(self.every, self.look, on_error)
         self.steps = self._label = 0
         self._judge = Judge(_rules(rules), _steps("quiet", quiet))
         self.history: deque[Report] = deque(maxlen=max(self._judge.memory, 100))
         """The last reports, newest last."""
         self._troubles = Troubles(raises=on_error == "raise")
-        self._ranks = Ranks(group)
+        self._ranks = Ranks(_group(group))
         self._window = Window()
-        self._watch = TrainingWatch(model, patterns(layers), self._troubles)
+        self._looked = 0
+        """Steps of this window that were looked at: the same on all ranks."""
+        self._watch = TrainingWatch(model, patterns(layers), self._troubles, self._ranks)
         self._refuse_clipping()
         self._outlets = Outlets(writers(to) if self._ranks.first else [], self._troubles)
         self._checked = self._closed = False
@@ -143,14 +152,16 @@ class Monitor:
         """Report what is left, and leave the model as it was."""
         self._close()
 
-    def _close(self) -> None:
-        """Warnings point at who called `close` or was in the `with`."""
+    def _close(self, *, broken: bool = False) -> None:
+        """Warnings point at who called `close` or was in the `with`. A rank that is `broken` asks
+        the others for nothing: they may be anywhere."""
         if self._closed:
             return
         report = None
         try:
             self._let_go()
-            if self._window.looks:
+            left = self._looked and not broken if self._ranks.many else self._window.looks
+            if left:
                 with self._troubles.during("making a report"):
                     report = self._end_window()
             if report is not None:
@@ -183,7 +194,7 @@ class Monitor:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        self._close()
+        self._close(broken=error is not None)
 
     def __repr__(self) -> str:
         return f"{self._state()}\n{self.history[-1]!r}" if self.history else self._state()
@@ -203,41 +214,47 @@ class Monitor:
 
     def _refuse_clipping(self) -> None:
         if self.qk_clip is not None:
+            refuse_flat(self.model)
             for path, module in self.model.named_modules():
                 if self._watch.wants(path):
                     self.qk_clip.refuse(path, module)
 
     def _take(self) -> None:
         """Add what the step showed to the window, and clip."""
-        seen, kinds = self._watch.taken()
-        found = self._ranks.completed(seen)
-        if found:
-            clipped = {} if self.qk_clip is None else self._clip(self.qk_clip, found, kinds)
-            self._window.add(found, clipped)
-        # What is missing because looking failed is no gap, and was noted.
-        if not self._checked and self._watch.ran and not self._troubles.fresh:
+        seen = self._watch.taken()
+        self._looked += 1
+        # With others, whatever was seen here: nobody may wait for this rank.
+        if seen or self._ranks.many:
+            clipped = {} if self.qk_clip is None else self._clip(self.qk_clip, seen)
+            self._window.add(seen, clipped)
+        # What is missing because looking failed is no gap, and was noted. Of several ranks some may
+        # hold a part of the model that does not attend.
+        empty = self._ranks.many and not self._watch.attends
+        if not self._checked and self._watch.ran and not self._troubles.fresh and not empty:
             self._checked = True
             self._watch.refuse_gaps()
 
-    def _clip(
-        self, clip: QKClip, found: Mapping[Paths, Readings], kinds: Mapping[str, Kind]
-    ) -> dict[str, Tensor]:
-        wanted: dict[str, Tensor] = {}
+    def _clip(self, clip: QKClip, found: Mapping[Paths, Readings]) -> dict[str, Tensor]:
+        largest: dict[str, Tensor] = {}
         for paths, readings in found.items():
             for path, logit in zip(paths, readings.max_logit, strict=True):
-                if clip.wants(path):
-                    more = path in wanted
-                    wanted[path] = torch.maximum(wanted[path], logit) if more else logit
-        largest = self._ranks.largest(wanted)
+                more = path in largest
+                largest[path] = torch.maximum(largest[path], logit) if more else logit
+        largest = self._ranks.largest(largest)
+        reshard(self.model)
         clipped: dict[str, Tensor] = {}
         frozen: list[str] = []
+        kinds = self._ranks.kinds
         for path, logit in largest.items():
+            if not clip.wants(path) or not self._ranks.owns(path, self.model):
+                continue
             with self._troubles.during("clipping"):
                 module = self.model.get_submodule(path)
-                times = clip.clip(path, module, kinds[path], logit)
+                logits = self._ranks.whole_layer(path, logit)
+                times = clip.clip(path, module, kinds[path], logits)
                 if times is None:
                     frozen.append(path or "(model)")
-                else:
+                elif path in self._ranks.held:
                     clipped[path] = times
         if frozen:
             some = ", ".join(frozen[:3]) + (f" and {len(frozen) - 3} more" * (len(frozen) > 3))
@@ -247,9 +264,10 @@ class Monitor:
         return clipped
 
     def _end_window(self) -> Report:
-        window, self._window = self._window, Window()
-        report = Report(self._label, window.looks, window.heads(self._ranks))
-        if not window.looks:
+        window, self._window, self._looked = self._window, Window(), 0
+        looks, heads = window.heads(self._ranks)
+        report = Report(self._label, looks, heads)
+        if not looks:
             return report
         self.history.append(report)
         self._found: list[tuple[Rule, Finding]] = []
@@ -331,20 +349,31 @@ def _rules(given: Any) -> list[Rule]:
     return listed
 
 
-def _check(every: int, look: int, group: Any, on_error: Any) -> None:
+def _group(given: Any) -> distributed.ProcessGroup | None:
+    """A group, or that of a mesh."""
+    if given is None:
+        return None
+    if distributed.is_available():
+        if isinstance(given, distributed.ProcessGroup):
+            return given
+        mesh: Any = sys.modules.get("torch.distributed.device_mesh")
+        if mesh is not None and isinstance(given, mesh.DeviceMesh) and given.ndim == 1:
+            group: distributed.ProcessGroup = given.get_group()
+            return group
+    raise RegardError(
+        "group= are the processes that train the model together",
+        got=repr(given),
+        accepted="a group of torch.distributed (new_group), a DeviceMesh of one dimension "
+        '(mesh["dp"]), or None for all',
+    )
+
+
+def _check(every: int, look: int, on_error: Any) -> None:
     if look > every:
         raise RegardError(
             "look= says at which steps of a window to look: every so many",
             got=f"look={look}, every={every}",
             accepted=f"1 to {every}",
-        )
-    if group is not None and not (
-        distributed.is_available() and isinstance(group, distributed.ProcessGroup)
-    ):
-        raise RegardError(
-            "group= are the processes that hold the same model",
-            got=repr(group),
-            accepted="a group of torch.distributed (new_group), or None for all",
         )
     if on_error not in ("warn", "raise"):
         raise RegardError(

@@ -3,7 +3,7 @@ them may be changed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,16 +11,24 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.monitoring import adapters
+from regard.monitoring.sharded_weights import is_sharded, rows_of, stood_for
 
 
 class Projections(NamedTuple):
     """Views of the weights and biases that make queries and keys, one row of each per head.
 
     Multiplying row h of all of `q` by a number does the same to the queries of head h; `k` has as
-    many rows as there are key heads."""
+    many rows as there are key heads. `alone` are parts of queries whose keys are in no view, as all
+    heads share them whole: the rotated part of multi-head latent attention. They take what both
+    sides would."""
 
     q: list[Tensor]
     k: list[Tensor]
+    alone: Sequence[Tensor] = ()
+
+    @property
+    def all(self) -> list[Tensor]:
+        return [*self.q, *self.k, *self.alone]
 
 
 Find = Callable[[str, nn.Module], Projections | None]
@@ -39,6 +47,15 @@ _SIDE_BY_SIDE = ("c_attn", "qkv_proj", "qkv", "Wqkv", "in_proj")
 """One projection that gives all queries, then all keys, then all values."""
 _HEAD_BY_HEAD = ("query_key_value",)
 """One projection that gives query, key and value of the first head, then of the next."""
+_LATENT = (
+    ("q_b_proj", "kv_b_proj"),
+    ("q_proj", "kv_b_proj"),
+    ("wq_b", "wkv_b"),
+    ("wq", "wkv_b"),
+)
+"""Multi-head latent attention (DeepSeek, Kimi): one projection gives the part of each query head
+that is not rotated, then the part that is; the other of each head the keys that are not rotated,
+then the values. The rotated part of the keys is one for all heads."""
 _OF_MULTIHEAD = {
     "in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight", "bias_k",
     "bias_v",
@@ -56,7 +73,9 @@ def projections(path: str, module: nn.Module, heads: int, width: int) -> Project
             accepted="nn.MultiheadAttention, or projections named "
             + ", ".join("/".join(pair) for pair in _PAIRS)
             + ", "
-            + ", ".join((*_SIDE_BY_SIDE, *_HEAD_BY_HEAD)),
+            + ", ".join((*_SIDE_BY_SIDE, *_HEAD_BY_HEAD))
+            + "; of multi-head latent attention "
+            + ", ".join("/".join(pair) for pair in _LATENT),
             do="say where they are: QKClip(projections=lambda path, module: Projections(...))",
         )
     check(path, module, found, heads)
@@ -64,7 +83,9 @@ def projections(path: str, module: nn.Module, heads: int, width: int) -> Project
 
 
 def refuse_norms(path: str, module: nn.Module) -> None:
-    """Weights that are normalised away cannot be clipped."""
+    """Weights that are normalised away cannot be clipped. Norms of latents come before."""
+    if _latent(module) is not None:
+        return
     norms = [name for name, part in module.named_children() if _normalises(name, part)]
     if norms:
         raise RegardError(
@@ -80,6 +101,12 @@ def whole(module: nn.Module) -> Projections | None:
     """The projections of a module by the names in use, not cut into heads; None if it has none."""
     if isinstance(module, nn.MultiheadAttention):
         return _of_multihead(module)
+    latent = _latent(module)
+    if latent is not None:
+        q_name, k_name = latent
+        return Projections(
+            _outputs(getattr(module, q_name), q_name), _outputs(getattr(module, k_name), k_name)
+        )
     for q_name, k_name in _PAIRS:
         q, k = getattr(module, q_name, None), getattr(module, k_name, None)
         if _is_projection(q) and _is_projection(k):
@@ -109,10 +136,10 @@ class Frozen(NamedTuple):
     def of(module: nn.Module, found: Projections) -> Frozen:
         learned = {_memory(p): (name, p.requires_grad) for name, p in module.named_parameters()}
 
-        def asked(views: list[Tensor]) -> list[tuple[str, bool]]:
+        def asked(views: Sequence[Tensor]) -> list[tuple[str, bool]]:
             return [learned.get(_memory(t), ("a tensor", _of_leaf(t))) for t in views]
 
-        q, k = asked(found.q), asked(found.k)
+        q, k = asked([*found.q, *found.alone]), asked(found.k)
         return Frozen(
             [name for name, trains in q if not trains],
             [name for name, trains in k if not trains],
@@ -121,12 +148,19 @@ class Frozen(NamedTuple):
 
 
 def _memory(t: Tensor) -> int:
-    """Where the numbers of a tensor are: the same for all views of it, `.data` too."""
+    """Where the numbers of a tensor are: the same for all views of it, `.data` too. What is sharded
+    has no such place here, and is known by itself."""
+    weight = t if is_sharded(t) else stood_for(t)
+    if weight is not None:
+        return id(weight)
     return t.untyped_storage().data_ptr()
 
 
 def _of_leaf(view: Tensor) -> bool:
     """A view that is made without gradients does not say that its tensor wants them."""
+    weight = stood_for(view)
+    if weight is not None:
+        return weight.requires_grad
     return bool((view._base if view._base is not None else view).requires_grad)
 
 
@@ -139,7 +173,15 @@ def check(path: str, module: nn.Module, found: Projections, heads: int) -> None:
             accepted="Projections(q=[...], k=[...]) with views of weights, or None to have names "
             "tell",
         )
-    rows = [len(t) for t in found.q], [len(t) for t in found.k]
+    if any(is_sharded(t) for t in found.all):
+        raise RegardError(
+            "projections= gave views of weights that are sharded over ranks",
+            got=named(path, module),
+            accepted="projections that regard finds by their names: a view may hold a copy there, "
+            "and scaling it would do nothing",
+            do="name the projections as others do, or leave the layer out: QKClip(layers=...)",
+        )
+    rows = [len(t) for t in (*found.q, *found.alone)], [len(t) for t in found.k]
     fits = set(rows[0]) == {heads} and len(set(rows[1])) == 1
     if not fits or not rows[1][0] or heads % rows[1][0]:
         raise RegardError(
@@ -158,8 +200,44 @@ def _found(module: nn.Module, heads: int, width: int) -> Projections | None:
     elif found.q is found.k:
         cut = _cut_head_by_head if _fused(module) in _HEAD_BY_HEAD else _cut_side_by_side
         return cut(found.q, heads, width)
+    if _latent(module) is not None:
+        return _cut_latent(module, found, heads, width)
     fits = all(out.shape[0] % width == 0 for out in (*found.q, *found.k))
     return Projections(_by_head(found.q, width), _by_head(found.k, width)) if fits else None
+
+
+def query_weight(module: nn.Module) -> tuple[Any, int]:
+    """The weight that queries are projected by, if names tell, and its axis of outputs."""
+    pairs = (*_LATENT, *_PAIRS)
+    names = [pair[0] for pair in pairs] + [*_SIDE_BY_SIDE, *_HEAD_BY_HEAD]
+    parts = (getattr(module, name, None) for name in names)
+    part: Any = next((part for part in parts if _is_projection(part)), None)
+    if part is None:
+        return getattr(module, "in_proj_weight", None), 0
+    return part.weight, 1 if _outputs_last(part) else 0
+
+
+def _latent(module: nn.Module) -> tuple[str, str] | None:
+    """The names of the projections of multi-head latent attention, if it is one."""
+    for names in _LATENT:
+        if all(_is_projection(getattr(module, name, None)) for name in names):
+            return names
+    return None
+
+
+def _cut_latent(
+    module: nn.Module, found: Projections, heads: int, width: int
+) -> Projections | None:
+    still = getattr(module, "qk_nope_head_dim", None)
+    if not isinstance(still, int) or any(t.shape[0] != heads * width for t in found.q):
+        return None
+    if any(t.shape[0] % heads or t.shape[0] // heads < still for t in found.k):
+        return None
+    q = _by_head(found.q, width)
+    k = [t.unflatten(0, (heads, -1)) for t in found.k]
+    return Projections(
+        [t[:, :still] for t in q], [t[:, :still] for t in k], [t[:, still:] for t in q]
+    )
 
 
 def _fused(module: nn.Module) -> str | None:
@@ -173,14 +251,19 @@ def _of_multihead(module: nn.MultiheadAttention) -> Projections:
     _refuse_more(own - _OF_MULTIHEAD, type(module).__name__)
     D = module.embed_dim
     if module.in_proj_weight is not None:
-        q, k = [module.in_proj_weight[:D]], [module.in_proj_weight[D : 2 * D]]
+        weight = rows_of(module.in_proj_weight)
+        q, k = [weight[:D]], [weight[D : 2 * D]]
     else:
-        q, k = [module.q_proj_weight], [module.k_proj_weight]
+        q, k = [rows_of(module.q_proj_weight)], [rows_of(module.k_proj_weight)]
     if module.in_proj_bias is not None:
-        q.append(module.in_proj_bias[:D])
-        k.append(module.in_proj_bias[D : 2 * D])
+        bias = rows_of(module.in_proj_bias)
+        q.append(bias[:D])
+        k.append(bias[D : 2 * D])
     if module.bias_k is not None:
-        k.append(module.bias_k.flatten())
+        if is_sharded(module.bias_k):
+            k.append(rows_of(module.bias_k, last=True))
+        else:
+            k.append(module.bias_k.flatten())
     return Projections(q, k)
 
 
@@ -228,13 +311,17 @@ def _outputs(projection: Any, name: str) -> list[Tensor]:
     if adapters.is_adapted(projection):
         weighs, added = adapters.parts(projection)
         inside = _outputs(projection.base_layer, f"{name}.base_layer")
-        return [*(inside if weighs else inside[1:]), *added]
+        return [*(inside if weighs else inside[1:]), *map(rows_of, added)]
     own = {part for part, _ in projection.named_parameters()}
     _refuse_more(own - {"weight", "bias"}, f"{type(projection).__name__} {name!r}")
-    # Conv1D of transformers has the axis of outputs last.
-    weight = projection.weight.T if type(projection).__name__ == "Conv1D" else projection.weight
+    weight = rows_of(projection.weight, last=_outputs_last(projection))
     bias = getattr(projection, "bias", None)
-    return [weight, *([] if bias is None else [bias])]
+    return [weight, *([] if bias is None else [rows_of(bias)])]
+
+
+def _outputs_last(projection: Any) -> bool:
+    """Conv1D of transformers has the axis of outputs last."""
+    return type(projection).__name__ == "Conv1D"
 
 
 def _normalises(name: str, part: nn.Module) -> bool:
@@ -252,8 +339,8 @@ def _parts(module: nn.Module) -> str:
     return ", ".join(own) or "no parts"
 
 
-def scale_(views: list[Tensor], by: Tensor) -> None:
+def scale_(views: Sequence[Tensor], by: Tensor) -> None:
     """Multiply the rows of views, head by head."""
     with torch.no_grad():
         for view in views:
-            view.mul_(by.to(view.dtype).view(-1, *(1,) * (view.ndim - 1)))
+            view.mul_(by.to(view.device, view.dtype).view(-1, *(1,) * (view.ndim - 1)))

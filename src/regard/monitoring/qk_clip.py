@@ -6,7 +6,9 @@ within the threshold are not touched (Kimi K2, arXiv 2507.20534).
 
 Where query heads share a key head, the key head can be scaled only by what all of them need. With
 γ_h = τ/S_h, and 1 for heads within the threshold, it takes the square root of the largest γ in its
-group, and each query head the rest of its own: no head gets more or less than its γ.
+group, and each query head the rest of its own: no head gets more or less than its γ. In multi-head
+latent attention all heads share the rotated part of their keys: the queries of that part take all
+of γ.
 
 Only what is trained is changed. Where the keys are frozen, whole or in part, the queries take all
 of γ, and the other way round; where neither side is trained whole, as with LoRA on a frozen weight,
@@ -37,6 +39,7 @@ from regard.monitoring.projections import (
     scale_,
     whole,
 )
+from regard.monitoring.sharded_weights import settle
 from regard.scores.comparison import Dot
 from regard.traces import Trace
 
@@ -153,14 +156,16 @@ class QKClip:
         if _leaves_alone(path, frozen):
             return None
         key_heads = len(found.k[0])
-        sides = _sides(path, module, frozen, shared=key_heads < kind.heads)
+        sides = _sides(path, module, frozen, shared=key_heads < kind.heads or bool(found.alone))
         share = torch.where(max_logit > self.threshold, self.threshold / max_logit, 1.0)
         if sides == "both":
             keys = share.unflatten(0, (key_heads, -1)).amax(1).sqrt()
             scale_(found.k, keys)
             scale_(found.q, share / keys.repeat_interleave(kind.heads // key_heads))
+            scale_(found.alone, share)
         else:
-            scale_(found.q if sides == "q" else found.k, share)
+            scale_([*found.q, *found.alone] if sides == "q" else found.k, share)
+        settle(found.all)
         return (share < 1).to(max_logit.dtype)
 
 

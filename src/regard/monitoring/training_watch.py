@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from regard.monitoring.qk_clip import Kind
+from regard.monitoring.ranks import Ranks
 from regard.monitoring.telemetry import Readings, head_sums, kind
 from regard.monitoring.troubles import Troubles
 from regard.monitoring.window import Paths
@@ -26,11 +26,16 @@ T = TypeVar("T")
 class TrainingWatch(Watch):
     """Watches the runs of a model that have gradients."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[str] | None, troubles: Troubles) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[str] | None,
+        troubles: Troubles,
+        ranks: Ranks,
+    ) -> None:
         super().__init__(model, layers, None, "statistics", 1)
-        self._troubles = troubles
+        self._troubles, self._ranks = troubles, ranks
         self._found: dict[Paths, Readings] = {}
-        self._kinds: dict[str, Kind] = {}
         self._calls: defaultdict[Hashable, list[tuple[str, Trace]]] = defaultdict(list)
         """Calls that were not read yet, those of a kind together."""
         self._held = 0
@@ -38,11 +43,10 @@ class TrainingWatch(Watch):
         """What calls add up to, where that was asked of a backend at once: one launch each, so that
         nothing of a call waits but a few numbers, and the layers need be put together only once."""
 
-    def taken(self) -> tuple[dict[Paths, Readings], dict[str, Kind]]:
-        """What was found since it was asked last, of several layers together, and the kinds of
-        calls."""
+    def taken(self) -> dict[Paths, Readings]:
+        """What was found since it was asked last, of several layers together."""
         found, self._found = self._found, {}
-        return found, self._kinds
+        return found
 
     @property
     def attached(self) -> bool:
@@ -51,6 +55,12 @@ class TrainingWatch(Watch):
     @property
     def ran(self) -> bool:
         return bool(self._ran)
+
+    @property
+    def attends(self) -> bool:
+        """Whether something attended, seen or not."""
+        gaps = self._gaps
+        return bool(gaps.attended or gaps.left_alone or gaps.by_hand.found)
 
     def refuse_gaps(self) -> None:
         self._refuse_gaps()
@@ -94,8 +104,8 @@ class TrainingWatch(Watch):
 
     def _take(self, path: str, trace: Trace) -> None:
         self.seen.layer(path)
-        if path not in self._kinds:
-            self._kinds[path] = Kind.of(trace)
+        if path not in self._ranks.held:
+            self._ranks.hold(path, self.model.get_submodule(path), trace)
         sums = head_sums(trace)
         if sums is not None:
             self._sums[sums.shape, sums.device].append((path, sums))

@@ -28,7 +28,11 @@ from regard.watching.by_hand import STEPS, HandWritten
 from regard.watching.flex import FlexCalls
 from regard.watching.graph_breaks import uncompiled
 from regard.watching.pytorch.nested import Padded
-from regard.watching.pytorch.split_sequences import split_along_the_sequence
+from regard.watching.pytorch.split_sequences import (
+    held_here,
+    split_along_the_sequence,
+    spread,
+)
 
 
 class AttentionMode(WatchingMode):
@@ -142,6 +146,11 @@ class AttentionMode(WatchingMode):
             if split is not None:
                 self._leave(split)
                 return answered()
+            if any(map(spread, (query, key, value))):
+                out = answered()
+                with self.spared():
+                    self._spread(query, key, value, attn_mask, is_causal, scale)
+                return out
             asked = self._from_beside
             if asked is not None and not asked(query.shape[-2], key.shape[-2]):
                 return answered()
@@ -168,6 +177,8 @@ class AttentionMode(WatchingMode):
     ) -> Tensor:
         """What those who change outputs make of a call."""
         split = split_along_the_sequence(query, key, value)
+        if split is None and any(map(spread, (query, key, value))):
+            split = "DTensors, of which this rank holds a part"
         if split is not None or any(t.is_nested for t in (query, key, value)):
             refuse_change(split or "nested tensors", "run the model on dense tensors")
         if dropout_p:
@@ -175,6 +186,29 @@ class AttentionMode(WatchingMode):
         self._inside = _traced(query, key, value, attn_mask, is_causal, scale)
         out = self._inside.rows.out
         return out.reshape(*query.shape[:-1], out.shape[-1])
+
+    def _spread(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        scale: float | None,
+    ) -> None:
+        """Trace what this rank holds of heads and sequences that ranks share."""
+        held = held_here(query, key, value, attn_mask)
+        if isinstance(held, str):
+            self._leave(held)
+            return
+        asked = self._from_beside
+        q, k, v, mask = held
+        assert q is not None
+        assert k is not None
+        assert v is not None
+        if asked is None or asked(q.shape[-2], k.shape[-2]):
+            with _beside():
+                _traced(q, k, v, mask, is_causal, scale)
 
     def _nested(
         self,
