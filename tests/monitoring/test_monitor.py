@@ -267,7 +267,7 @@ def test_a_layer_that_runs_twice_is_read_twice() -> None:
     twice = nn.Sequential(m, m)
     monitor = regard.Monitor(twice, every=1, rules=())
     twice(X).sum().backward()
-    found, _ = monitor._watch.taken()
+    found = monitor._watch.taken()
     assert [(paths, int(read.at(0).statistics.rows[0])) for paths, read in found.items()] == [
         (("0.layers.0", "0.layers.1"), 2 * len(X) * X.shape[1])
     ]

@@ -16,6 +16,7 @@ import regard
 from regard import RegardError
 from regard.errors import RegardWarning
 from regard.monitoring import Projections, QKClip
+from regard.monitoring.qk_clip import Kind
 from tests.watching.test_watch import x
 
 WIDE = 32
@@ -318,3 +319,35 @@ def test_the_largest_of_accumulated_runs_counts() -> None:
         m(small)
         monitor.step()
     assert logits(m, large)[""].max() == pytest.approx(1.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("rank", [None, 5])
+def test_latent_attention_is_held_and_its_values_are_left_alone(rank: int | None) -> None:
+    """The rotated part of the keys is one for all heads: queries take its share of the factor."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.DeepseekV3Config(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=3, num_key_value_heads=3, q_lora_rank=rank, kv_lora_rank=6,
+        qk_nope_head_dim=5, qk_rope_head_dim=2, v_head_dim=4, first_k_dense_replace=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    m = transformers.DeepseekV3ForCausalLM(config)
+    for p in m.parameters():
+        nn.init.normal_(p, std=0.6)
+    ids, path = torch.arange(9)[None], "model.layers.0.self_attn"
+    layer = m.get_submodule(path)
+    values = layer.kv_b_proj.weight.detach().clone().unflatten(0, (3, 9))[:, 5:]
+    with torch.no_grad(), regard.watch(m) as before:
+        m(ids)
+    threshold = float(before[path].max_logit.median())
+    with regard.Monitor(m, every=1, qk_clip=threshold, rules=(), on_error="raise") as monitor:
+        m(ids)
+        monitor.step()
+    with torch.no_grad(), regard.watch(m) as after:
+        m(ids)
+    want = before[path].max_logit.clamp_max(threshold)
+    torch.testing.assert_close(after[path].max_logit, want)
+    assert torch.equal(layer.kv_b_proj.weight.unflatten(0, (3, 9))[:, 5:], values)
+    layer.q_b_proj.requires_grad_(False) if rank else layer.q_proj.requires_grad_(False)
+    with pytest.raises(RegardError, match="keys that several query heads share"):
+        QKClip(0.1).clip(path, layer, Kind(3, 7, ""), torch.ones(3))

@@ -81,6 +81,23 @@ def test_only_the_axis_of_the_sequence_matters(mesh: Any) -> None:
     assert split_along_the_sequence(*qkv()) is None
 
 
+def test_heads_that_are_dtensors_are_seen_where_they_are(mesh: Any) -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    m, given = Plain(), qkv()
+    with regard.watch(m) as want:
+        m(*given)
+    spread = [DTensor.from_local(t, mesh, [Shard(1)], run_check=False) for t in given]
+    with sdpa_kernel(SDPBackend.MATH), regard.watch(m) as seen:
+        out = m(*spread)
+    assert isinstance(out, DTensor)
+    torch.testing.assert_close(seen[""].max_logit, want[""].max_logit)
+    unlike = [spread[0], *(t.redistribute(mesh, [Replicate()]) for t in spread[1:])]
+    refused = pytest.raises(RegardError, match="spread over ranks unlike each other")
+    with sdpa_kernel(SDPBackend.MATH), refused, regard.watch(m):
+        m(*unlike)
+
+
 transformers = pytest.importorskip("transformers")
 
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
@@ -151,6 +168,35 @@ def test_functions_of_others_in_transformers_registry(
     with torch.no_grad(), regard.watch(model) as seen:
         model(IDS)
     assert len(seen) == 1
+
+
+def test_sequence_parallelism_under_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As DeepSpeed does it: an object keeps the implementation that the model had and calls it with
+    all tokens of some heads."""
+
+    class SequenceParallel:
+        def __init__(self, core: str) -> None:
+            self.core = ALL_ATTENTION_FUNCTIONS[core]
+
+        def forward(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+            return self.core(module, *args, **kwargs)
+
+    mapping = ALL_ATTENTION_FUNCTIONS._local_mapping
+    monkeypatch.setitem(mapping, "ulysses", SequenceParallel("sdpa").forward)
+    model = llama("ulysses")
+    named = r"'ulysses', which is tests\.watching\.test_others\..*SequenceParallel\.forward"
+    with pytest.raises(RegardError, match=named):
+        regard.watch(model).attach()
+    with pytest.raises(RegardError, match=named):
+        regard.Monitor(model)
+    with torch.no_grad():
+        torch.testing.assert_close(model(IDS).logits, llama_like(model)(IDS).logits)
+
+
+def llama_like(model: Any) -> Any:
+    plain = llama()
+    plain.load_state_dict(model.state_dict())
+    return plain
 
 
 def test_flash_attention_of_others_inside_transformers_own(monkeypatch: pytest.MonkeyPatch) -> None:
