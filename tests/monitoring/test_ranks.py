@@ -459,12 +459,41 @@ def meshes(rank: int, folder: Path) -> None:
         monitor(m, group=mesh)
 
 
+def alike_on_all(numbers: Any) -> None:
+    both: list[Any] = [None, None]
+    distributed.all_gather_object(both, numbers)
+    assert both[0] == both[1]
+
+
+def loop_of_fsdp(rank: int, folder: Path) -> None:
+    from examples.fsdp_loop import train
+
+    reports = train()
+    assert [(report.step, report.looks) for report in reports] == [(3, 3), (6, 3)]
+    paths = [f"layers.{i}._checkpoint_wrapped_module.attention" for i in (0, 1)]
+    assert list(reports[1].layers) == paths
+    assert sum(sum(heads.clipped) for heads in reports[1].layers.values()) > 0
+    alike_on_all([report.layers for report in reports])
+
+
+def loop_of_accelerate(rank: int, folder: Path) -> None:
+    pytest.importorskip("accelerate")
+    from examples.accelerate_loop import train
+
+    model, reports = train()
+    assert [(report.step, report.looks) for report in reports] == [(2, 2), (4, 2)]
+    heads = reports[1].layers["model.layers.0.self_attn"]
+    assert sum(heads.clipped) > 0
+    alike_on_all([report.layers for report in reports])
+    alike_on_all([p.sum().item() for p in model.parameters()])
+
+
 CASES = {
     case.__name__: case
     for case in (
         data_parallel, a_rank_that_cannot_look, fully_sharded, tensor_parallel, context_parallel,
         pipeline, collectives, ulysses, pytorchs_context_parallel, ranks_that_disagree,
-        one_rank_ends_early, meshes,
+        one_rank_ends_early, meshes, loop_of_fsdp, loop_of_accelerate,
     )
 }  # fmt: skip
 

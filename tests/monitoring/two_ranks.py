@@ -52,7 +52,10 @@ def _rank(rank: int, cases: Mapping[str, Case], folder: Path) -> None:
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2,
         timeout=timedelta(seconds=20),
     )  # fmt: skip
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    # What a launcher would have told, for those who ask.
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    os.environ |= {name: str(number) for name, number in told.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     for name, case in cases.items():
         wrong = ""
         try:
