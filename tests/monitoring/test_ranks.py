@@ -428,6 +428,25 @@ def pytorchs_context_parallel(rank: int, folder: Path) -> None:
     assert not report.layers
 
 
+def ring_of_others(rank: int, folder: Path) -> None:
+    """Half of the keys in each call: right for who merges them, wrong for who looks."""
+    own = F.scaled_dot_product_attention
+
+    def ring(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        halves = zip(k.chunk(2, 2), v.chunk(2, 2), strict=True)
+        return sum((own(q, *half, enable_gqa=True) for half in halves), torch.zeros(()))
+
+    m = Blocks(Attention())
+    F.scaled_dot_product_attention = ring
+    try:
+        with pytest.raises(RegardError, match=r"on one of several ranks[\s\S]*ring_of_others"):
+            regard.watch(m).attach()
+        with pytest.raises(RegardError, match="on one of several ranks"):
+            monitor(m)
+    finally:
+        F.scaled_dot_product_attention = own
+
+
 def ranks_that_disagree(rank: int, folder: Path) -> None:
     m = Blocks(Attention(3 + rank))
     watching = monitor(m, on_error="warn")
@@ -492,8 +511,8 @@ CASES = {
     case.__name__: case
     for case in (
         data_parallel, a_rank_that_cannot_look, fully_sharded, tensor_parallel, context_parallel,
-        pipeline, collectives, ulysses, pytorchs_context_parallel, ranks_that_disagree,
-        one_rank_ends_early, meshes, loop_of_fsdp, loop_of_accelerate,
+        pipeline, collectives, ulysses, pytorchs_context_parallel, ring_of_others,
+        ranks_that_disagree, one_rank_ends_early, meshes, loop_of_fsdp, loop_of_accelerate,
     )
 }  # fmt: skip
 

@@ -61,7 +61,7 @@ def _rank(rank: int, cases: Mapping[str, Case], folder: Path) -> None:
         try:
             torch.manual_seed(0)
             case(rank, folder)
-        except Exception:
+        except BaseException:
             wrong = traceback.format_exc()
         (folder / f"{name}.{rank}").write_text(wrong)
         if wrong:

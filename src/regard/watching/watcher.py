@@ -23,7 +23,7 @@ from regard.watching.followed_run import FollowedRun
 from regard.watching.gaps import Gaps
 from regard.watching.graph_breaks import uncompiled
 from regard.watching.kept_memory import KeptMemory
-from regard.watching.pytorch import AttentionMode, FastPath, replaced
+from regard.watching.pytorch import AttentionMode, FastPath, refuse_on_ranks, replaced
 from regard.watching.reach import changed, hooks_so_far, needs_asking
 from regard.watching.tokens import Reading
 
@@ -99,6 +99,7 @@ class Watch:
         huggingface, modules = _huggingface(), list(self.model.named_modules())
         every = self._every = [module for _, module in modules]
         if huggingface is None:
+            self._refuse_others()
             self._asks = needs_asking(every)
         else:
             huggingface.refuse_by_hand(modules, self.layers)
@@ -309,9 +310,13 @@ class Watch:
             )
 
     def _refuse_others(self) -> None:
-        """Whose attention is not PyTorch's or transformers' own would be put aside by ours."""
+        """Whose attention is not PyTorch's or transformers' own would be put aside by ours; or, on
+        one of several ranks, may call PyTorch's for parts of what it computes."""
+        who = replaced()
         if self._switch is not None:
-            self._switch.refuse_others(replaced())
+            self._switch.refuse_others(who)
+        if who is not None:
+            refuse_on_ranks(who)
 
     def _due(self) -> bool:
         """Whether the run of the model that begins is looked at."""

@@ -2,5 +2,6 @@
 
 from regard.watching.pytorch.attention_mode import AttentionMode, replaced
 from regard.watching.pytorch.fast_path import FastPath
+from regard.watching.pytorch.split_sequences import refuse_on_ranks
 
-__all__ = ["AttentionMode", "FastPath", "replaced"]
+__all__ = ["AttentionMode", "FastPath", "refuse_on_ranks", "replaced"]

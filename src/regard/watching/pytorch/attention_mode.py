@@ -326,7 +326,8 @@ def replaced() -> str | None:
     return f"{getattr(found, '__module__', '?')}.{getattr(found, '__qualname__', found)}"
 
 
-_pytorch = F.scaled_dot_product_attention
+_pytorch: Callable[..., Tensor] = torch._C._nn.scaled_dot_product_attention
+"""PyTorch's own, also where somebody replaced it before this was imported."""
 _multi_head_forward = F.multi_head_attention_forward
 _MULTI_HEAD = (
     "query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias",

@@ -6,7 +6,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, distributed
+
+from regard.errors import RegardError
 
 
 def split_along_the_sequence(*tensors: Tensor) -> str | None:
@@ -27,6 +29,20 @@ def spread(t: Any) -> bool:
     # Nobody can hold one without that module; importing it takes long.
     module: Any = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(t, module.DTensor)
+
+
+def refuse_on_ranks(who: str) -> None:
+    """Refuse a function in the place of PyTorch's attention where several ranks run: such as ring
+    attention, whose calls are of some keys each. PyTorch's own is known by its DTensors."""
+    running = distributed.is_available() and distributed.is_initialized()
+    if running and distributed.get_world_size() > 1 and not who.startswith("torch.distributed."):
+        raise RegardError(
+            "this model's attention is computed by somebody else's function on one of several "
+            "ranks, whose calls may be parts of a whole",
+            got=f"F.scaled_dot_product_attention, which is {who}",
+            accepted="PyTorch's own function",
+            do="watch without sequence parallelism that replaces it (Ulysses, ring attention)",
+        )
 
 
 def held_here(*tensors: Tensor | None) -> list[Tensor | None] | str:
