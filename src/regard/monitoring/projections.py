@@ -196,7 +196,7 @@ def _found(module: nn.Module, heads: int, width: int) -> Projections | None:
     if found is None:
         return None
     if isinstance(module, nn.MultiheadAttention):
-        width = module.embed_dim // heads
+        width = module.head_dim
     elif found.q is found.k:
         cut = _cut_head_by_head if _fused(module) in _HEAD_BY_HEAD else _cut_side_by_side
         return cut(found.q, heads, width)
