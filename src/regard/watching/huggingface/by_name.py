@@ -11,6 +11,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from regard.watching.huggingface.attention import attend, attend_in_graph
 from regard.watching.huggingface.mask_maker import make_mask
+from regard.watching.huggingface.switch import own_functions
 
 NAME = "regard"
 
@@ -27,5 +28,6 @@ def _make_mask(*args: Any, **how: Any) -> Any:
     return (sdpa_mask if torch.compiler.is_compiling() else make_mask)(*args, **how)
 
 
+own_functions.append(_attend)
 AttentionInterface.register(NAME, _attend)
 AttentionMaskInterface.register(NAME, _make_mask)

@@ -32,6 +32,8 @@ class _Switched:
     holders: list[Switch]
 
 
+own_functions: list[Any] = []
+"""Attention functions of regard that models may be loaded with."""
 switched: dict[int, _Switched] = {}
 """Configs that are switched to regard, by identity: several watches may hold one."""
 _switching = threading.Lock()
@@ -95,6 +97,8 @@ def _other(implementation: str | None) -> str | None:
     if implementation is None or "/" in implementation:
         return None
     function = ALL_ATTENTION_FUNCTIONS.get(implementation, None)
+    if any(function is own for own in own_functions):
+        return None
     found = [function]
     if "flash" in implementation:
         found.append(flash_attention._flash_attention_forward)
