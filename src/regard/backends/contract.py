@@ -125,6 +125,11 @@ def run_again(backend: Backend, inputs: AttentionInputs, *, statistics: bool) ->
 class SecondPass(Protocol):
     """Questions about the weights, answered from the inputs and lse."""
 
+    def __init__(self) -> None:
+        # Without one, a protocol puts one into its subclass when that is first made, and a graph
+        # that was compiled before is compiled again.
+        super().__init__()
+
     def received(
         self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"]
     ) -> Float[Tensor, "b h k"]: ...
