@@ -1,12 +1,8 @@
-"""A random model small enough to read a corpus in a second, and processes that come to an end."""
+"""A random model small enough to read a corpus in a second."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import sys
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -62,18 +58,3 @@ def everything(folder: str | Path) -> dict[str, bytes]:
     """The bytes of all files in a folder."""
     root = Path(folder)
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
-
-
-def forked(work: Callable[[], None]) -> int:
-    """A process that does something and ends: quicker than one that imports everything anew."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
-    if child:
-        return child
-    try:
-        work()
-        os._exit(0)
-    except BaseException as error:
-        print(error, file=sys.stderr, flush=True)
-        os._exit(1)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from regard.scanning import Job, Scanner, scan
-from tests.scanning.conftest import everything, forked
+from regard.scanning import Job, scan
+from tests.scanning.children import rank, started
+from tests.scanning.conftest import everything
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -27,45 +24,16 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def as_ranks(job: Job, harm: str, timeout: float, said: Path) -> list[int]:
+def as_ranks(job: Job, harm: str, timeout: float, said: Path) -> list[int | None]:
     """Two ranks, of which the second does harm; how the first, and, where it does none, the second
     ended."""
     port = str(free_port())
-    read = Scanner._read
-
-    begun = said.with_suffix(".begun")
-
-    def patient(scanner: Scanner, shard: int, beat: Any) -> Any:
-        # The first could do it all before the second is there.
-        while not begun.exists():
-            time.sleep(0.01)
-        return read(scanner, shard, beat)
-
-    def harmed(scanner: Scanner, shard: int, beat: Any) -> Any:
-        begun.touch()
-        if harm == "fails":
-            raise RuntimeError("a card fell off the bus")
-        if harm == "hangs":
-            time.sleep(30)
-        return read(scanner, shard, beat)
-
-    def rank(number: int) -> None:
-        os.environ |= {
-            "RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-        }  # fmt: skip
-        sys.stderr = said.with_suffix(f".{number}").open("w")
-        Scanner._read = harmed if number else patient  # type: ignore[method-assign]
-        found = scan(job, timeout=timeout)
-        assert (found is None) == bool(number)
-
-    children = [forked(partial(rank, number)) for number in range(2)]
-    began = time.monotonic()
-    _, first = os.waitpid(children[0], 0)
-    assert time.monotonic() - began < timeout + 10
+    first, second = (started(rank, job, i, port, harm, timeout, said) for i in range(2))
+    first.join(timeout + 60)
     if harm:
-        os.kill(children[1], signal.SIGKILL)
-    _, second = os.waitpid(children[1], 0)
-    return [first] if harm else [first, second]
+        second.kill()
+    second.join(timeout + 60)
+    return [first.exitcode] if harm else [first.exitcode, second.exitcode]
 
 
 def test_two_ranks_give_the_same_bytes(job: Job, tmp_path: Path) -> None:
@@ -85,7 +53,7 @@ def test_two_ranks_give_the_same_bytes(job: Job, tmp_path: Path) -> None:
 def test_a_rank_that_fails_is_named_and_ends_the_scan(
     job: Job, tmp_path: Path, harm: str, timeout: float, says: list[str]
 ) -> None:
-    assert as_ranks(job, harm, timeout, tmp_path / "said") != [0]
+    assert as_ranks(job, harm, timeout, tmp_path / "said") == [1]
     said = (tmp_path / "said.0").read_text()
     for part in says:
         assert part in said

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 from dataclasses import replace
@@ -20,8 +19,8 @@ from regard import RegardError, cli, models
 from regard.scanning import Corpus, Job, Options, Scan, Scanner, merge, scan, settle
 from regard.scanning.scales import SCALES
 from regard.scanning.scan_table import QUANTILES
-from regard.trace_files.tensor_file import Draft
-from tests.scanning.conftest import LONGEST, TEXTS, everything, forked
+from tests.scanning.children import killed, started
+from tests.scanning.conftest import LONGEST, TEXTS, everything
 
 
 class Plain:
@@ -130,28 +129,14 @@ def test_the_extremes_are_those_of_plain_code(found: Scan, plain: Plain) -> None
 
 
 def test_killed_while_it_writes_it_goes_on_and_gives_the_same_bytes(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Job, tmp_path: Path
 ) -> None:
     whole = replace(job, folder=str(tmp_path / "whole"))
     scan(whole)
 
-    def killed() -> None:
-        write, times = Draft.write, 0
-
-        def dying(draft: Draft, file: Any, *how: Any) -> None:
-            nonlocal times
-            times += 1
-            if times == 3:
-                file.write(b"half of a file")
-                file.flush()
-                os.kill(os.getpid(), signal.SIGKILL)
-            write(draft, file, *how)
-
-        monkeypatch.setattr(Draft, "write", dying)
-        scan(job)
-
-    _, status = os.waitpid(forked(killed), 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
+    process = started(killed, job)
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
     there = {name for name in everything(job.folder) if not name.startswith("shards/.")}
     assert there == {
         "manifest.json",
