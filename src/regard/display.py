@@ -30,6 +30,27 @@ class Displayed:
         return repr(self) if found is self else found
 
 
+def table_text(rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
+    """Rows of text as a table of plain text, for a `__repr__`; `notes` are said below it.
+
+    The first cell of a row names it; the others stand to the right, as numbers do.
+
+    >>> print(table_text([["head", "share"], ["4.5", "58 %"]], ["of 3 texts"]))
+    head  share
+    4.5    58 %
+    of 3 texts
+    """
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return "\n".join([*lines, *notes])
+
+
 def table_html(
     rows: Sequence[Sequence[str]],
     *,

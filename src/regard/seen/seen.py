@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, overload, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.display import Displayed
+from regard.display import Displayed, table_text
 from regard.errors import RegardError
 from regard.seen.joint_trace import joined as _joined
 from regard.seen.statistics import Shared, Statistics, Waiting
@@ -294,14 +294,7 @@ class Seen(Displayed, Mapping[str, Layer]):
             "broken",
         )
         rows = [head, *(_line(layer) for layer in self._layers.values())]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(w) if i == 0 else cell.rjust(w)
-                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        )
+        return table_text(rows)
 
 
 def _line(layer: Layer) -> tuple[str, ...]:

@@ -9,25 +9,12 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.display import table_html
+from regard.display import table_html, table_text
 from regard.interpret.interventions.outputs import Place
 from regard.visible import visible
 
 SHOWN = 20
 """Tokens that a table shows at most."""
-
-
-def lines_of(rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
-    """Rows of text as a table of plain text; the first column is a name, the others are numbers."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join([*lines, *notes])
 
 
 def place_named(place: Place) -> str:
@@ -118,7 +105,7 @@ class Attribution:
         return notes
 
     def __repr__(self) -> str:
-        return lines_of(self._table(), self._notes())
+        return table_text(self._table(), self._notes())
 
     def _repr_html_(self) -> str:
         """The same as the last line of a notebook's cell."""

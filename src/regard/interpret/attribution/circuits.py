@@ -17,9 +17,8 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
-from regard.display import table_html
+from regard.display import table_html, table_text
 from regard.errors import RegardError
-from regard.interpret.attribution.attributions import lines_of
 from regard.interpret.attribution.head_matrices import HeadMatrices, head_matrices
 from regard.interpret.attribution.model_anatomy import Anatomy, anatomy, gain_of
 from regard.visible import visible
@@ -83,7 +82,7 @@ class Circuit:
         return [f"{visible(self.layer)} head {self.head}; copying score {self.copying:+.2f}"]
 
     def __repr__(self) -> str:
-        return lines_of(self._table(), self._notes())
+        return table_text(self._table(), self._notes())
 
     def _repr_html_(self) -> str:
         """The same as the last line of a notebook's cell."""

@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.display import table_html
-from regard.interpret.attribution.attributions import SHOWN, lines_of
+from regard.display import table_html, table_text
+from regard.interpret.attribution.attributions import SHOWN
 from regard.interpret.attribution.head_matrices import HeadMatrices, head_matrices
 from regard.interpret.attribution.model_anatomy import anatomy
 from regard.visible import visible
@@ -64,7 +64,7 @@ class Compositions:
         return [f"mean of all pairs: {means}; pairs of random matrices have one above 0, too"]
 
     def __repr__(self) -> str:
-        return lines_of(self._table(), self._notes())
+        return table_text(self._table(), self._notes())
 
     def _repr_html_(self) -> str:
         """The same as the last line of a notebook's cell."""

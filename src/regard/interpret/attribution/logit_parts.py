@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.display import table_html
+from regard.display import table_html, table_text
 from regard.errors import RegardError
-from regard.interpret.attribution.attributions import SHOWN, lines_of, place_named
+from regard.interpret.attribution.attributions import SHOWN, place_named
 from regard.interpret.attribution.model_anatomy import Anatomy, FrozenNorm, anatomy
 from regard.interpret.attribution.output_projections import Output, output_projection
 from regard.interpret.attribution.probes import Probe
@@ -85,7 +85,7 @@ class LogitParts:
         return [*more, f"{whole}; the parts miss {float(self.gap.abs().max()):.1g}"]
 
     def __repr__(self) -> str:
-        return lines_of(self._table(), self._notes())
+        return table_text(self._table(), self._notes())
 
     def _repr_html_(self) -> str:
         """The same as the last line of a notebook's cell."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.display import table_html
+from regard.display import table_html, table_text
 from regard.files import finite_or_null, replacing
-from regard.interpret.attribution.attributions import SHOWN, lines_of
+from regard.interpret.attribution.attributions import SHOWN
 from regard.interpret.faithfulness_report.comparison import Row, size_of_effect
 from regard.interpret.faithfulness_report.token_scores import TokenScores
 from regard.visible import visible
@@ -183,9 +183,9 @@ class Faithfulness:
         ]
 
     def __repr__(self) -> str:
-        parts = [self.verdict, "", lines_of(self.table(), self.notes())]
+        parts = [self.verdict, "", table_text(self.table(), self.notes())]
         if len(self.texts) == 1:
-            parts += ["", lines_of(self.token_table(self.texts[0]), [])]
+            parts += ["", table_text(self.token_table(self.texts[0]), [])]
         return "\n".join(parts)
 
     def _repr_html_(self) -> str:

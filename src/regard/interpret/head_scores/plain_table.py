@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regard.display import table_html
+from regard.display import table_html, table_text
 
 SHOWN = 20
 """Rows that a table shows at most, unless there are few more."""
@@ -18,16 +18,7 @@ class PlainTable:
         return []
 
     def __repr__(self) -> str:
-        rows = self._table()
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            "  ".join(
-                cell.ljust(w) if i == 0 else cell.rjust(w)
-                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
-        return "\n".join([*lines, *self._notes()])
+        return table_text(self._table(), self._notes())
 
     def _repr_html_(self) -> str:
         """The same as the last line of a notebook's cell."""

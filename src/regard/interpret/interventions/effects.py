@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.display import table_html
+from regard.display import table_html, table_text
 from regard.interpret.interventions.intervention import Heads
 from regard.visible import visible
 
@@ -118,16 +118,7 @@ class Effects(Sequence[Effect]):
         return [*more, f"{texts}; effect: {self.metric} with the intervention less without"]
 
     def __repr__(self) -> str:
-        rows = self._table()
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            "  ".join(
-                cell.ljust(w) if i == 0 else cell.rjust(w)
-                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in rows
-        ]
-        return "\n".join([*lines, *self._notes()])
+        return table_text(self._table(), self._notes())
 
     def _repr_html_(self) -> str:
         """The same as the last line of a notebook's cell."""

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.display import table_html
+from regard.display import table_html, table_text
 from regard.errors import RegardError
 from regard.interpret.word_maps.components import Connected, labelled, peaks, sizes
 from regard.visible import visible
@@ -140,23 +140,10 @@ class Counted:
         return notes
 
     def __repr__(self) -> str:
-        return text_table(self._table(), self._notes())
+        return table_text(self._table(), self._notes())
 
     def _repr_html_(self) -> str:
         return table_html(self._table(), header=True, numbers=True, notes=self._notes())
-
-
-def text_table(rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
-    """Rows under each other, the first cell to the left, and what is to be said below them."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return "\n".join([*lines, *notes])
 
 
 def counted(

@@ -8,10 +8,10 @@ from typing import Any, Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.display import table_html
+from regard.display import table_html, table_text
 from regard.errors import RegardError
 from regard.interpret.word_maps.components import Connected
-from regard.interpret.word_maps.counts import By, Counted, Frames, counted, text_table
+from regard.interpret.word_maps.counts import By, Counted, Frames, counted
 from regard.interpret.word_maps.prompt_words import asked_number
 from regard.visible import visible
 
@@ -149,7 +149,7 @@ class Grounding:
         ]
 
     def __repr__(self) -> str:
-        return text_table(self._table(), self._notes())
+        return table_text(self._table(), self._notes())
 
     def _repr_html_(self) -> str:
         """The same as the last line of a notebook's cell."""
