@@ -35,6 +35,18 @@ def _ended(work: Callable[..., None], *args: Any) -> None:
         os._exit(1)
 
 
+def alone(job: Job) -> None:
+    """Scan in a process of its own, as the command does: what a process did before may settle how
+    the libraries that it has loaded multiply matrices."""
+    process = started(_scanned, job)
+    process.join(120)
+    assert process.exitcode == 0
+
+
+def _scanned(job: Job) -> None:
+    assert scan(job) is not None
+
+
 def killed(job: Job) -> None:
     """Scan, and be killed while the third file is written."""
     write, times = Draft.write, 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load
 
 from regard.models import CausalConfig, CausalModel
 from regard.models.folder import save
@@ -58,3 +59,20 @@ def everything(folder: str | Path) -> dict[str, bytes]:
     """The bytes of all files in a folder."""
     root = Path(folder)
     return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def unlike(folder: str | Path, other: str | Path) -> list[str]:
+    """What differs in two folders, in few words: the bytes themselves would fill pages."""
+    one, two = everything(folder), everything(other)
+    said = [f"{name}: in one alone" for name in sorted(one.keys() ^ two.keys())]
+    for name in sorted(one.keys() & two.keys()):
+        if one[name] != two[name]:
+            said.append(name)
+            if name.endswith(".safetensors"):
+                tensors, others = load(one[name]), load(two[name])
+                said += [
+                    f"{name} {tensor}: {(t.double() - others[tensor].double()).abs().max():.1e}"
+                    for tensor, t in tensors.items()
+                    if not torch.equal(t, others[tensor])
+                ]
+    return said

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from regard.scanning import Job, scan
-from tests.scanning.children import rank, started
-from tests.scanning.conftest import everything
+from regard.scanning import Job
+from tests.scanning.children import alone, rank, started
+from tests.scanning.conftest import everything, unlike
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -37,10 +37,10 @@ def as_ranks(job: Job, harm: str, timeout: float, said: Path) -> list[int | None
 
 
 def test_two_ranks_give_the_same_bytes(job: Job, tmp_path: Path) -> None:
-    alone = replace(job, folder=str(tmp_path / "alone"))
-    scan(alone)
+    one = replace(job, folder=str(tmp_path / "one"))
+    alone(one)
     assert as_ranks(job, "", 20.0, tmp_path / "said") == [0, 0]
-    assert everything(job.folder) == everything(alone.folder)
+    assert unlike(job.folder, one.folder) == []
 
 
 @pytest.mark.parametrize(
@@ -62,15 +62,15 @@ def test_a_rank_that_fails_is_named_and_ends_the_scan(
     assert not {"heads.jsonl", "extremes.jsonl", "scan.json"} & left.keys()
     # What was whole is kept, and the rest is read by whoever is there.
     whole = replace(job, folder=str(tmp_path / "whole"))
-    scan(whole)
-    scan(job)
-    assert everything(job.folder) == everything(whole.folder)
+    alone(whole)
+    alone(job)
+    assert unlike(job.folder, whole.folder) == []
 
 
 @pytest.mark.real
 def test_torchrun_restarts_after_a_kill_and_gives_the_same_bytes(job: Job, tmp_path: Path) -> None:
-    alone = replace(job, folder=str(tmp_path / "alone"))
-    scan(alone)
+    one = replace(job, folder=str(tmp_path / "one"))
+    alone(one)
     program = tmp_path / "program.py"
     program.write_text(
         "import os, signal\n"
@@ -95,4 +95,4 @@ def test_torchrun_restarts_after_a_kill_and_gives_the_same_bytes(job: Job, tmp_p
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "-9" in done.stderr
-    assert everything(job.folder) == everything(alone.folder)
+    assert unlike(job.folder, one.folder) == []

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from regard import RegardError
-from regard.scanning import Job, ray_pool, scan
-from tests.scanning.conftest import everything
+from regard.scanning import Job, ray_pool
+from tests.scanning.children import alone
+from tests.scanning.conftest import unlike
 
 
 def test_without_ray_it_says_how_to_get_it(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,12 +42,12 @@ def test_a_pool_of_actors_gives_the_same_bytes(
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     monkeypatch.setattr(ray_pool, "Reading", Dying)
-    alone = replace(job, folder=str(tmp_path / "alone"))
-    scan(alone)
+    one = replace(job, folder=str(tmp_path / "one"))
+    alone(one)
     try:
         found = ray_pool.scan_on_ray(job, 2)
     finally:
         ray.shutdown()
     assert Path(job.folder).with_suffix(".killed").exists()
     assert found.texts == 7
-    assert everything(job.folder) == everything(alone.folder)
+    assert unlike(job.folder, one.folder) == []
