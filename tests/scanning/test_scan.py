@@ -169,6 +169,18 @@ def test_a_shard_that_is_not_whole_is_noticed_and_made_again(job: Job, harm: str
     assert unlike(job.folder, right) == []
 
 
+def test_whether_small_numbers_are_flushed_changes_nothing(job: Job, tmp_path: Path) -> None:
+    scan(job)
+    other = replace(job, folder=str(tmp_path / "flushed"))
+    torch.set_flush_denormal(True)
+    try:
+        scan(other)
+        assert not torch.tensor(1e-40).mul(1.0)
+    finally:
+        torch.set_flush_denormal(False)
+    assert unlike(job.folder, other.folder) == []
+
+
 def test_other_settings_are_refused(job: Job, tmp_path: Path) -> None:
     scan(job)
     before = everything(job.folder)

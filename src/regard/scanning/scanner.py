@@ -87,7 +87,7 @@ class Scanner:
         """The file of a shard; it is read only if its file is not there, or not whole."""
         path = self.path(shard)
         if self.found(shard) is None:
-            with _threads(self.threads):
+            with _settled(self.threads):
                 state = self._read(shard, beat)
             shard_file.write(path, state, self.hash, shard)
         return path
@@ -216,11 +216,14 @@ def _refuse_leaks(trace: Trace, sides: Sides) -> None:
 
 
 @contextmanager
-def _threads(many: int) -> Iterator[None]:
-    """The order in which a CPU adds numbers up depends on its threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(many)
+def _settled(threads: int) -> Iterator[None]:
+    """How a CPU computes, whatever the process did before: in which order numbers are added up
+    depends on threads, and whether the smallest are taken for 0 on a switch."""
+    before, flushed = torch.get_num_threads(), not torch.tensor(1e-40).mul(1.0)
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(False)
     try:
         yield
     finally:
+        torch.set_flush_denormal(flushed)
         torch.set_num_threads(before)
