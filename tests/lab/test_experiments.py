@@ -133,7 +133,8 @@ def test_without_matplotlib_nothing_is_made(
     for name in [n for n in sys.modules if n.startswith("regard.view.picture")]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("picture", "pictures"):
-        monkeypatch.delattr(view, name, raising=False)
+        # Not delattr, which asks first whether it is there: that would import it.
+        monkeypatch.delitem(vars(view), name, raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     out = tmp_path / "new" / "folder"
     done = CliRunner().invoke(cli.app, ["lab", "scaling", "--out", str(out)])

@@ -8,6 +8,7 @@ import pytest
 
 from regard.lab import heads
 from regard.lab.experiments import seeded
+from regard.lab.heads_report import strongest
 from regard.lab.text import Corpus
 
 
@@ -22,10 +23,10 @@ def grown() -> tuple[heads.Reader, heads.Windows, list[dict[str, Any]]]:
 
 def test_a_previous_token_head_and_an_induction_head_grow(grown: Any) -> None:
     first, last = grown[2][0], grown[2][-1]
-    assert heads.strongest(first, "previous", 0)[1] < 0.2
-    assert heads.strongest(first, "induction", 1)[1] < 0.2
-    assert heads.strongest(last, "previous", 0)[1] > 0.4
-    assert heads.strongest(last, "induction", 1)[1] > 0.5
+    assert strongest(first, "previous", 0)[1] < 0.2
+    assert strongest(first, "induction", 1)[1] < 0.2
+    assert strongest(last, "previous", 0)[1] > 0.4
+    assert strongest(last, "induction", 1)[1] > 0.5
     assert first["again_accuracy"] < 0.1
     assert last["again_accuracy"] > 0.8
 

@@ -136,7 +136,7 @@ def name_of(metric: Any) -> str:
 def logits_of(output: Any) -> Float[Tensor, "b n v"]:
     """The logits in what a model gives: itself, `.logits`, or the first of several."""
     found = getattr(output, "logits", output)
-    found = found[0] if isinstance(found, (tuple, list)) else found
+    found = found[0] if isinstance(found, (tuple, list)) and found else found
     if not isinstance(found, Tensor) or found.ndim != 3:
         raise RegardError(
             "this metric reads logits [batch, tokens, vocabulary]",

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from regard.errors import RegardError
 from regard.interpret.interventions.runs import Runner
 from regard.interpret.metrics import logits_of
 from regard.interpret.rows import matching
@@ -98,9 +99,7 @@ def writing_of(runner: Runner, text: Any, layers: str | Sequence[str] = "*") -> 
     last = [place for place in calls if place[0] in sizes][-1]
     try:
         logits = logits_of(output)
-    except Exception:
-        logits = None
-    if logits is None or logits.ndim != 3:
+    except RegardError:
         return Writing(sizes, last, None, {}, "the model gives no logits of tokens")
     unembedding = _unembedding(model, notes, logits)
     if unembedding is None:
