@@ -16,6 +16,7 @@ from regard.files import finite_or_null
 from regard.lab.panels import Panel
 
 NAMES = (
+    "tour",
     "bottleneck",
     "scaling",
     "roles",
