@@ -19,6 +19,8 @@ from regard.traces import Trace
 class MultiHeadAttention(nn.Module):
     """Each head compares its own projection of queries and keys and mixes its own values.
 
+    - `d_model`: how wide the vectors are that come in and go out.
+    - `heads`: how many compare side by side; each is d_model / heads wide unless said.
     - `kv_heads`: fewer than query heads is grouped-query attention (GQA), 1 is multi-query.
     - `head_width`: the head dimension; d_model / heads unless said.
     - `key_width`, `value_width`: how wide the inputs of keys and values are, when not d_model.
@@ -97,10 +99,15 @@ class MultiHeadAttention(nn.Module):
         cache: Cache | None = None,
         trace: bool = False,
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], Trace]:
-        """Self-attention; or cross-attention to `memory`, whose `values` may be others.
+        """Self-attention; or cross-attention to `memory`.
 
-        With `cache`, x continues the sequence whose keys and values the cache holds. With
-        `trace=True` the answer is (output, Trace); the output is the same.
+        - `x`: what asks; without `memory`, also what is looked at.
+        - `memory`: what keys and values are made of instead of x.
+        - `values`: what values are made of, where that is something else again.
+        - `mask`: which pairs may be seen, from `regard.masks`; `masks.keep(t)` for booleans.
+        - `bias`: what is added to the logits, from `regard.biases`.
+        - `cache`: keys and values of the sequence that x continues.
+        - `trace`: the answer is (output, Trace); the output is the same.
         """
         self._check(x, memory, values, cache)
         source = x if memory is None else memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,10 @@ from regard.view.terminal.colours import glyph, ground
 from regard.view.terminal.heat_maps import colourless
 
 GAP = 3
+MANY = 12
+"""Kinds of layers that are told one by one, where no two are alike."""
+CROSS = re.compile(r"\.(memory|encoder_attn|cross_?attn|cross_?attention|EncDecAttention)\b", re.I)
+"""What layers are called that look from one text at another."""
 MEANING = {
     "entropy": "how spread a row is, in percent of the most",
     "sink": "what falls on the first token, in percent",
@@ -136,6 +141,8 @@ class HeadGrid:
     def _legend(self, plain: bool) -> Iterator[Text]:
         style = "" if plain else "dim"
         yield Text("rows: layers, columns: heads", style)
+        for rows, kind in kinds_of(self.figures.paths):
+            yield Text(f"{rows}: {kind}", style)
         for name in self.statistics:
             says = MEANING[name]
             if name == "entropy" and not self.figures.normalised:
@@ -148,6 +155,26 @@ class HeadGrid:
             yield Text(f"{name}: {says}", style)
         if not self.figures.normalised:
             yield Text(f"weights are had by {KEEP}", style)
+
+
+def kinds_of(paths: Sequence[str]) -> list[tuple[str, str]]:
+    """Which rows are layers of which kind, where there are several: paths that differ in numbers
+    alone are of one.
+
+    >>> kinds_of(["encoder.0", "encoder.1", "decoder.0.own", "decoder.0.memory"])
+    [('0, 1', 'encoder.*'), ('2', 'decoder.*.own'), ('3', 'decoder.*.memory, cross-attention')]
+    >>> kinds_of(["layers.0.attention", "layers.1.attention"])
+    []
+    """
+    rows: dict[str, list[str]] = {}
+    for row, path in enumerate(paths):
+        rows.setdefault(re.sub(r"(?<![^.])\d+(?![^.])", "*", path), []).append(str(row))
+    if len(rows) < 2 or len(rows) == len(paths) > MANY:
+        return []
+    return [
+        (", ".join(numbers), f"{kind}, cross-attention" if CROSS.search(kind) else kind)
+        for kind, numbers in rows.items()
+    ]
 
 
 def _number(name: Statistic, value: float, normalised: bool) -> str:
