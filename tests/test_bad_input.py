@@ -34,7 +34,7 @@ TENSORS = {
         {},
         ["same axes", "q [5], k [5], v [5]", "[B, H, N, D], or with more axes before H;"],
     ),
-    "one-query": ((ones(8), ones(5, 8), ones(5, 8)), {}, ["same axes", "do:       q[None]"]),
+    "one-query": ((ones(8), ones(2, 5, 8), ones(2, 5, 8)), {}, ["same axes", "q [8], k [2, 5, 8]"]),
     "five-axes": ((X[None], X, X), {}, ["the same axes", "q [1, 2, 4, 5, 8]"]),
     "mixed-axes": (
         (X, X[0], X),

@@ -391,3 +391,12 @@ def test_masks_of_ones_own_are_looked_at_each_time(whole: bool) -> None:
     own.keys[:] = [1]
     out = regard.attention(q, k, v, mask=mask, backend="reference")
     torch.testing.assert_close(out[..., 4, :], v[..., 1, :])
+
+
+def test_one_query_gives_one_answer() -> None:
+    q, k, v = torch.randn(8), torch.randn(5, 8), torch.randn(5, 3)
+    right = regard.attention(q[None], k, v)[0]
+    mine = regard.attention(q, k, v)
+    assert torch.equal(mine, right)
+    assert torch.equal(regard.trace(q, k, v).out[0], right)
+    assert regard.plan(q, k, v).backend == regard.plan(q[None], k, v).backend

@@ -47,7 +47,9 @@ FACE = {
         word_alignment word_links word_times
     """,
 }
-EXPERIMENTS = "bottleneck scaling roles words heads faithfulness reach order domains cost counting"
+EXPERIMENTS = (
+    "tour bottleneck scaling roles words heads faithfulness reach order domains cost counting"
+)
 # What the documentation has people import beside these, now or before.
 TOLD = [
     ("regard.interpret.interventions", "Activations CallPart Cut Intervention Patched Replaced"),

@@ -34,7 +34,7 @@ ARGUMENTS = "mask, score, bias, softcap, sink, scale, dropout, training, backend
 
 
 def attention(
-    q: Float[Tensor, "*bh q d"],
+    q: Float[Tensor, "*bh q d"] | Float[Tensor, "d"],
     k: Float[Tensor, "*bg k d2"],
     v: Float[Tensor, "*bg k e"],
     *,
@@ -49,12 +49,12 @@ def attention(
     backend: str | None = None,
     cu_seqlens: CuSeqlens | None = None,
     **others: Unknown,
-) -> Float[Tensor, "*bh q e"]:
+) -> Float[Tensor, "*bh q e"] | Float[Tensor, "e"]:
     """Attention: each query's mean of the values, weighted by how well it matches the keys.
 
-    Inputs are [B, H, N, D], or with more axes before H; or [B, N, D] or [N, D] for one head. Fewer
-    key heads than query heads is grouped-query attention. Dropout happens only with
-    `training=True`.
+    Inputs are [B, H, N, D], or with more axes before H; or [B, N, D] or [N, D] for one head; one
+    query [D] with keys and values [N, D] gives one answer. Fewer key heads than query heads is
+    grouped-query attention. Dropout happens only with `training=True`.
 
     Sequences of different lengths may be jagged nested tensors [B, H, j, D]; or tokens end to end,
     q [total_q, H, D], k [total_k, G, D] and v [total_k, G, E], with `cu_seqlens`: 0 and the end of
@@ -72,6 +72,12 @@ def attention(
     """
     if others:
         refuse_arguments("attention", others, ARGUMENTS)
+    if _is_one_query(q, k):
+        return attention(
+            q[None], k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink,
+            scale=scale, dropout=dropout, training=training, backend=backend,
+            cu_seqlens=cu_seqlens,
+        )[0]  # fmt: skip
     if cu_seqlens is not None:
         return _attend_tokens(
             q, k, v, cu_seqlens, mask, score=score, bias=bias, softcap=softcap, sink=sink,
@@ -111,7 +117,7 @@ def attention(
 
 
 def trace(
-    q: Float[Tensor, "*bh q d"],
+    q: Float[Tensor, "*bh q d"] | Float[Tensor, "d"],
     k: Float[Tensor, "*bg k d2"],
     v: Float[Tensor, "*bg k e"],
     *,
@@ -135,10 +141,13 @@ def trace(
     >>> t.entropy.shape, t.received().shape, t.map(10).shape
     (torch.Size([2, 8, 100]), torch.Size([2, 8, 100]), torch.Size([2, 8, 10, 10]))
 
-    With `cu_seqlens` answers are [tokens, heads, ...], and `t[i]` is a trace of one sequence.
+    With `cu_seqlens` answers are [tokens, heads, ...], and `t[i]` is a trace of one sequence. One
+    query [D] is traced as one row, [1, D].
     """
     if others:
         refuse_arguments("trace", others, ARGUMENTS)
+    if _is_one_query(q, k):
+        q = q[None]
     if cu_seqlens is not None:
         return _trace_tokens(
             q, k, v, cu_seqlens, mask, score=score, bias=bias, softcap=softcap, sink=sink,
@@ -194,6 +203,10 @@ def _trace_packed(packed: JaggedInputs, mask: Mask | None, **options: Any) -> Tr
     """One trace of all sequences, as traces of each."""
     x = trace(*packed.qkv, mask=packed.mask, **options)
     return JaggedTrace(x.inputs, x.rows, x.backend, x.second_pass, mask, packed.sequences)
+
+
+def _is_one_query(q: Any, k: Any) -> bool:
+    return isinstance(q, Tensor) and q.ndim == 1 and isinstance(k, Tensor) and k.ndim == 2
 
 
 def _drops_none(dropout: float, training: bool) -> bool:
@@ -262,7 +275,7 @@ def _remembered(
 
 
 def plan(
-    q: Float[Tensor, "*bh q d"],
+    q: Float[Tensor, "*bh q d"] | Float[Tensor, "d"],
     k: Float[Tensor, "*bg k d2"],
     v: Float[Tensor, "*bg k e"],
     *,
@@ -302,6 +315,8 @@ def plan(
     """
     if others:
         refuse_arguments("plan", others, f"{ARGUMENTS}, statistics")
+    if _is_one_query(q, k):
+        q = q[None]
     if cu_seqlens is not None or any_nested(q, k, v):
         packed = (
             pack(q, k, v, mask, bias)

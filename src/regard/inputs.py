@@ -201,7 +201,6 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> Axes:
             got=_shapes(q, k, v),
             accepted="[B, H, N, D], or with more axes before H; or [B, N, D] or [N, D] for one "
             "head",
-            do="q[None]: one query is [1, D]" if q.ndim == 1 and k.ndim == v.ndim == 2 else "",
         )
     if not (q.device == k.device == v.device):
         raise RegardError(

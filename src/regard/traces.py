@@ -97,6 +97,20 @@ class Trace(Displayed):
             scale=scale, backend=backend, cu_seqlens=cu_seqlens, verify=verify,
         )  # fmt: skip
 
+    @classmethod
+    def of_weights(cls, weights: Float[Tensor, "*bh q k"]) -> Trace:
+        """A trace with these weights, as some library or paper has them: rows that add up to 1.
+        Pairs of weight 0 count as masked. There are no values, and no gradients.
+
+        >>> import regard, torch
+        >>> regard.Trace.of_weights(torch.tensor([[1.0, 0.0], [0.25, 0.75]])).top(1).indices
+        tensor([[0],
+                [1]])
+        """
+        from regard.given_weights import trace_of_weights
+
+        return trace_of_weights(weights)
+
     @property
     def out(self) -> Float[Tensor, "*bh q e"]:
         """The output, the tensor that `attention` gives. Differentiable."""

@@ -1,6 +1,7 @@
 """The numbers behind every view: maps, their tiles, and what is said of heads and places."""
 
 from regard.view.atlas.atlas import Atlas
+from regard.view.atlas.bare_weights import Weights, looked_at
 from regard.view.atlas.choice import Choice, Head, choose, layer_of, read
 from regard.view.atlas.cores import on_cores, one_core
 from regard.view.atlas.drawn_numbers import (
@@ -40,6 +41,7 @@ __all__ = [
     "Patches",
     "Statistic",
     "Summary",
+    "Weights",
     "allowed",
     "centre",
     "check_place",
@@ -53,6 +55,7 @@ __all__ = [
     "head_figures",
     "layer_of",
     "levels",
+    "looked_at",
     "on_cores",
     "one_core",
     "only_statistics",

@@ -13,6 +13,7 @@ from regard.errors import RegardError
 from regard.jagged import JaggedTrace
 from regard.seen import Layer, Seen, Tokens, joined, let_go
 from regard.traces import Trace
+from regard.view.atlas.bare_weights import Weights, looked_at
 from regard.view.atlas.maps import Map, check_place
 from regard.view.atlas.patches import Patches
 from regard.view.atlas.quantities import QUANTITIES
@@ -38,7 +39,7 @@ class Atlas:
 
     @staticmethod
     def of(
-        what: Trace | Seen | Atlas,
+        what: Trace | Seen | Weights | Atlas,
         tokens: Tokens | None = None,
         *,
         queries: Sequence[str] | None = None,
@@ -50,18 +51,19 @@ class Atlas:
         another text. What was seen with a tokenizer knows its own."""
         if isinstance(what, Atlas):
             return what
-        if isinstance(what, JaggedTrace):
-            what, batch = what[batch], 0
-        if isinstance(what, Trace):
-            layer = Layer("trace", 1, None, [what], [0], [0])
+        found = looked_at(what)
+        if isinstance(found, JaggedTrace):
+            found, batch = found[batch], 0
+        if isinstance(found, Trace):
+            layer = Layer("trace", 1, None, [found], [0], [0])
             model, layers, known = "", [layer], None
-        elif isinstance(what, Seen):
-            model, layers, known = what.model, list(what.values()), what.tokens
+        elif isinstance(found, Seen):
+            model, layers, known = found.model, list(found.values()), found.tokens
         else:
             raise RegardError(
                 "this cannot be looked at",
                 got=type(what).__name__,
-                accepted="a Trace, or what regard.watch or regard.load gave",
+                accepted="a Trace, what regard.watch or regard.load gave, or tensors of weights",
             )
         words = _of_batch(known if tokens is None else tokens, batch)
         if not layers:

@@ -11,6 +11,7 @@ from regard.errors import RegardError
 from regard.jagged import JaggedTrace
 from regard.seen import Layer, Seen
 from regard.traces import Trace
+from regard.view.atlas.bare_weights import Weights, looked_at
 from regard.view.atlas.labels import clean
 from regard.view.atlas.summaries import KEEP
 
@@ -36,7 +37,7 @@ class Choice:
 
 
 def choose(
-    what: Trace | Seen,
+    given: Trace | Seen | Weights,
     tokens: Sequence[str] | None = None,
     *,
     layer: int | str = 0,
@@ -55,7 +56,7 @@ def choose(
     >>> choose(regard.trace(x, x, x), ["to", "be", "or"], head="mean").name
     'mean of 4 heads'
     """
-    name = ""
+    name, what = "", looked_at(given)
     if isinstance(what, Seen):
         number, found = layer_of(what, layer)
         name = f"layer {number}, "

@@ -21,6 +21,7 @@ from regard.interpret.head_scores.weight_blocks import (
 )
 from regard.seen import Layer, Seen
 from regard.traces import Trace
+from regard.view.atlas.bare_weights import Weights, looked_at
 
 Statistic = Literal["entropy", "sink", "distance", "logit"]
 STATISTICS: tuple[Statistic, ...] = ("entropy", "sink", "distance", "logit")
@@ -67,7 +68,7 @@ class HeadFigures:
 
 
 def head_figures(
-    seen: Seen | Trace, progress: Callable[[int, int], None] | None = None
+    what: Seen | Trace | Weights, progress: Callable[[int, int], None] | None = None
 ) -> HeadFigures:
     """The numbers of every head of a model, or of one trace, over all its calls.
 
@@ -84,6 +85,7 @@ def head_figures(
     tensor([[0.5208, 0.5208]])
     tensor([[0.7500, 0.7500]])
     """
+    seen = looked_at(what)
     if isinstance(seen, Trace):
         layer = Layer("")
         layer.take(seen.detach(), 0, keep=True)

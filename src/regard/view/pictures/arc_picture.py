@@ -17,7 +17,17 @@ from matplotlib.path import Path as Outline
 from regard.errors import RegardError
 from regard.seen import Seen
 from regard.traces import Trace
-from regard.view.atlas import CAP, Choice, Head, allowed, choose, given, got, worth_showing
+from regard.view.atlas import (
+    CAP,
+    Choice,
+    Head,
+    Weights,
+    allowed,
+    choose,
+    given,
+    got,
+    worth_showing,
+)
 
 WIDEST = 9.0
 """Inches of a sentence before its words are turned upright."""
@@ -39,7 +49,7 @@ class Arc:
 
 
 def arcs(
-    what: Trace | Seen,
+    what: Trace | Seen | Weights,
     tokens: Sequence[str] | None = None,
     token: int | None = None,
     *,

@@ -22,6 +22,7 @@ from regard.view.atlas import (
     Head,
     HeadFigures,
     Statistic,
+    Weights,
     allowed,
     choose,
     head_figures,
@@ -38,7 +39,7 @@ MEANING = {
 
 
 def heat_map(
-    what: Trace | Seen,
+    what: Trace | Seen | Weights,
     tokens: Sequence[str] | None = None,
     *,
     layer: int | str = 0,
@@ -72,7 +73,7 @@ def heat_map(
 
 
 def head_grid(
-    what: Seen | Trace | HeadFigures, *, title: str | None = None, dark: bool = False
+    what: Seen | Trace | Weights | HeadFigures, *, title: str | None = None, dark: bool = False
 ) -> Figure:
     """Every head of a model: layers × heads, coloured by how spread it looks, what falls on the
     first token, and how far it looks; by its largest logit instead, where only statistics were
@@ -101,7 +102,7 @@ def head_grid(
 
 
 def entropy_by_layer(
-    what: Seen | HeadFigures, *, title: str | None = None, dark: bool = False
+    what: Seen | Weights | HeadFigures, *, title: str | None = None, dark: bool = False
 ) -> Figure:
     """How spread heads look, layer by layer: a dot for each head, a line through their means.
 

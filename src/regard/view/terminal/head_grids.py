@@ -13,7 +13,15 @@ from rich.text import Text
 from regard.errors import RegardError
 from regard.seen import Seen
 from regard.traces import Trace
-from regard.view.atlas import KEEP, STATISTICS, HeadFigures, Statistic, fit, head_figures
+from regard.view.atlas import (
+    KEEP,
+    STATISTICS,
+    HeadFigures,
+    Statistic,
+    Weights,
+    fit,
+    head_figures,
+)
 from regard.view.terminal.colours import glyph, ground
 from regard.view.terminal.heat_maps import colourless
 
@@ -31,7 +39,7 @@ MEANING = {
 
 
 def head_grid(
-    what: Seen | Trace | HeadFigures,
+    what: Seen | Trace | Weights | HeadFigures,
     statistics: Sequence[str] | None = None,
     *,
     numbers: bool = False,

@@ -23,6 +23,7 @@ from regard.view.atlas import (
     Choice,
     Figures,
     Head,
+    Weights,
     centre,
     choose,
     figures,
@@ -40,7 +41,7 @@ TALLEST = 10
 
 
 def heat_map(
-    what: Trace | Seen,
+    what: Trace | Seen | Weights,
     tokens: Sequence[str] | None = None,
     batch: int = 0,
     head: Head = 0,
@@ -75,7 +76,7 @@ def heat_map(
 
 
 def shaded(
-    what: Trace | Seen,
+    what: Trace | Seen | Weights,
     tokens: Sequence[str] | None = None,
     query: int | None = None,
     batch: int = 0,

@@ -14,7 +14,7 @@ from types import TracebackType
 from regard.errors import RegardError
 from regard.seen import Seen, Tokens
 from regard.traces import Trace
-from regard.view.atlas import Atlas
+from regard.view.atlas import Atlas, Weights
 from regard.view.subjects import Told
 from regard.view.web.bundle import script
 from regard.view.web.redirect_file import RedirectFile
@@ -39,7 +39,7 @@ class App:
 
     def __init__(
         self,
-        what: Trace | Seen | Atlas,
+        what: Trace | Seen | Weights | Atlas,
         tokens: Tokens | None = None,
         *,
         queries: Sequence[str] | None = None,
@@ -140,7 +140,7 @@ class App:
 
 
 def serve(
-    what: Trace | Seen | Atlas,
+    what: Trace | Seen | Weights | Atlas,
     tokens: Tokens | None = None,
     *,
     queries: Sequence[str] | None = None,

@@ -31,7 +31,18 @@ from regard.errors import RegardError
 from regard.files import replacing
 from regard.seen import Seen, Tokens
 from regard.traces import Trace
-from regard.view.atlas import SIDE, Atlas, Map, Patches, halves, levels, on_cores, raw, tile
+from regard.view.atlas import (
+    SIDE,
+    Atlas,
+    Map,
+    Patches,
+    Weights,
+    halves,
+    levels,
+    on_cores,
+    raw,
+    tile,
+)
 from regard.view.web.bundle import script
 
 STRONGEST = 4
@@ -62,7 +73,7 @@ SHELL = """<!doctype html>
 
 
 def page(
-    what: Trace | Seen | Atlas,
+    what: Trace | Seen | Weights | Atlas,
     path: str | os.PathLike[str],
     tokens: Tokens | None = None,
     *,

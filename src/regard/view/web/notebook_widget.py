@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from regard.errors import RegardError
 from regard.seen import Seen, Tokens
 from regard.traces import Trace
-from regard.view.atlas import Atlas
+from regard.view.atlas import Atlas, Weights
 
 if TYPE_CHECKING:
     from regard.view.web.widget_model import Live
 
 
 def widget(
-    what: Trace | Seen | Atlas,
+    what: Trace | Seen | Weights | Atlas,
     tokens: Tokens | None = None,
     *,
     queries: Sequence[str] | None = None,

@@ -46,6 +46,11 @@ class LaterWeights(Tensor):
         made._trace, made._whole = trace.detach(), None
         return made
 
+    @property
+    def source(self) -> Trace | None:
+        """What the weights are worked out from, as long as not all of them were."""
+        return self._trace
+
     def whole(self) -> Float[Tensor, "b h q k"]:
         """All of them: n×n for each head."""
         if self._whole is None:
