@@ -24,7 +24,7 @@ Found = dict[str, list[Any]]
 WAIT = timedelta(seconds=60)
 
 
-def run(cases: Cases, ranks: int, *, joined: bool = True, seconds: float = 120) -> Found:
+def run(cases: Cases, ranks: int, *, joined: bool = True, seconds: float = 240) -> Found:
     """Every case on every rank, one after the other; unless `joined`, they find each other."""
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     # Processes that are forked from one that never learned may learn, and import nothing anew.

@@ -33,9 +33,9 @@ def test_two_ranks(case: str, of_two: Found) -> None:
 
 
 @pytest.mark.real
-def test_every_method_with_every_mask_grouping_and_layout() -> None:
+def test_any_three_of_a_method_mask_grouping_and_layout() -> None:
     found = run(cases.combinations, 2, seconds=600)
-    assert len(found) == 90
+    assert len(found) == 45
     for case in found:
         _assert_well(found, case)
 

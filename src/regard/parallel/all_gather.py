@@ -16,6 +16,7 @@ from regard.backends.contract import Pool
 from regard.inputs import AttentionInputs
 from regard.parallel.call import Call
 from regard.parallel.collectives import Gather, Replicated, Scatter, Sum
+from regard.parallel.one_part import OnePart
 from regard.parallel.placed import placed_bias, placed_mask
 from regard.traces import Trace
 
@@ -24,7 +25,7 @@ HELD = 1 << 26
 
 
 @dataclass(frozen=True)
-class AllGather:
+class AllGather(OnePart):
     call: Call
     name = "all_gather"
 
@@ -51,19 +52,16 @@ class AllGather:
             bias=placed_bias(x.bias, self.places, start),
         )
 
-    def of_rows(self, *answers: Tensor) -> tuple[Tensor, ...]:
-        return answers
-
-    def received(self, trace: Trace) -> Tensor:
+    def received(self, part: Trace) -> Tensor:
         layout, ranks = self.call.key_layout, self.call.ranks
-        parts = layout.in_shards(trace.received(), 2)
+        parts = layout.in_shards(part.received(), 2)
         parts = parts.unflatten(2, (ranks.size, layout.longest)).movedim(2, 0)
         (found,) = Scatter.apply(ranks, parts)  # type: ignore[no-untyped-call]
         return found[:, :, : layout.lengths[ranks.rank]]  # type: ignore[no-any-return]
 
     def chosen(
         self,
-        trace: Trace,
+        part: Trace,
         question: str,
         queries: Int[Tensor, "q"],
         keys: Int[Tensor, "k"],
@@ -73,17 +71,17 @@ class AllGather:
         there = slot < len(self.places)
         there[there.clone()] = self.places[slot[there]] == queries[there]
         mine = there.nonzero().squeeze(-1)
-        size = len(trace), len(heads), len(queries), len(keys)
-        every = trace.lse.detach().new_zeros(size)
+        size = len(part), len(heads), len(queries), len(keys)
+        every = part.lse.detach().new_zeros(size)
         if len(mine):
-            found = getattr(trace, question)(slot[mine], keys, heads)
+            found = getattr(part, question)(slot[mine], keys, heads)
             every = every.index_copy(2, mine, found)
         whole: Tensor = Sum.apply(self.call.ranks, every)  # type: ignore[no-untyped-call]
         return whole
 
     def pooled(
         self,
-        trace: Trace,
+        part: Trace,
         cells: tuple[int, int],
         queries: tuple[int, int],
         keys: tuple[int, int],
@@ -94,13 +92,13 @@ class AllGather:
         own = self.call.layout.positions(self.call.ranks.rank)
         first, stop = torch.searchsorted(own, torch.tensor(queries)).tolist()
         rows = (self.places[first:stop] - queries[0]) * cells[0] // (queries[1] - queries[0])
-        found = trace.lse.detach().new_zeros(B, H, *cells)
+        found = part.lse.detach().new_zeros(B, H, *cells)
         step = max(1, HELD // max(B * H * cells[1], 1))
         for start in range(first, stop, step):
             some = start, min(start + step, stop)
             # Cells of a region are those of the whole; of some of its queries, one by one.
             columns = (some[1] - some[0], cells[1])
-            each = trace.map(columns, some, keys, "max" if pool == "max" else "sum")
+            each = part.map(columns, some, keys, "max" if pool == "max" else "sum")
             where = rows[some[0] - first : some[1] - first]
             if pool == "max":
                 at = where[:, None].expand_as(each)
@@ -111,11 +109,13 @@ class AllGather:
             every: Tensor = Replicated.apply(self.call.ranks, found)  # type: ignore[no-untyped-call]
             return every.amax(0)
         whole: Tensor = Sum.apply(self.call.ranks, found)  # type: ignore[no-untyped-call]
-        if pool == "sum":
-            return whole
-        down = _sizes(cells[0], queries[1] - queries[0], whole)
-        across = _sizes(cells[1], keys[1] - keys[0], whole)
-        return whole / (down[:, None] * across)
+        return whole if pool == "sum" else mean_of_cells(whole, queries, keys)
+
+
+def mean_of_cells(whole: Tensor, queries: tuple[int, int], keys: tuple[int, int]) -> Tensor:
+    """Sums of cells over how many pairs each has."""
+    down = _sizes(whole.shape[2], queries[1] - queries[0], whole)
+    return whole / (down[:, None] * _sizes(whole.shape[3], keys[1] - keys[0], whole))
 
 
 def _sizes(cells: int, places: int, like: Tensor) -> Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.backends.contract import Pool
+from regard.backends.contract import Pool, SecondPass, Top
 from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs, check, check_kinds
@@ -17,7 +17,6 @@ from regard.masks.algebra import Mask
 from regard.parallel.layout import Layout, contiguous
 from regard.parallel.ranks import Ranks
 from regard.scores.score import Score
-from regard.traces import Trace
 from regard.values import Shape
 
 
@@ -39,27 +38,57 @@ class Call:
 
 
 @runtime_checkable
-class Method(Protocol):
-    """A way to give each rank a part of a call that it can answer for alone, and to bring answers
-    back to the ranks whose tokens they are about."""
+class Part(Protocol):
+    """What a rank worked on, with the names of a `Trace`: some heads, or some queries."""
+
+    @property
+    def backend(self) -> str: ...
+    @property
+    def second_pass(self) -> SecondPass: ...
+    @property
+    def out(self) -> Float[Tensor, "b h n e"]: ...
+    @property
+    def lse(self) -> Float[Tensor, "b h n"]: ...
+    @property
+    def max_logit(self) -> Float[Tensor, "b h n"]: ...
+    @property
+    def entropy(self) -> Float[Tensor, "b h n"]: ...
+    @property
+    def mean_logit(self) -> Float[Tensor, "b h n"]: ...
+    def top(self, n: int) -> Top: ...
+    def mass(self, keys: Any) -> Float[Tensor, "b h n"]: ...
+    def detach(self) -> Part: ...
+
+
+P = TypeVar("P")
+
+
+@runtime_checkable
+class Method(Protocol[P]):
+    """A way to share a call: what each rank works on, and how answers get to the ranks whose tokens
+    they are about."""
 
     name: str
 
-    def part(self) -> AttentionInputs:
-        """The part of this rank."""
+    def attend(self, backend: str | None) -> Tensor:
+        """The output for this rank's queries."""
+        ...
+
+    def observe(self, backend: str | None) -> P:
+        """What this rank worked on, to be asked."""
         ...
 
     def of_rows(self, *answers: Tensor) -> tuple[Tensor, ...]:
         """Answers about the queries of the part, one for each, as those of this rank's queries."""
         ...
 
-    def received(self, trace: Trace) -> Tensor:
+    def received(self, part: P) -> Tensor:
         """What the keys of this rank received."""
         ...
 
     def chosen(
         self,
-        trace: Trace,
+        part: P,
         question: str,
         queries: Int[Tensor, "q"],
         keys: Int[Tensor, "k"],
@@ -70,7 +99,7 @@ class Method(Protocol):
 
     def pooled(
         self,
-        trace: Trace,
+        part: P,
         cells: tuple[int, int],
         queries: tuple[int, int],
         keys: tuple[int, int],

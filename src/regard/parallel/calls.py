@@ -11,17 +11,15 @@ from torch import Tensor
 
 from regard.between_graphs import between_graphs
 from regard.biases.bias import Bias
-from regard.choice import choose
 from regard.errors import RegardError, RegardWarning
 from regard.masks.algebra import Mask
-from regard.parallel.call import Call, Method, checked_call
+from regard.parallel.call import Call, Method, Part, checked_call
 from regard.parallel.choice import ParallelPlan, method_of, plan_of
 from regard.parallel.handshake import agree, contents_of, refuse_together, said
 from regard.parallel.layout import Layout
 from regard.parallel.parallel_trace import OwnRows, ParallelTrace
 from regard.parallel.ranks import Mesh, ranks_of
 from regard.scores.score import Score
-from regard.traces import Trace
 from regard.watchers import watched
 
 _between_graphs = between_graphs(
@@ -68,9 +66,7 @@ def attention(
         bias=bias, softcap=softcap, sink=sink, scale=scale, dropout=dropout, training=training,
         cu_seqlens=cu_seqlens,
     )  # fmt: skip
-    part = how.part()
-    (out,) = how.of_rows(choose(part, backend, statistics=False).attend(part))
-    return out
+    return how.attend(backend)
 
 
 @_between_graphs
@@ -101,9 +97,7 @@ def trace(
         bias=bias, softcap=softcap, sink=sink, scale=scale, dropout=dropout, training=training,
         cu_seqlens=cu_seqlens,
     )  # fmt: skip
-    inputs = how.part()
-    chosen = choose(inputs, backend, statistics=True)
-    part = Trace(inputs, chosen.observe(inputs), chosen.name, chosen.questions())
+    part: Part = how.observe(backend)
     (out,) = how.of_rows(part.out)
     return ParallelTrace(
         call, how, part, OwnRows(out, *how.of_rows(part.lse, part.max_logit, part.entropy)), mask
@@ -152,7 +146,7 @@ def _prepared(
     trace: bool,
     mask: Mask | None,
     **options: Any,
-) -> tuple[Call, Method, Mask | None]:
+) -> tuple[Call, Method[Any], Mask | None]:
     """A call that is right here, and the same on all ranks."""
     ranks = ranks_of(mesh)
     try:
@@ -176,7 +170,13 @@ def _prepared(
 
 
 def _told(
-    call: Call, how: Method, mask: Mask | None, backend: str | None, *, trace: bool, options: Any
+    call: Call,
+    how: Method[Any],
+    mask: Mask | None,
+    backend: str | None,
+    *,
+    trace: bool,
+    options: Any,
 ) -> dict[str, str]:
     x = call.inputs
     learns = [t.requires_grad and torch.is_grad_enabled() for t in x.tensors()]

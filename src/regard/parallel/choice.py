@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
 
 from regard.display import table_html
 from regard.errors import RegardError
-from regard.masks.tiles import count
 from regard.parallel import ulysses
 from regard.parallel.all_gather import AllGather
+from regard.parallel.balance import busiest, busiest_round
 from regard.parallel.call import Call, Method
-from regard.parallel.placed import placed_mask
+from regard.parallel.ring import Ring
 from regard.parallel.ulysses import Ulysses
 
-METHODS: dict[str, Callable[[Call], Method]] = {"ulysses": Ulysses, "all_gather": AllGather}
+METHODS: dict[str, Callable[[Call], Method[Any]]] = {
+    "ulysses": Ulysses,
+    "all_gather": AllGather,
+    "ring": Ring,
+}
 """In order of preference."""
-NOT_THERE = {"ring": "keys that travel from rank to rank are not implemented"}
+FIT = 8
+"""Gathered keys and values fit if they take at most one such part of a device's memory: their
+gradients take as much again, and other layers want the rest."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +63,21 @@ class ParallelPlan:
         return table_html(self._rows(), title=self.call)
 
 
-def method_of(call: Call, name: str | None) -> Method:
-    """The method asked for, or the first that can."""
+class Traffic(NamedTuple):
+    """Numbers, not bytes, that a method sends and holds on each rank."""
+
+    sent: int
+    held: int
+
+
+def method_of(call: Call, name: str | None) -> Method[Any]:
+    """The method asked for, or the first that can and fits."""
     if name is None:
-        return Ulysses(call) if not _refusals(call)["ulysses"] else AllGather(call)
-    if name in NOT_THERE or name not in METHODS:
+        able = (other for other, reasons in _reasons(call).items() if not reasons)
+        return METHODS[next(able)](call)
+    if name not in METHODS:
         raise RegardError(
-            f"method {name!r}: {NOT_THERE[name]}" if name in NOT_THERE else "unknown method",
+            "unknown method",
             got=repr(name),
             accepted=", ".join(map(repr, METHODS)) + " or None",
         )
@@ -67,8 +85,8 @@ def method_of(call: Call, name: str | None) -> Method:
     if reasons:
         raise RegardError(
             f"method {name!r} cannot share this call: {'; '.join(reasons)}",
-            accepted="method='all_gather', which takes any heads",
-            do="name it, or leave method= out",
+            accepted="method='all_gather' or method='ring', which take any heads",
+            do="name one, or leave method= out",
         )
     return METHODS[name](call)
 
@@ -76,54 +94,70 @@ def method_of(call: Call, name: str | None) -> Method:
 def plan_of(call: Call, name: str | None) -> ParallelPlan:
     """What would be done, without doing it."""
     method = method_of(call, name)
-    x, W = call.inputs, call.ranks.size
+    x = call.inputs
     size = x.q.element_size()
     B, H, Q, K = call.shape
     D, G, E = x.q.shape[3], x.k.shape[1], x.v.shape[3]
-    n, m = call.layout.longest, call.key_layout.longest
-    if method.name == "ulysses":
-        dealt = G if not G % W else W
-        sent = B * (H * n * (D + E) + dealt * m * (D + E)) * (W - 1) // W
-        held = B * (H // W * Q * D + dealt // W * K * (D + E))
-        why = "each rank has all tokens of some heads, whatever the layout"
-        busiest = 1.0
-    else:
-        sent = B * G * m * (D + E) * (W - 1)
-        held = B * G * K * (D + E)
-        why = "each rank has its queries and all keys"
-        busiest = _busiest(call)
-    if name is not None:
-        why = f"asked for; {why}"
-    refusals = _refusals(call) | {other: [why_not] for other, why_not in NOT_THERE.items()}
+    why = {
+        "ulysses": "each rank has all tokens of some heads, whatever the layout",
+        "all_gather": "each rank has its queries and all keys",
+        "ring": "each rank has its queries, and the keys of one rank at a time",
+    }[method.name]
+    uneven = {"all_gather": busiest, "ring": busiest_round}.get(method.name, lambda _: 1.0)(call)
+    traffic = traffic_of(call, method.name)
+    # Asked for by name, a method is told only what it cannot do.
+    reasons = _reasons(call) if name is None else _refusals(call)
     dtype = str(x.q.dtype).removeprefix("torch.")
     return ParallelPlan(
         call=f"q {[B, H, Q, D]}, k {[B, G, K, D]}, v {[B, G, K, E]}, {dtype} on {x.q.device}, as "
         f"{call.layout!r}",
         method=method.name,
-        why=why,
-        refusals={other: reasons for other, reasons in refusals.items() if other != method.name},
-        sent=sent * size,
-        held=held * size,
-        busiest=busiest,
+        why=why if name is None else f"asked for; {why}",
+        refusals={other: why_not for other, why_not in reasons.items() if other != method.name},
+        sent=traffic.sent * size,
+        held=traffic.held * size,
+        busiest=uneven,
     )
 
 
+def traffic_of(call: Call, method: str) -> Traffic:
+    """What a forward pass sends and holds beside a rank's own tokens."""
+    x, W = call.inputs, call.ranks.size
+    B, H, Q, K = call.shape
+    D, G, E = x.q.shape[3], x.k.shape[1], x.v.shape[3]
+    n, m = call.layout.longest, call.key_layout.longest
+    if method == "ulysses":
+        dealt = G if not G % W else W
+        sent = B * (H * n * (D + E) + dealt * m * (D + E)) * (W - 1) // W
+        return Traffic(sent, B * (H // W * Q * D + dealt // W * K * (D + E)))
+    block = B * G * m * (D + E)
+    if method == "ring":
+        # The block that is looked at, and the one that arrives.
+        return Traffic(block * (W - 1), block * min(W - 1, 2))
+    return Traffic(block * (W - 1), B * G * K * (D + E))
+
+
+def room(device: torch.device) -> float:
+    """Bytes of a device's memory; without a bound where nobody tells."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
+
+
 def _refusals(call: Call) -> dict[str, list[str]]:
+    """Why a method cannot share a call."""
     H, G = call.inputs.shape.H, call.inputs.k.shape[1]
-    return {"ulysses": ulysses.refuses(H, G, call.ranks.size), "all_gather": []}
+    return {"ulysses": ulysses.refuses(H, G, call.ranks.size), "all_gather": [], "ring": []}
 
 
-def _busiest(call: Call) -> float:
-    """How many pairs the rank with most of them has, over the mean."""
-    _, _, Q, K = call.shape
-    device, mask = call.inputs.q.device, call.inputs.mask
-    pairs = []
-    for rank, n in enumerate(call.layout.lengths):
-        if mask is None or not n:
-            pairs.append(n * K)
-            continue
-        places = call.layout.positions(rank, device)
-        own = placed_mask(mask, places, Q, None)
-        assert own is not None
-        pairs.append(count(own, call.shape._replace(B=own.batch, H=own.heads, Q=n), device))
-    return max(pairs) * len(pairs) / max(sum(pairs), 1)
+def _reasons(call: Call) -> dict[str, list[str]]:
+    """Why a method is not chosen unless it is asked for."""
+    bytes_ = traffic_of(call, "all_gather").held * call.inputs.q.element_size()
+    whole = room(call.inputs.q.device)
+    wide = [
+        f"all keys and values, {bytes_:,} bytes, are more than 1/{FIT} of the device's {whole:,}"
+    ]
+    return _refusals(call) | {"all_gather": wide if bytes_ * FIT > whole else []}

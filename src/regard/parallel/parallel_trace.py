@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.backends.contract import Pool, Rows, Top
 from regard.masks.algebra import Mask
-from regard.parallel.call import Call, Method
+from regard.parallel.call import Call, Method, Part
 from regard.parallel.collectives import gathered
 from regard.parallel.handshake import agree
 from regard.parallel.layout import Layout
@@ -50,9 +50,10 @@ class ParallelTrace:
     """
 
     call: Call
-    method: Method
-    part: Trace
-    """The plain trace of what this rank worked on: some heads, or some queries."""
+    method: Method[Any]
+    part: Part
+    """What this rank worked on: a plain trace of some heads or of some queries; or, where keys go
+    round, its queries."""
     rows: OwnRows
     mask: Mask | None = None
     """The mask as it was given, without lengths."""

@@ -16,6 +16,7 @@ from regard.inputs import AttentionInputs
 from regard.parallel.call import Call
 from regard.parallel.collectives import Exchange, Replicated, Sum, exchanged
 from regard.parallel.layout import Layout
+from regard.parallel.one_part import OnePart
 from regard.traces import Trace
 
 
@@ -33,7 +34,7 @@ def refuses(heads: int, key_heads: int, ranks: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Ulysses:
+class Ulysses(OnePart):
     call: Call
     name = "ulysses"
 
@@ -72,36 +73,36 @@ class Ulysses:
     def of_rows(self, *answers: Tensor) -> tuple[Tensor, ...]:
         return self._back(self.call.layout, *answers)
 
-    def received(self, trace: Trace) -> Tensor:
-        (found,) = self._back(self.call.key_layout, trace.received())
+    def received(self, part: Trace) -> Tensor:
+        (found,) = self._back(self.call.key_layout, part.received())
         return found
 
     def chosen(
         self,
-        trace: Trace,
+        part: Trace,
         question: str,
         queries: Int[Tensor, "q"],
         keys: Int[Tensor, "k"],
         heads: Int[Tensor, "h"],
     ) -> Tensor:
         mine = ((heads >= self.heads.start) & (heads < self.heads.stop)).nonzero().squeeze(-1)
-        size = len(trace), len(heads), len(queries), len(keys)
-        every = trace.lse.detach().new_zeros(size)
+        size = len(part), len(heads), len(queries), len(keys)
+        every = part.lse.detach().new_zeros(size)
         if len(mine):
-            found = getattr(trace, question)(queries, keys, heads[mine] - self.heads.start)
+            found = getattr(part, question)(queries, keys, heads[mine] - self.heads.start)
             every = every.index_copy(1, mine, found)
         whole: Tensor = Sum.apply(self.call.ranks, every)  # type: ignore[no-untyped-call]
         return whole
 
     def pooled(
         self,
-        trace: Trace,
+        part: Trace,
         cells: tuple[int, int],
         queries: tuple[int, int],
         keys: tuple[int, int],
         pool: Pool,
     ) -> Tensor:
-        found = trace.map(cells, queries, keys, pool)
+        found = part.map(cells, queries, keys, pool)
         every: Tensor = Replicated.apply(self.call.ranks, found)  # type: ignore[no-untyped-call]
         return every.movedim(0, 1).flatten(1, 2)
 

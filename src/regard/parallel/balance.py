@@ -1,0 +1,54 @@
+"""How evenly a layout shares the pairs of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.masks.tiles import count
+from regard.parallel.call import Call
+from regard.parallel.placed import SomeKeys, placed_mask
+
+
+def busiest(call: Call) -> float:
+    """The pairs of the rank that has most, where each has its queries, over their mean."""
+    every = _pairs(call, [None])[:, 0]
+    return float(every.max() * len(every) / every.sum().clamp_min(1))
+
+
+def busiest_round(call: Call) -> float:
+    """The same where keys go round: at every step all wait for the rank that has most."""
+    W, device = call.ranks.size, call.inputs.q.device
+    owners = [
+        SomeKeys(call.key_layout.positions(owner, device), call.key_layout.length)
+        for owner in range(W)
+    ]
+    every = _pairs(call, owners)
+    rank = torch.arange(W)
+    steps = [every[rank, (rank - step) % W].max() for step in range(W)]
+    return float(sum(steps) * W / every.sum().clamp_min(1))
+
+
+def _pairs(call: Call, keys: Sequence[SomeKeys | None]) -> Float[Tensor, "w parts"]:
+    """For each rank, how many pairs its queries make with some keys."""
+    _, _, Q, K = call.shape
+    device, mask = call.inputs.q.device, call.inputs.mask
+    found = torch.zeros(call.ranks.size, len(keys), dtype=torch.float64)
+    for rank, n in enumerate(call.layout.lengths):
+        queries = call.layout.positions(rank, device)
+        for i, some in enumerate(keys):
+            m = K if some is None else len(some.places)
+            own = placed_mask(mask, queries, Q, None, some)
+            if own is None or not n or not m:
+                found[rank, i] = n * m
+                continue
+            shape = call.shape._replace(B=own.batch, H=own.heads, Q=n, K=m)
+            spans = own.spans(shape, device)
+            if spans is not None and bool(spans.sure):
+                found[rank, i] = float((spans.stop - spans.first).clamp_min(0).sum())
+            else:
+                found[rank, i] = count(own, shape, device)
+    return found

@@ -1,0 +1,99 @@
+"""Keys go round: each rank keeps its queries, and sees the keys and values of one rank at a time.
+
+No rank holds the keys of all. What its queries saw of each block is merged by log-sum-exp; every
+question goes round again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from regard.backends.contract import Backend, Pool, Rows
+from regard.choice import choose
+from regard.inputs import AttentionInputs
+from regard.parallel.all_gather import mean_of_cells
+from regard.parallel.call import Call
+from regard.parallel.collectives import Replicated, Sum
+from regard.parallel.merge import merge
+from regard.parallel.ring.block_questions import OfRows
+from regard.parallel.ring.blocks import Blocks
+from regard.parallel.ring.lap import Lap
+from regard.parallel.ring.ring_trace import RingTrace
+
+
+@dataclass(frozen=True)
+class Ring:
+    call: Call
+    name = "ring"
+
+    @cached_property
+    def lap(self) -> Lap:
+        call = self.call
+        return Lap(Blocks(call.ranks, call.layout, call.key_layout), call.inputs.mask)
+
+    def attend(self, backend: str | None) -> Tensor:
+        self._chosen(backend)
+        return self._rows(backend).out
+
+    def observe(self, backend: str | None) -> RingTrace:
+        chosen = self._chosen(backend)
+        rows = self._rows(backend)
+        return RingTrace(self.call.inputs, rows, self.lap, chosen.name, chosen.questions())
+
+    def of_rows(self, *answers: Tensor) -> tuple[Tensor, ...]:
+        return answers
+
+    def received(self, part: RingTrace) -> Tensor:
+        return part.received()
+
+    def chosen(
+        self,
+        part: RingTrace,
+        question: str,
+        queries: Int[Tensor, "q"],
+        keys: Int[Tensor, "k"],
+        heads: Int[Tensor, "h"],
+    ) -> Tensor:
+        mine = part.chosen(question, queries, keys, heads)
+        whole: Tensor = Sum.apply(self.call.ranks, mine)  # type: ignore[no-untyped-call]
+        return whole
+
+    def pooled(
+        self,
+        part: RingTrace,
+        cells: tuple[int, int],
+        queries: tuple[int, int],
+        keys: tuple[int, int],
+        pool: Pool,
+    ) -> Tensor:
+        mine = part.pooled(cells, queries, keys, pool)
+        if pool == "max":
+            every: Tensor = Replicated.apply(self.call.ranks, mine)  # type: ignore[no-untyped-call]
+            return every.amax(0)
+        whole: Tensor = Sum.apply(self.call.ranks, mine)  # type: ignore[no-untyped-call]
+        return whole if pool == "sum" else mean_of_cells(whole, queries, keys)
+
+    def _chosen(self, backend: str | None) -> Backend:
+        """What runs the block of this rank's own keys; or why nothing does, before any travel."""
+        x = self.call.inputs
+        own = self.lap.blocks.block(x, self.call.ranks.rank, x.k, x.v)
+        return choose(own.inputs, backend, statistics=True)
+
+    def _rows(self, backend: str | None) -> Rows:
+        x = self.call.inputs
+        rows = Rows(*self.lap.ask(OfRows(backend), x, None))
+        return rows if x.sink is None else merge(rows, _of_sink(x, rows))
+
+
+def _of_sink(x: AttentionInputs, rows: Rows) -> Rows:
+    """A sink as rows that saw one more place, which gives nothing."""
+    assert x.sink is not None
+    lse = x.sink.to(rows.lse.dtype)[:, None].expand_as(rows.lse)
+    zeros = torch.zeros_like(rows.lse)
+    return Rows(torch.zeros_like(rows.out), lse, torch.full_like(zeros, -math.inf), zeros)
