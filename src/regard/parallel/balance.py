@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.masks.tiles import count
@@ -34,21 +34,31 @@ def busiest_round(call: Call) -> float:
 
 def _pairs(call: Call, keys: Sequence[SomeKeys | None]) -> Float[Tensor, "w parts"]:
     """For each rank, how many pairs its queries make with some keys."""
-    _, _, Q, K = call.shape
     device, mask = call.inputs.q.device, call.inputs.mask
+    spans = None if mask is None else mask.spans(call.shape, device)
+    known = spans is not None and bool(spans.sure)
     found = torch.zeros(call.ranks.size, len(keys), dtype=torch.float64)
-    for rank, n in enumerate(call.layout.lengths):
-        queries = call.layout.positions(rank, device)
-        for i, some in enumerate(keys):
-            m = K if some is None else len(some.places)
-            own = placed_mask(mask, queries, Q, None, some)
-            if own is None or not n or not m:
+    for i, some in enumerate(keys):
+        m = call.shape.K if some is None else len(some.places)
+        seen = _seen(spans[:2], some) if spans is not None and known else None
+        for rank, n in enumerate(call.layout.lengths):
+            if mask is None or not n or not m:
                 found[rank, i] = n * m
                 continue
+            queries = call.layout.positions(rank, device)
+            if seen is not None:
+                found[rank, i] = float(seen[queries].sum())
+                continue
+            own = placed_mask(mask, queries, call.shape.Q, None, some)
+            assert own is not None
             shape = call.shape._replace(B=own.batch, H=own.heads, Q=n, K=m)
-            spans = own.spans(shape, device)
-            if spans is not None and bool(spans.sure):
-                found[rank, i] = float((spans.stop - spans.first).clamp_min(0).sum())
-            else:
-                found[rank, i] = count(own, shape, device)
+            found[rank, i] = count(own, shape, device)
     return found
+
+
+def _seen(runs: tuple[Tensor, ...], some: SomeKeys | None) -> Int[Tensor, "q"]:
+    """How many of some keys each query sees, over batch entries and heads, where it sees runs."""
+    first, stop = (edge.contiguous() for edge in runs)
+    if some is not None:
+        first, stop = (torch.searchsorted(some.places, edge) for edge in (first, stop))
+    return (stop - first).clamp_min(0).sum((0, 1))
