@@ -244,10 +244,19 @@ def test_models_that_read_and_write_two_texts(tmp_path: Path) -> None:
         load_model(str(folder))
 
 
-def test_a_model_whose_attention_cannot_be_seen(text: Path, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 16, "n_layer": 1, "n_head": 2}
+def test_a_model_whose_attention_is_written_out(text: Path, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "n_head": 2}
     folder, out = write(tmp_path / "bloom", "BloomForCausalLM", **sizes), tmp_path / "run.regard"
     result = invoke("--model", folder, "--text", text, "-o", out)
+    assert result.exit_code == 0, result.output
+    with regard.load(out) as file:
+        assert [layer.heads for layer in file.values()] == [2, 2]
+
+
+def test_a_model_whose_attention_cannot_be_seen(text: Path, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "state_size": 4}
+    folder, out = write(tmp_path / "mamba", "MambaForCausalLM", **sizes), tmp_path / "run.regard"
+    result = invoke("--model", folder, "--text", text, "-o", out)
     assert result.exit_code == 2
-    assert "regard: bloom models compute attention by hand" in result.output
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["bloom", "text.txt"]
+    assert "no attention was seen" in result.output
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mamba", "text.txt"]

@@ -775,21 +775,37 @@ BY_HAND: dict[str, tuple[str, Sizes]] = {
     "gptj": ("GPTJForCausalLM", {"n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}),
     "deberta": ("DebertaModel", TEXT),
     "deberta-v2": ("DebertaV2Model", TEXT),
-    "longformer": ("LongformerModel", TEXT | {"attention_window": 4}),
 }
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("family", BY_HAND)
-def test_attention_computed_by_hand_is_reported_at_once(family: str) -> None:
+def test_attention_computed_by_hand_is_seen(family: str) -> None:
     name, sizes = BY_HAND[family]
     kind = getattr(transformers, name)
-    model = kind(kind.config_class(**{"vocab_size": 64} | sizes))
+    model = kind(kind.config_class(**{"vocab_size": 64} | sizes)).eval()
     before = state(model)
-    said = rf"^{family} models compute attention by hand[\s\S]*output_attentions=True"
-    with pytest.raises(RegardError, match=said):
-        regard.watch(model).attach()
+    with torch.no_grad():
+        want = model(tokens(), output_attentions=True)
+        with regard.watch(model, keep="traces") as seen:
+            got = model(tokens())
+    assert torch.equal(got[0], want[0])
+    assert len(seen) == len(want.attentions) == 2
+    for layer, weights in zip(seen.values(), want.attentions, strict=True):
+        torch.testing.assert_close(layer.trace.weights(), weights, atol=1e-6, rtol=1e-5)
     assert state(model) == before
+
+
+def test_attention_computed_in_blocks_is_named() -> None:
+    kind = transformers.LongformerModel
+    sizes = {"vocab_size": 64, "attention_window": 4} | TEXT
+    model = kind(kind.config_class(**sizes)).eval()
+    failing = pytest.raises(
+        RegardError,
+        match=r"attention by hand in encoder\.layer\.0\.attention\.self[\s\S]*output_attentions",
+    )
+    with failing, torch.no_grad(), regard.watch(model):
+        model(tokens())
 
 
 def test_attention_that_is_by_hand_only_sometimes() -> None:
@@ -799,16 +815,14 @@ def test_attention_that_is_by_hand_only_sometimes() -> None:
         kind._from_config(kind.config_class(**sizes), attn_implementation=name).eval()
         for name in ("sdpa", "eager")
     )
-    with torch.no_grad(), regard.watch(quick) as seen:
-        quick(tokens())
-    assert len(seen) == 2
-    failing = pytest.raises(
-        RegardError,
-        match=r"FalconForCausalLM \(falcon\), run 1 times; attention by hand in transformer\.h\.0"
-        r'[\s\S]*do:       load it with attn_implementation="sdpa"',
-    )
-    with failing, torch.no_grad(), regard.watch(slow):
-        slow(tokens())
+    slow.load_state_dict(quick.state_dict())
+    weights = []
+    for model in (quick, slow):
+        with torch.no_grad(), regard.watch(model, keep="traces") as seen:
+            model(tokens())
+        weights.append([layer.trace.weights() for layer in seen.values()])
+    assert len(weights[0]) == 2
+    torch.testing.assert_close(*weights, atol=1e-6, rtol=1e-5)
 
 
 def test_a_model_without_attention() -> None:

@@ -193,7 +193,7 @@ def test_what_pytorch_refuses_is_refused_as_before() -> None:
 def test_calls_that_cannot_be_padded_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch takes such calls on a card only; here its answer is a stand-in."""
     left: list[str] = []
-    by_hand = HandWritten(str, set)
+    by_hand = HandWritten(nn.Identity(), str, bool, set())
     mode = attention_mode.AttentionMode(str, lambda _: True, by_hand, left.append)
     q, k = (
         torch.nested.nested_tensor([torch.randn(2, n, 8) for n in lengths])

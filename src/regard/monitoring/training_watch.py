@@ -65,6 +65,9 @@ class TrainingWatch(Watch):
     def refuse_gaps(self) -> None:
         self._refuse_gaps()
 
+    def _warn_of_gaps(self) -> None:
+        """A monitor attaches and detaches all the time, and says so itself."""
+
     def wants(self, path: str) -> bool:
         return self._wanted(path)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from regard.errors import RegardError
 from regard.nn import LinearAttention
-from regard.watching.by_hand import HandWritten, constants
+from regard.watching.by_hand import HandWritten
 from regard.watching.choices import matches
 
 SEEN = (
@@ -27,7 +27,7 @@ class Gaps:
         self.model, self.layers = model, layers
         self.ran: set[str] = set()
         self.attended: set[str] = set()
-        self.by_hand = HandWritten(where, lambda: constants(model))
+        self.by_hand = HandWritten(model, where, self._wanted, self.attended)
         self.left_alone: dict[str, str] = {}
         """Why a call was not traced, by the path of the module that made it."""
 
@@ -76,6 +76,10 @@ class Gaps:
                 do=f"{mend}; or leave them out on purpose: name the other layers in layers=",
             )
 
+    def missed(self, huggingface: Any) -> list[str]:
+        """What is said of each module that attended without being seen, and is wanted."""
+        return list(self._missed(huggingface).values())
+
     def _missed(self, huggingface: Any) -> dict[str, str]:
         """What attended without being seen: the innermost of such modules by their paths, and what
         is said of each."""
@@ -86,13 +90,14 @@ class Gaps:
             for path in (*linear, *named)
             if path in self.ran and not any(_inside(self.attended, path))
         }
-        missed = {path for path in silent | self.by_hand.found if self._wanted(path)}
+        missed = {path for path in silent | set(self.by_hand.found) if self._wanted(path)}
         found = {}
         for path in sorted(missed):
             if any(_inside(missed - {path}, path)):
                 continue
-            by_hand = any(_inside(self.by_hand.found, path))
-            why = " (linear attention)" if path in linear else " (by hand)" if by_hand else ""
+            by_hand = [at for at in self.by_hand.found if any(_inside([at], path))]
+            why = f" (by hand, {self.by_hand.found[by_hand[0]]})" if by_hand else ""
+            why = " (linear attention)" if path in linear else why
             found[path] = f"{path or '(model)'}{why}"
         return found
 

@@ -22,6 +22,12 @@ def uncompiled(function: F) -> F:
     return between_graphs(WHY)(function)
 
 
+def inlined(function: F) -> F:
+    """A function that is compiled as a part of what calls it, and never by itself."""
+    eval_frame.set_code_exec_strategy(function.__code__, _frame)
+    return function
+
+
 def stepped_over(function: F) -> F:
     """A function that runs between graphs, while what it calls may be compiled."""
     eval_frame.set_code_exec_strategy(function.__code__, _frame)

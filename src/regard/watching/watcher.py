@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from functools import cache
 from types import TracebackType
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.errors import RegardError
+from regard.errors import RegardError, RegardWarning
 from regard.seen import Seen, Waiting
 from regard.trace_files import Spill, Spilled
 from regard.traces import Trace
@@ -102,7 +103,6 @@ class Watch:
             self._refuse_others()
             self._asks = needs_asking(every)
         else:
-            huggingface.refuse_by_hand(modules, self.layers)
             self._switch = huggingface.Switch(modules)
             self._refuse_others()
             switched = self._switch.configs
@@ -129,10 +129,13 @@ class Watch:
         return self.seen
 
     def detach(self) -> None:
-        """Stop watching, leave the model as it was, and finish the file of traces, if any."""
+        """Stop watching, leave the model as it was, and finish the file of traces, if any. What
+        attended and was not seen is named in a warning."""
         attached = bool(self._followed)
         self._leave_alone()
         self._waiting.settle()
+        if attached and self._runs:
+            self._warn_of_gaps()
         if attached and self._spill is not None:
             self._spill.finish(self.seen)
 
@@ -178,6 +181,12 @@ class Watch:
         """Nothing that ran and attended may be missing from what was seen."""
         self._gaps.refuse(self.seen, self._runs, _huggingface())
 
+    def _warn_of_gaps(self) -> None:
+        missed = self._gaps.missed(_huggingface())
+        if missed:
+            text = "attention layers ran, but their attention was not seen: " + ", ".join(missed)
+            warnings.warn(RegardWarning(text), stacklevel=3)
+
     def _refuse_elsewhere(self) -> None:
         if self._run.elsewhere and not self._runs:
             raise RegardError(
@@ -217,6 +226,8 @@ class Watch:
             return
         if len(self._running) == 1:
             self._begin(args, kwargs, again, compiled)
+        if compiled:
+            self._gaps.by_hand.compiled = True
         if self._looking and not again:
             self._ran.add(path)
         if self._active is not None:

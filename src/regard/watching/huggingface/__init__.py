@@ -20,7 +20,6 @@ from regard.watching.huggingface.modules import (
     islands,
     needs_asking,
     never_attends,
-    refuse_by_hand,
 )
 from regard.watching.huggingface.switch import NAME, Switch
 
@@ -36,5 +35,4 @@ __all__ = [
     "make_mask",
     "needs_asking",
     "never_attends",
-    "refuse_by_hand",
 ]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from regard.errors import RegardError
 from regard.watching import reach
-from regard.watching.choices import matches
 
 Modules = Iterable[tuple[str, nn.Module]]
 """What `named_modules` gives: to walk through a model takes longer than to run a short layer."""
@@ -99,22 +97,6 @@ def _kind_settable(kind: Any) -> bool:
     return bool(kind._can_set_attn_implementation())
 
 
-def refuse_by_hand(modules: Modules, layers: Sequence[str] | None) -> None:
-    """Say so if a model computes attention by hand, where nothing can be seen."""
-    for part in _by_hand(modules):
-        wanted = [path for path in part.attention if matches(path, layers)]
-        if wanted and not any(_can_be_seen(module) for module in part.model.modules()):
-            raise RegardError(
-                f"{family(part.model)} models compute attention by hand, where nothing can be seen",
-                got=f"{type(part.model).__name__}, for example {wanted[0]!r}",
-                accepted="families that use transformers' AttentionInterface, and models that call "
-                "F.scaled_dot_product_attention, nn.MultiheadAttention or regard",
-                do=f"{what_helps(part.model, part.model.config._attn_implementation)}; write its "
-                "attention with regard.attention; or, if other parts of the model can be watched, "
-                "name them in layers=",
-            )
-
-
 class _ByHand(NamedTuple):
     """A model of transformers that does not use its attention interface."""
 
@@ -134,10 +116,6 @@ def _by_hand(modules: Modules) -> Iterator[_ByHand]:
 def family(model: nn.Module) -> str:
     """The kind of model, as transformers calls it."""
     return str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
-
-
-def _can_be_seen(module: nn.Module) -> bool:
-    return _kind_can_be_seen(type(module))
 
 
 def _kind_can_be_seen(kind: Any) -> bool:

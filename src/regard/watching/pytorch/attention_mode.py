@@ -26,7 +26,7 @@ from regard.traces import Trace
 from regard.watchers import WatchingMode, changed, learned, watched
 from regard.watching.by_hand import STEPS, HandWritten
 from regard.watching.flex import FlexCalls
-from regard.watching.graph_breaks import uncompiled
+from regard.watching.graph_breaks import inlined, uncompiled
 from regard.watching.pytorch.nested import Padded
 from regard.watching.pytorch.split_sequences import (
     held_here,
@@ -73,6 +73,7 @@ class AttentionMode(WatchingMode):
     def __exit__(self, *_: Any) -> None:
         """Off, if it was on: an interrupt may have come while it was turned on."""
         self.pause()
+        self._by_hand.begin()
         self._flex.__exit__()
         _looking.set(False)
 
@@ -92,6 +93,7 @@ class AttentionMode(WatchingMode):
     def _on(self) -> bool:
         return any(mode is self for mode in _get_current_function_mode_stack())
 
+    @inlined
     def __torch_function__(
         self,
         func: Any,
@@ -104,7 +106,10 @@ class AttentionMode(WatchingMode):
             return self.attend(*args, **kwargs)
         if func is _multi_head_forward:
             return self._multi_head(*args, **kwargs)
-        if func in STEPS:
+        if func in STEPS or (
+            # The compiler has nothing to ask: what it makes of these is not seen.
+            not torch.compiler.is_dynamo_compiling() and self._by_hand.follows(func, args, kwargs)
+        ):
             return self._step(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -274,8 +279,8 @@ class AttentionMode(WatchingMode):
     def _step(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
         if not _looking.get():
-            with self.spared():
-                self._by_hand.step(func, args, kwargs, out)
+            with _alone(), self.spared():
+                return self._by_hand.step(func, args, kwargs, out, self._from_beside)
         return out
 
     def _looking_inside(self) -> Any:

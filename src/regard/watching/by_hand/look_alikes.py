@@ -1,9 +1,10 @@
-"""Attention written out by hand: noticed, so that it is not left out without a word.
+"""What looks like attention written out by hand: noticed, so that what cannot be followed is not
+left out without a word.
 
-It cannot be looked into, but it can be told from other arithmetic: a product of queries with keys,
-a softmax along the keys, a product of the weights with values. Each of the three has to fit the one
-before in its shape. What is compared must come from the input: a product with a parameter is the
-classifier, router or codebook of a model.
+It can be told from other arithmetic by shapes: a product of queries with keys, a softmax along the
+keys, a product of the weights with values. Each of the three has to fit the one before. What is
+compared must come from the input: a product with a parameter is the classifier, router or codebook
+of a model.
 """
 
 from __future__ import annotations
@@ -17,19 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from regard.watching.by_hand.products import ADDED
+
 RECENT = 8
 """How many products and softmaxes are remembered: between those of one attention are few others."""
 
-_MATMULS = frozenset({
-    torch.matmul, torch.bmm, torch.mm, Tensor.matmul, Tensor.bmm, Tensor.mm, Tensor.__matmul__,
-    Tensor.__rmatmul__,
-})  # fmt: skip
-_ADDED = frozenset({torch.baddbmm, torch.addmm, Tensor.baddbmm, Tensor.addmm})
-_SOFTMAXES = frozenset({
+SOFTMAXES = frozenset({
     torch.softmax, F.softmax, Tensor.softmax, torch.special.softmax,
 })  # fmt: skip
-STEPS = _MATMULS | _ADDED | _SOFTMAXES | {torch.einsum}
-"""The functions that attention by hand is made of."""
 
 
 class _Scores(NamedTuple):
@@ -46,33 +42,31 @@ class _Scores(NamedTuple):
         return self._replace(queries=self.keys, keys=self.queries)
 
 
-class HandWritten:
-    """The paths of modules that attend by hand.
+class LookAlikes:
+    """The products and softmaxes of a run, the last few.
 
-    `where` says which module is running, `constants` where parameters and buffers are held.
+    `constants` says where parameters and buffers are held.
     """
 
-    def __init__(self, where: Callable[[], str], constants: Callable[[], set[int]]) -> None:
-        self.found: set[str] = set()
-        self._where, self._constants = where, constants
+    def __init__(self, constants: Callable[[], set[int]]) -> None:
+        self._constants = constants
         self._scores: deque[_Scores] = deque(maxlen=RECENT)
         self._weights: deque[_Scores] = deque(maxlen=RECENT)
 
-    def begin(self) -> None:
-        """Nothing of one run belongs to the next."""
+    def clear(self) -> None:
         self._scores.clear()
         self._weights.clear()
 
-    def step(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """One of STEPS was called."""
-        if not isinstance(out, Tensor) or out.is_nested or out.layout != torch.strided:
-            return
-        if func in _SOFTMAXES:
+    def step(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor, path: str
+    ) -> str | None:
+        """A product or a softmax in the module of that path. If it seems to complete an attention,
+        the path of the module where that began."""
+        if func in SOFTMAXES:
             self._softmax(args, kwargs, out)
-            return
+            return None
         operands = _operands(func, args, kwargs)
-        if operands is not None:
-            self._product(*operands, out)
+        return None if operands is None else self._product(*operands, out, path)
 
     def _softmax(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> None:
         along = kwargs.get("dim", args[1] if len(args) > 1 else None)
@@ -87,16 +81,16 @@ class HandWritten:
                     self._weights.append(scores)
                     return
 
-    def _product(self, a: _Operand, b: _Operand, out: Tensor) -> None:
+    def _product(self, a: _Operand, b: _Operand, out: Tensor, path: str) -> str | None:
         for weights in reversed(self._weights):
             if (a.weighs(b, weights) or b.weighs(a, weights)) and not (
                 self._constants().intersection(weights.held)
             ):
-                self.found.add(_shared(weights.path, self._where()))
-                return
+                return weights.path
         if a.free and b.free > 1 and not (a.learned_by(b) or b.learned_by(a)):
-            held = (_held(a.tensor), _held(b.tensor))
-            self._scores.append(_Scores(a.free, b.free, out.numel(), held, self._where()))
+            both = (held(a.tensor), held(b.tensor))
+            self._scores.append(_Scores(a.free, b.free, out.numel(), both, path))
+        return None
 
 
 class _Operand(NamedTuple):
@@ -128,7 +122,7 @@ def _operands(
         return _einsum(args)
     tensors = [*args, *(kwargs[n] for n in _NAMES if n in kwargs)]
     tensors = [t for t in tensors if isinstance(t, Tensor)]
-    pair = tensors[1:3] if func in _ADDED else tensors[:2]
+    pair = tensors[1:3] if func in ADDED else tensors[:2]
     if func is Tensor.__rmatmul__:
         pair.reverse()
     if len(pair) < 2 or min(t.ndim for t in pair) < 2:
@@ -158,21 +152,11 @@ def _einsum(args: tuple[Any, ...]) -> tuple[_Operand, _Operand] | None:
     return found[0], found[1]
 
 
-def _shared(a: str, b: str) -> str:
-    """The module that both paths are in."""
-    parts = []
-    for x, y in zip(a.split("."), b.split("."), strict=False):
-        if x != y:
-            break
-        parts.append(x)
-    return ".".join(parts)
-
-
 def constants(model: nn.Module) -> set[int]:
     """Where the parameters and buffers of a model are held."""
-    return {_held(t) for t in (*model.parameters(), *model.buffers())} - {0}
+    return {held(t) for t in (*model.parameters(), *model.buffers())} - {0}
 
 
-def _held(t: Tensor) -> int:
+def held(t: Tensor) -> int:
     """Where a tensor and its views are; 0 for those that stand for others."""
     return t.untyped_storage().data_ptr() if torch._C._has_storage(t) else 0

@@ -1,0 +1,181 @@
+"""One attention by hand, whole: its queries, keys and values as regard takes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard import biases, dispatch, masks
+from regard.traces import Trace
+from regard.watching.by_hand.axes import Atom, Axes, UnplacedError, arranged, atoms, laid_back
+from regard.watching.by_hand.records import LostError, Placed, Scores, Weights
+
+Groups = tuple[Sequence[Atom], Sequence[Atom], Sequence[Atom], Sequence[Atom]]
+"""Which atoms are batch, heads, queries and keys."""
+
+
+class Call(NamedTuple):
+    """Weights that are multiplied by values: what came of it is an attention's output."""
+
+    weights: Weights
+    tensor: Tensor
+    """That holds the weights."""
+    values: Placed
+    width: Sequence[Atom]
+    """The axes that only the values have."""
+    out: Axes
+    """Those of the output."""
+    added: bool
+    """Whether something else was added to the output at once."""
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many queries and keys there are."""
+        _, _, queries, keys = self._groups()
+        return _size(queries), _size(keys)
+
+    def trace(self) -> Trace:
+        """The trace of the call, in the graph of autograd where that is on."""
+        try:
+            return dispatch.trace(**self._inputs())
+        except UnplacedError:
+            raise LostError("its tensors cannot be laid side by side") from None
+
+    def differs(self, trace: Trace) -> bool:
+        """Whether the weights that the model computed are others than those of the trace: by some
+        rows, where both are finite and nothing was dropped."""
+        if self.weights.dropped:
+            return False
+        tensor = self.tensor
+        computed = arranged(tensor, self.weights.axes, self._groups()).detach().float()
+        B, H, Q, K = trace.inputs.shape
+        rows = sorted({0, Q // 2, Q - 1})
+        with torch.no_grad():
+            ours = trace.weights(queries=rows).float()
+            theirs = computed.expand(B, H, Q, K)[:, :, rows]
+            apart = (ours - theirs).abs().sum(-1) / 2
+            apart = apart.masked_fill(trace.rows.lse[:, :, rows] == -torch.inf, 0)
+        half = torch.finfo(trace.inputs.q.dtype).bits < 32 or torch.finfo(tensor.dtype).bits < 32
+        # Scores that were rounded to half precision may be off by much; a mistake is off by more.
+        return bool((apart > (0.5 if half else 0.02)).any())
+
+    def changed(self, given: Tensor, out: Tensor) -> Tensor:
+        """Another output [B, H, Q, E] in the place of the call's own, with its axes."""
+        batch, heads, queries, _ = self._groups()
+        return laid_back(given, (batch, heads, queries, self.width), self.out).to(out.dtype)
+
+    @property
+    def changeable(self) -> bool:
+        return not (self.added or self.weights.dropped)
+
+    def _groups(self) -> Groups:
+        weights = self.weights
+        batch, heads = _heads(weights)
+        return batch, heads, weights.query_atoms, weights.key_atoms
+
+    def _inputs(self) -> dict[str, Any]:
+        scores, groups = self.weights.scores, self._groups()
+        batch, heads, queries, keys = groups
+        compared = scores.compared
+        summed = compared.summed
+        side_q, side_k = (
+            compared.sides[i].checked() for i in (1 - self.weights.keys, self.weights.keys)
+        )
+        shared = _key_heads(heads, (side_k.axes, self.values.axes))
+        q = arranged(side_q.tensor, side_q.axes, (batch, heads, queries, summed))
+        k = arranged(side_k.tensor, side_k.axes, (batch, shared, keys, summed))
+        v = arranged(self.values.tensor, self.values.axes, (batch, shared, keys, self.width))
+        q, k, hidden = _multiplied(q, k, scores, groups)
+        B, H = _size(batch), _size(heads)
+        G = max(k.shape[1], v.shape[1])
+        q, k, v = q.expand(B, H, -1, -1), k.expand(B, G, -1, -1), v.expand(B, G, -1, -1)
+        kind = reduce(torch.promote_types, (t.dtype for t in (q, k, v)))
+        q, k, v = (t.to(kind) for t in (q, k, v))
+        hidden += [_laid(mask, groups) for mask in scores.hidden]
+        mask = masks.ignore(reduce(torch.logical_or, hidden)) if hidden else None
+        bias = biases.dense(_sum(scores, groups, q)) if scores.biases else None
+        cap = scores.cap
+        scale = scores.factor if cap is None else scores.factor * cap
+        usual = max(q.shape[-1], 1) ** -0.5
+        scale = usual if math.isclose(scale, usual, rel_tol=1e-6) else scale
+        return {
+            "q": q, "k": k, "v": v, "mask": mask, "bias": bias, "scale": scale, "softcap": cap,
+        }  # fmt: skip
+
+
+def _heads(weights: Weights) -> tuple[list[Atom], list[Atom]]:
+    """Which of the axes that queries and keys share are the batch, and which are heads."""
+    every, keys = weights.batch_atoms, weights.scores.compared.sides[weights.keys]
+    if len(every) == 1:
+        queries = weights.scores.compared.sides[1 - weights.keys]
+        return (
+            ([], every) if _inside_tokens(queries, every[0], weights.query_atoms) else (every, [])
+        )
+    # Several query heads may share a key head.
+    alone = len(every) > 2 and not _has(keys.axes, every[-1]) and _has(keys.axes, every[-2])
+    split = len(every) - (2 if alone else 1)
+    return every[:split], every[split:]
+
+
+def _has(axes: Axes, atom: Atom) -> bool:
+    return any(atom in atoms(axis) for axis in axes)
+
+
+def _inside_tokens(queries: Placed, shared: Atom, rows: Sequence[Atom]) -> bool:
+    """Whether an axis lies inside of what each token holds: then it is no batch, but heads."""
+    strides = dict(zip(map(tuple, map(atoms, queries.axes)), queries.tensor.stride(), strict=True))
+    one, row = strides.get((shared,)), strides.get(tuple(rows))
+    return one is not None and row is not None and one < row and len(rows) > 0
+
+
+def _key_heads(heads: Sequence[Atom], held: Sequence[Axes]) -> Sequence[Atom]:
+    """The heads that keys and values have: less than the queries', if these share some."""
+    every = list(heads)
+    while every and not any(_has(axes, every[-1]) for axes in held):
+        every.pop()
+    return every
+
+
+def _size(group: Sequence[Atom]) -> int:
+    return torch.Size([atom.size for atom in group]).numel()
+
+
+def _laid(placed: Placed, groups: Groups) -> Tensor:
+    placed.checked()
+    return arranged(placed.tensor, placed.axes, groups)
+
+
+def _sum(scores: Scores, groups: Groups, q: Tensor) -> Tensor:
+    """What is added to the scores, all together."""
+    total: Tensor | None = None
+    for bias in scores.biases:
+        more = _laid(bias, groups)
+        more = more if more.is_floating_point() else more.to(q.dtype)
+        more = more if bias.by == 1 else more * bias.by
+        total = more if total is None else total + more
+    assert total is not None
+    return total.to(q.device)
+
+
+def _multiplied(
+    q: Tensor, k: Tensor, scores: Scores, groups: Groups
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Queries, or keys, times what scores are multiplied by; and the pairs that this hides."""
+    hidden = []
+    for factor in scores.factors:
+        by = _laid(factor, groups).to(q.device)
+        if by.shape[3] == 1:
+            q = q * by
+        elif by.shape[2] == 1:
+            k = k * by.transpose(2, 3)
+        elif bool(((by == 0) | (by == 1)).all()):
+            # Scores are wiped out; what is added then hides them, or the weights will differ.
+            hidden.append(by == 0)
+        else:
+            raise LostError("scores are multiplied by another number for each pair")
+    return q, k, hidden
