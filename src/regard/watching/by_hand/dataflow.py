@@ -23,7 +23,7 @@ from regard.watching.by_hand.changes import (
     laid_out,
     name_of,
 )
-from regard.watching.by_hand.products import Product, product
+from regard.watching.by_hand.products import Letters, Product, product
 from regard.watching.by_hand.records import (
     Compared,
     Exponentials,
@@ -59,8 +59,8 @@ class NoCall(NamedTuple):
 
     why: str = ""
     """What kept one from being followed, if that is what it is."""
-    weights: bool = False
-    """Whether weights are multiplied, by what are no values."""
+    origin: Origin | None = None
+    """The softmax of weights that are multiplied, by what are no values."""
 
 
 class Dataflow:
@@ -104,7 +104,7 @@ class Dataflow:
             return NoCall(lost.why)
         if given is not None and all(map(plain, (*given.tensors, out))):
             before = lost.why if lost else ""
-            if any(isinstance(record, Scores) for record in records):
+            if any(_mixes(r, w, given) for r, w in zip(records, given.letters, strict=True)):
                 before = "a product mixes the scores before the softmax, as talking heads do"
             self._compare(given, out, path, before)
         return NoCall()
@@ -147,7 +147,7 @@ class Dataflow:
         self, given: Product | None, at: int, weights: Weights, out: Tensor
     ) -> Call | NoCall:
         if weights.origin.seen:
-            return NoCall(weights=True)
+            return NoCall(origin=weights.origin)
         if given is None:
             return NoCall("its weights go into a product that is not one of two tensors")
         tensor, values = given.tensors[at], given.tensors[1 - at]
@@ -162,11 +162,11 @@ class Dataflow:
             return NoCall("the product is over another axis than the softmax")
         if summed != keys or (learned(values) and values.ndim == 2 < tensor.ndim):
             self.put(out, Lost(MIXED, origin=weights.origin))
-            return NoCall(weights=True)
+            return NoCall(origin=weights.origin)
         beside = {a for x in mine if x in shared and x in given.out for a in atoms(known[x])}
         if beside & queries or any(x not in given.out for x in mine if x not in other):
             # Each row has values of its own.
-            return NoCall(weights=True)
+            return NoCall(origin=weights.origin)
         return _call(weights, given, at, known)
 
     def softmax(self, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
@@ -180,15 +180,15 @@ class Dataflow:
 
     def _weigh(self, scores: Scores, axes: Axes, along: Axis, out: Tensor) -> None:
         try:
-            side = scores.key_side(along)
+            weights = scores.weighed(axes, along)
         except LostError as error:
             self.put(out, Lost(str(error), origin=Origin()))
             return
-        keys, queries = scores.compared.sides[side], scores.compared.sides[1 - side]
-        if learned(keys.tensor) or keys.tensor.ndim == 2 < queries.tensor.ndim:
-            # One matrix for all sequences: a classifier or router.
-            return
-        self.put(out, Weights(scores, axes, side))
+        sides = scores.compared.sides
+        keys, queries = sides[weights.keys], sides[1 - weights.keys]
+        # One matrix for all sequences is that of a classifier or router.
+        if not learned(keys.tensor) and not keys.tensor.ndim == 2 < queries.tensor.ndim:
+            self.put(out, weights)
 
     def change(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """Something else was done with a tensor that is followed."""
@@ -308,13 +308,31 @@ def _call(weights: Weights, given: Product, at: int, known: dict[Any, Axis]) -> 
     return Call(weights, given.tensors[at], placed, width, out, given.added is not None)
 
 
+def _mixes(record: Record | None, letters: Letters, given: Product) -> bool:
+    """Whether a product sums over what queries and keys share: scores of several heads."""
+    if not isinstance(record, Scores):
+        return False
+    own = {atom for side in record.compared.own for atom in atoms(side)}
+    both = set(given.letters[0]) & set(given.letters[1]) - set(given.out)
+    summed = {
+        atom
+        for x, axis in zip(letters, record.axes, strict=True)
+        if x in both
+        for atom in atoms(axis)
+    }
+    return bool(summed - own)
+
+
 def _one(known: dict[Any, Axis], x: Any) -> bool:
     """Whether an axis of the weights is of length 1 as well."""
     return x in known and all(atom.size == 1 for atom in atoms(known[x]))
 
 
 def _rank(record: Record) -> int:
-    """Scores that are made of queries and keys alone come before what else is a product."""
-    if isinstance(record, Scores):
-        return 2 + all(record.compared.own)
-    return 0 if isinstance(record, Folded) else 1
+    """What is more likely the product of queries and keys, where several are added: scores whose
+    last two axes are of one side each."""
+    if not isinstance(record, Scores):
+        return 0 if isinstance(record, Folded) else 1
+    sides = [set(atoms(side)) for side in record.compared.own]
+    last = [set(atoms(axis)) for axis in record.axes[-2:]]
+    return 2 + (len(last) == 2 and all(any(s & a for a in last) for s in sides))

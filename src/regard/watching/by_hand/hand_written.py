@@ -18,7 +18,7 @@ from regard.watching.by_hand.calls import Call
 from regard.watching.by_hand.dataflow import Dataflow
 from regard.watching.by_hand.look_alikes import SOFTMAXES, LookAlikes, constants, held
 from regard.watching.by_hand.products import PRODUCTS
-from regard.watching.by_hand.records import LostError
+from regard.watching.by_hand.records import LostError, Origin
 from regard.watching.by_hand.tensors import plain
 
 STEPS = PRODUCTS | SOFTMAXES
@@ -40,6 +40,8 @@ class Unseen(NamedTuple):
 
     site: str
     why: str
+    origin: Origin | None = None
+    """The softmax, if it is known."""
 
     def __str__(self) -> str:
         return ": ".join(filter(None, (self.site, self.why)))
@@ -126,9 +128,9 @@ class HandWritten:
         found = self._flow.product(func, args, kwargs, out, path)
         if isinstance(found, Call):
             return self._complete(found, path, out, beside)
-        if found.why or (began is not None and not found.weights):
+        if found.why or (began is not None and not (found.origin and found.origin.seen)):
             why = found.why or (COMPILED if self.compiled else UNKNOWN)
-            self._note(shared_path(path if began is None else began, path), why)
+            self._note(shared_path(path if began is None else began, path), why, found.origin)
         return None
 
     def _complete(
@@ -141,6 +143,7 @@ class HandWritten:
             return None
         self._alike.clear()
         call.weights.origin.seen = True
+        self._forget(call.weights.origin)
         if not watched() or _last.get()() is out:
             return None
         if not self._wanted(path) or (beside is not None and not beside(*call.sizes)):
@@ -156,7 +159,7 @@ class HandWritten:
     def _traced(self, call: Call, path: str) -> Trace:
         if changed() and not call.changeable:
             raise LostError("its output cannot be changed: it has dropout, or more is added to it")
-        with unwatched(), torch.set_grad_enabled(torch.is_grad_enabled() and learned()):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and learned()), unwatched():
             trace = call.trace()
         if path not in self._compared:
             if call.differs(trace):
@@ -176,8 +179,13 @@ class HandWritten:
         _last.set(ref(out))
         return out
 
-    def _note(self, path: str, why: str) -> None:
-        self.found.setdefault(path, Unseen(call_site(), why))
+    def _note(self, path: str, why: str, origin: Origin | None = None) -> None:
+        self.found.setdefault(path, Unseen(call_site(), why, origin))
+
+    def _forget(self, origin: Origin) -> None:
+        """Weights that went into some other product before turn out to be seen."""
+        for path in [p for p, unseen in self.found.items() if unseen.origin is origin]:
+            del self.found[path]
 
     def _held(self) -> set[int]:
         if self._constants is None:

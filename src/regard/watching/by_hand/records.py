@@ -113,17 +113,27 @@ class Scores:
             raise LostError(f"more than {MANY} tensors are added to the scores, or mask them")
         return (*given, Placed.of(tensor, axes, by))
 
-    def key_side(self, axis: Axis) -> int:
-        """Which of the two tensors holds the keys, if the softmax is along this axis."""
-        along = atoms(axis)
+    def weighed(self, axes: Axes, along: Axis) -> Weights:
+        """The softmax along one axis. Which side holds the keys it tells: that which has the axis
+        to itself."""
+        if self.compared.before:
+            raise LostError(self.compared.before)
+        over = set(atoms(along))
         for side in (1, 0):
-            if along and set(atoms(self.compared.own[side])) == set(along):
-                return side
+            keys = [atom for atom in self.compared.own[side] if over.issuperset(atoms([atom]))]
+            if keys and set(atoms(keys)) == over:
+                return Weights(self, axes, side, tuple(keys), self._queries(side, len(keys)))
         raise LostError(
-            self.compared.before
-            or "the softmax is not over the keys: it is over other axes than one of the two "
-            "tensors has for itself"
+            "the softmax is not over keys: it is over other axes than one of the two tensors that "
+            "are compared has to itself"
         )
+
+    def _queries(self, keys: int, axes: int) -> tuple[Atom, ...]:
+        """The axes of queries: as many as keys have, the last ones that the other side has to
+        itself. Those before are heads that share keys."""
+        order = all_atoms(self.axes)
+        own = sorted(self.compared.own[1 - keys], key=lambda atom: order.index(atoms([atom])[0]))
+        return tuple(own[-axes:])
 
 
 class Origin:
@@ -141,16 +151,18 @@ class Weights:
     axes: Axes
     keys: int
     """Which of the two sides holds them."""
+    key_axes: tuple[Atom, ...]
+    query_axes: tuple[Atom, ...]
     origin: Origin = field(default_factory=Origin)
     dropped: bool = False
 
     @property
     def key_atoms(self) -> list[Atom]:
-        return atoms(self.scores.compared.own[self.keys])
+        return atoms(self.key_axes)
 
     @property
     def query_atoms(self) -> list[Atom]:
-        return atoms(self.scores.compared.own[1 - self.keys])
+        return atoms(self.query_axes)
 
     @property
     def batch_atoms(self) -> list[Atom]:
