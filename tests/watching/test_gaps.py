@@ -116,6 +116,21 @@ class Router(nn.Module):
         return (mixed + also).view_as(x)
 
 
+class Dispatch(nn.Module):
+    """Tokens sent to experts, by shares that others are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Parameter(torch.randn(16, 3)), nn.Linear(16, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.flatten(0, 1)
+        shares = (tokens @ F.normalize(self.router, dim=0)).softmax(-1)
+        sharp = shares * (shares > 0.2)
+        sent = torch.einsum("te,td->ed", shares, tokens) + torch.einsum("te,td->ed", sharp, tokens)
+        return x + sent.mean(0)
+
+
 class Gate(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +156,9 @@ class Products(nn.Module):
         return ((x @ x.mT) @ x) * x.softmax(-1)
 
 
-@pytest.mark.parametrize("kind", [Classifier, Flattened, Router, Gate, Contrast, Products])
+@pytest.mark.parametrize(
+    "kind", [Classifier, Flattened, Router, Dispatch, Gate, Contrast, Products]
+)
 @pytest.mark.parametrize("inference", [False, True])
 def test_what_is_no_attention_raises_nothing(kind: type[nn.Module], inference: bool) -> None:
     m = Pair(kind())

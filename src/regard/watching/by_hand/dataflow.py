@@ -59,6 +59,8 @@ class NoCall(NamedTuple):
 
     why: str = ""
     """What kept one from being followed, if that is what it is."""
+    sure: bool = False
+    """Whether it is one, also where it does not look like it."""
     origin: Origin | None = None
     """The softmax of weights that are multiplied, by what are no values."""
 
@@ -101,7 +103,7 @@ class Dataflow:
             return self._weighted(given, at, record, out)
         lost = next((record for record in records if isinstance(record, Lost)), None)
         if lost and lost.origin and not lost.origin.seen:
-            return NoCall(lost.why)
+            return NoCall(lost.why, sure=lost.batched)
         if given is not None and all(map(plain, (*given.tensors, out))):
             before = lost.why if lost else ""
             if any(_mixes(r, w, given) for r, w in zip(records, given.letters, strict=True)):
@@ -149,7 +151,8 @@ class Dataflow:
         if weights.origin.seen:
             return NoCall(origin=weights.origin)
         if given is None:
-            return NoCall("its weights go into a product that is not one of two tensors")
+            why = "its weights go into a product that is not one of two tensors"
+            return NoCall(why, sure=weights.scores.compared.batched)
         tensor, values = given.tensors[at], given.tensors[1 - at]
         mine, other = given.letters[at], given.letters[1 - at]
         known = dict(zip(mine, weights.axes, strict=True))
@@ -159,9 +162,10 @@ class Dataflow:
         summed = {a for x in mine if x in other and x not in given.out for a in atoms(known[x])}
         keys, queries = set(weights.key_atoms), set(weights.query_atoms)
         if summed & queries:
-            return NoCall("the product is over another axis than the softmax")
+            why = "the product is over another axis than the softmax"
+            return NoCall(why, sure=weights.scores.compared.batched)
         if summed != keys or (learned(values) and values.ndim == 2 < tensor.ndim):
-            self.put(out, Lost(MIXED, origin=weights.origin))
+            self.put(out, Lost(MIXED, 0, weights.origin, weights.scores.compared.batched))
             return NoCall(origin=weights.origin)
         beside = {a for x in mine if x in shared and x in given.out for a in atoms(known[x])}
         if beside & queries or any(x not in given.out for x in mine if x not in other):
@@ -182,7 +186,7 @@ class Dataflow:
         try:
             weights = scores.weighed(axes, along)
         except LostError as error:
-            self.put(out, Lost(str(error), origin=Origin()))
+            self.put(out, Lost(str(error), 0, Origin(), scores.compared.batched))
             return
         sides = scores.compared.sides
         keys, queries = sides[weights.keys], sides[1 - weights.keys]
@@ -289,7 +293,9 @@ def _changed(
             return changed_scores(record, own, name, args, kwargs, out)
         return changed_weights(record, own, name, args, kwargs, out)
     except LostError as error:
-        return Lost(str(error), origin=record.origin if isinstance(record, Weights) else None)
+        if isinstance(record, Weights):
+            return Lost(str(error), 0, record.origin, record.scores.compared.batched)
+        return Lost(str(error), batched=isinstance(record, Scores) and record.compared.batched)
 
 
 def _call(weights: Weights, given: Product, at: int, known: dict[Any, Axis]) -> Call:

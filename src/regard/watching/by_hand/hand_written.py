@@ -128,7 +128,7 @@ class HandWritten:
         found = self._flow.product(func, args, kwargs, out, path)
         if isinstance(found, Call):
             return self._complete(found, path, out, beside)
-        if found.why or (began is not None and not (found.origin and found.origin.seen)):
+        if found.sure or (began is not None and not (found.origin and found.origin.seen)):
             why = found.why or (COMPILED if self.compiled else UNKNOWN)
             self._note(shared_path(path if began is None else began, path), why, found.origin)
         return None

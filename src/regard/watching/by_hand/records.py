@@ -64,6 +64,10 @@ class Compared(NamedTuple):
     before: str = ""
     """What had been done to scores that this is the product of."""
 
+    @property
+    def batched(self) -> bool:
+        return all(side.tensor.ndim > 2 for side in self.sides)
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -195,6 +199,8 @@ class Lost:
     """How many functions ago."""
     origin: Origin | None = None
     """The softmax, if it came before."""
+    batched: bool = False
+    """Whether it is scores of several sequences or heads: two matrices may be anything."""
 
 
 Record = Folded | Scores | Exponentials | Total | Weights | Lost
