@@ -13,8 +13,8 @@ from regard.lab.experiments import NAMES
 
 FACE = {
     "regard": """
-        Monitor Plan RegardError RegardWarning Trace attention biases cost interpret lab load masks
-        models nn parallel plan scores trace view warm_up watch
+        Monitor Plan RegardError RegardWarning Trace attention biases cost interpret lab linear
+        load masks models nn parallel plan scores trace view warm_up watch
     """,
     "regard.masks": """
         Mask blocks causal dilated documents from_flash from_huggingface from_multihead from_sdpa
@@ -26,6 +26,9 @@ FACE = {
         AdditiveAttention Cache DecoderBlock DecoderTraces DotAttention DropIn DropInError
         EncoderBlock LinearAttention MultiHeadAttention Rotary StaticAttention elu_plus_one
         from_torch linear_attention load_weights replace_attention
+    """,
+    "regard.linear": """
+        RandomFeatures State attention elu_plus_one random_features trace
     """,
     "regard.cost": """
         DEVICES PRESETS Comparison Configuration Cost Device Part cache_bytes call compare

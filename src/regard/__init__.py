@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from regard import biases, cost, interpret, masks, nn, scores
+from regard import biases, cost, interpret, linear, masks, nn, scores
 from regard.dispatch import attention, plan, trace
 from regard.errors import RegardError, RegardWarning
 from regard.monitoring import Monitor
@@ -28,6 +28,7 @@ __all__ = [
     "cost",
     "interpret",
     "lab",
+    "linear",
     "load",
     "masks",
     "models",

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import regard
-from regard import masks, nn
+from regard import linear, masks, nn
 
 
 def naive(q, k, v, feature, lengths=None, causal=False):
@@ -113,8 +113,9 @@ def test_half_precision_sums_in_float32():
             None,
             "linear attention cannot leave out these pairs\n"
             "  got:      window(3)\n"
-            "  accepted: causal(), padding(lengths), or both joined by &\n"
-            "  do:       use MultiHeadAttention for other masks",
+            "  accepted: causal(), padding(lengths), documents(ids), or several joined by &\n"
+            "  do:       linear.gated(...), in which what is past fades, or regard.attention: a "
+            "sum that all queries share cannot forget single keys",
         ),
         (
             masks.causal(),
@@ -129,6 +130,20 @@ def test_refuses_masks_it_cannot_honour(mask, memory, text):
     with pytest.raises(regard.RegardError) as error:
         nn.LinearAttention(8, 2)(torch.zeros(1, 2, 8), memory, mask=mask)
     assert str(error.value) == text
+
+
+def test_the_module_gives_a_trace_and_goes_on_from_a_state():
+    attention = nn.LinearAttention(12, 3).double()
+    x = torch.randn(2, 11, 12).double()
+    whole, seen = attention(x, mask=masks.causal(), trace=True)
+    assert_close(whole, attention(x, mask=masks.causal()))
+    mixed = (seen.weights() @ seen.inputs.v).transpose(1, 2).flatten(2)
+    assert_close(attention.out_proj(mixed), whole)
+    state = linear.State()
+    steps = [attention(step, state=state) for step in x.split(1, 1)]
+    assert_close(torch.cat(steps, 1), whole)
+    with pytest.raises(regard.RegardError, match="a trace knows the keys of its own call only"):
+        attention(x, state=state, trace=True)
 
 
 def test_refuses_heads_and_chunks_that_do_not_fit():

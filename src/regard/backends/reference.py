@@ -23,7 +23,7 @@ from regard.backends.poison import finite, poison
 from regard.backends.precision import in_full_precision
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import pairs
-from regard.scores.comparison import Comparison, Dot, DotInOrder, Nearness, TanhSum
+from regard.scores.comparison import Comparison, Dot, DotInOrder, FeatureProduct, Nearness, TanhSum
 
 
 class Reference:
@@ -94,6 +94,8 @@ def _compare(how: Comparison, q: Tensor, k: Tensor) -> Tensor:
             return scale * torch.einsum("bhqd,bhkd->bhqk", q, k)
         case DotInOrder():
             return how.logits(q[:, :, None], k).squeeze(2)
+        case FeatureProduct():
+            return torch.einsum("bhqd,bhkd->bhqk", q, k).log()
         case TanhSum(w):
             together = torch.tanh(q[:, :, :, None] + k[:, :, None])
             w = w.to(q.dtype)

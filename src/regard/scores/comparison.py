@@ -1,7 +1,7 @@
 """How one query is compared with one key, once both are prepared.
 
 Whatever a score does to queries or keys alone is done beforehand, in O(n). What is left for the
-pairs is a comparison, of which there are three. Each says its logits for a tile of pairs, the
+pairs is a comparison, of which there are four. Each says its logits for a tile of pairs, the
 gradients that a gradient of those logits gives back, and how the logits move as its inputs do.
 
 Shapes: q [B, G, R, Q, D] (R query heads share each of G key heads), k [B, G, K, D].
@@ -154,6 +154,32 @@ class TanhSum(Comparison):
     def _weights(self, q: Tensor) -> Tensor:
         w = self.w.to(q.dtype)
         return w if w.ndim == 1 else w.view(1, q.shape[1], q.shape[2], 1, 1, -1)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FeatureProduct(Comparison):
+    """log(q·k) of features of 0 or more: the weight of a pair is its product's share of the row.
+    Features that do not meet have the logit -inf, as if the pair were masked."""
+
+    scratch = 2
+
+    def logits(self, q: Tensor, k: Tensor) -> Tensor:
+        return _products(q, k).log()
+
+    def pull_back(self, q: Tensor, k: Tensor, d: Tensor) -> Gradients:
+        met = _products(q, k)
+        rows = torch.where(met > 0, d / met, 0.0).flatten(2, 3)
+        dq = torch.matmul(rows, k).unflatten(2, q.shape[2:4])
+        return Gradients(dq, torch.matmul(rows.mT, q.flatten(2, 3)), [])
+
+    def push_forward(self, q: Tensor, k: Tensor, dq: Tensor, dk: Tensor, own: Comparison) -> Tensor:
+        met = _products(q, k)
+        return torch.where(met > 0, (_products(dq, k) + _products(q, dk)) / met, 0.0)
+
+    def largest_sum(self, q: Tensor, k: Tensor) -> float:
+        # Terms of one sign: a product is rounded as a share of itself, whatever its size, and its
+        # logarithm by the like of a logit of this size.
+        return 100.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -29,6 +29,7 @@ from regard.backends.tiled.inner_loop import loop_for
 from regard.backends.tiled.walk import Cut, RowTile, slabs, tile_size
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
+from regard.scores.comparison import FeatureProduct
 
 
 class Sums(NamedTuple):
@@ -82,7 +83,8 @@ class _Tally:
 
     def __init__(self, tile: RowTile, memory: _Memory, statistics: bool) -> None:
         self.tile, self.memory, self.statistics = tile, memory, statistics
-        self.bias_may_hide = isinstance(tile.slab.x.bias, Dense)
+        x = tile.slab.x
+        self.logits_may_hide = isinstance(x.bias, Dense) or isinstance(x.comparison, FeatureProduct)
         # A finite maximum for rows that have seen nothing; no logit is as low.
         self.least = torch.finfo(tile.q.dtype).min / 4
         self.largest: Tensor
@@ -130,7 +132,7 @@ class _Tally:
 
     def _energy(self, s: Tensor, p: Tensor, cut: Cut) -> Tensor:
         """Σ p (s - m), in which hidden pairs are 0 and not 0 · ∞."""
-        if self.bias_may_hide:
+        if self.logits_may_hide:
             s.masked_fill_(p == 0, 0.0)
         return cut.fill(s, 0.0).mul_(p).sum(-1, keepdim=True)
 

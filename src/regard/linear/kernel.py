@@ -1,0 +1,184 @@
+"""Linear attention whose weights are shares: products of features, divided by their sum.
+
+    out_i = Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j)
+
+The sum over keys does not depend on the query: Σ_j φ(k_j) v_jᵀ is one small matrix. The sum of
+weights is the mix of values that are all 1: one more column carries it along.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import pad
+
+from regard.backends.passes import no_autocast
+from regard.linear.chunks import Decays, decays, running
+from regard.linear.features import FeatureMap, as_it_is, is_fixed, largest, of_keys, of_queries
+from regard.linear.order import Order
+from regard.linear.scan import scan
+from regard.linear.state import State
+
+NONE = Decays(None, None, None, None)
+Stepped = tuple[tuple[Tensor, ...], Tensor]
+
+
+class Mixed(NamedTuple):
+    """Output, and the sum of the weights before they are divided by it."""
+
+    out: Float[Tensor, "b h q e"]
+    total: Float[Tensor, "b h q 1"]
+
+
+def mixed(
+    q: Float[Tensor, "b h q d"],
+    k: Float[Tensor, "b g k d"],
+    v: Float[Tensor, "b g k e"],
+    features: FeatureMap,
+    order: Order,
+    chunk: int,
+    state: State | None = None,
+) -> Mixed:
+    """Attention of heads already split and checked, in O(n) memory and time."""
+    with no_autocast(q):
+        return Kernel(q, k, v, features, order, chunk, state).run()
+
+
+class Kernel:
+    """One call, on its way."""
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        features: FeatureMap,
+        order: Order,
+        chunk: int,
+        state: State | None,
+    ) -> None:
+        self.dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+        self.features, self.order, self.chunk, self.state = features, order, chunk, state
+        self.seen = order.seen(k.shape[2], k.device)
+        self.q, self.k, self.v = q.unflatten(1, (max(k.shape[1], 1), -1)), k, v
+        if not is_fixed(features):
+            # What a map of somebody else's learns is learned outside: features are kept whole.
+            self.q = features(self.q.to(self.dtype))
+            k = k if self.seen is None else torch.where(self.seen, k, 0.0)
+            self.k = features(k.to(self.dtype))
+            self.features = as_it_is
+        self.shift, self.start = self._begin()
+
+    def _begin(self) -> tuple[Tensor | None, Tensor]:
+        """The factor that keys are divided by, and the state to start from, divided alike."""
+        k, state = self.k, self.state
+        shift = largest(self.features, k.to(self.dtype), self.seen)
+        if state is None or state.sums is None:
+            if shift is not None:
+                shift = torch.where(shift == -math.inf, 0.0, shift)
+            width = self._width()
+            sums = k.new_zeros(*k.shape[:2], width, self.v.shape[-1] + 1, dtype=self.dtype)
+            if state is not None:
+                state.claim("attention", tuple(sums.shape))
+            return shift, sums
+        sums = state.sums
+        state.claim("attention", (*k.shape[:2], self._width(), self.v.shape[-1] + 1))
+        if shift is None:
+            return None, sums
+        assert state.shift is not None
+        shift = torch.maximum(shift, state.shift)
+        return shift, sums * (state.shift - shift).exp()
+
+    def _width(self) -> int:
+        one = self.k.new_zeros(1, 1, 1, self.k.shape[-1], dtype=self.dtype)
+        return of_queries(self.features, one).shape[-1]
+
+    def run(self) -> Mixed:
+        parts = self.q, self.k, self.v, self.seen
+        runs = self.order.runs(None if self.state is None else self.state.last)
+        if runs is not None and self.k.shape[2]:
+            found, last = self._documents(parts, runs)
+        elif self.order.causal:
+            found, last = scan(self._causal, self.start, parts, self.chunk)
+        else:
+            _, last = scan(self._absorb, self.start, parts[1:], self.chunk)
+            found, _ = scan(self._read, last, parts[:1], self.chunk)
+        self._remember(last)
+        out, total = found
+        return Mixed(out.flatten(1, 2), total.flatten(1, 2))
+
+    def _remember(self, last: Tensor) -> None:
+        if self.state is None:
+            return
+        self.state.sums, self.state.shift = last, self.shift
+        self.state.tokens += self.k.shape[2]
+        if self.order.ids is not None and self.order.ids.shape[1]:
+            self.state.last = self.order.ids[:, -1].expand(len(self.k))
+
+    def _keys(self, k: Tensor, v: Tensor, seen: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Features of keys, and values with a column of ones; 0 where nothing is seen."""
+        v = pad(v.to(self.dtype), (0, 1), value=1.0)
+        v = v if seen is None else torch.where(seen, v, 0.0)
+        return of_keys(self.features, k.to(self.dtype), self.shift, seen), v
+
+    def _queries(self, q: Tensor) -> Tensor:
+        return of_queries(self.features, q.to(self.dtype))
+
+    def _causal(
+        self, state: Tensor, q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None
+    ) -> Stepped:
+        k, v = self._keys(k, v, seen)
+        found, last = running(self._queries(q), k, v, state, NONE, self.chunk)
+        return self._divided(found), last
+
+    def _absorb(self, state: Tensor, k: Tensor, v: Tensor, seen: Tensor | None) -> Stepped:
+        k, v = self._keys(k, v, seen)
+        return (), state + k.mT @ v
+
+    def _read(self, state: Tensor, q: Tensor) -> Stepped:
+        return self._divided(self._queries(q) @ state[:, :, None]), state
+
+    def _documents(
+        self, parts: tuple[Tensor | None, ...], runs: Tensor
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Sums that start anew where a document does. What comes after a query, if it is seen, is
+        summed from the end."""
+        before = torch.cat([torch.zeros_like(runs[:, :, :1]), runs[:, :, :-1]], 2)
+        sequences = (*parts, runs, before)
+        (found,), last = scan(partial(self._within, 0), self.start, sequences, self.chunk)
+        if not self.order.causal:
+            turned = [None if t is None else t.flip(-2) for t in (*parts, runs)]
+            assert turned[4] is not None
+            ahead = torch.cat([turned[4][:, :, :1], turned[4][:, :, :-1]], 2)
+            nothing = torch.zeros_like(self.start)
+            later = scan(partial(self._within, -1), nothing, (*turned, ahead), self.chunk)
+            found = found + later[0][0].flip(-2)
+        return self._divided(found), last
+
+    def _within(
+        self,
+        diag: int,
+        state: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        seen: Tensor | None,
+        runs: Tensor,
+        before: Tensor,
+    ) -> Stepped:
+        k, v = self._keys(k, v, seen)
+        of = decays(None, runs, before[:, 0, 0, 0], self.chunk, self.dtype)
+        found, last = running(self._queries(q), k, v, state, of, self.chunk, diag=diag)
+        return (found,), last
+
+    def _divided(self, found: Float[Tensor, "b g r n e1"]) -> tuple[Tensor, Tensor]:
+        """A query whose features meet no key's gives 0."""
+        out, total = found[..., :-1], found[..., -1:]
+        empty = total == 0
+        out = torch.where(empty, 0.0, out / torch.where(empty, 1.0, total))
+        return out.to(self.v.dtype), total
