@@ -28,7 +28,8 @@ FACE = {
         from_torch linear_attention load_weights replace_attention
     """,
     "regard.linear": """
-        RandomFeatures State attention elu_plus_one random_features trace
+        RandomFeatures SignedTrace State attention delta delta_trace elu_plus_one gated gated_trace
+        random_features trace
     """,
     "regard.cost": """
         DEVICES PRESETS Comparison Configuration Cost Device Part cache_bytes call compare
