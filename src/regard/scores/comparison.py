@@ -9,6 +9,7 @@ Shapes: q [B, G, R, Q, D] (R query heads share each of G key heads), k [B, G, K,
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,7 +17,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.values import Pick, Value
+from regard.values import Pick, Value, readable
+
+FAST = {torch.float32: (40.0, 0.25), torch.float64: (340.0, 0.25)}
+"""Between which sizes of the largest query and key units are compared by their exponentials."""
 
 
 class Gradients(NamedTuple):
@@ -116,7 +120,12 @@ class DotInOrder(Comparison):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TanhSum(Comparison):
-    """w·tanh(q + k), with one w for all heads [D] or one per head [H, D]"""
+    """w·tanh(q + k), with one w for all heads [D] or one per head [H, D]
+
+    tanh(q + k) is 1 - 2r with r = 1 / (1 + exp(2q) exp(2k)): exponentials of queries and keys
+    alone, and one division for each pair and unit. It errs by roundings of 1 where tanh errs by one
+    of itself, which tells where all units are near 0; those, and numbers whose exponentials would
+    overflow, are left to tanh."""
 
     w: Tensor
 
@@ -125,15 +134,33 @@ class TanhSum(Comparison):
         return 2 * self.w.shape[-1]
 
     def logits(self, q: Tensor, k: Tensor) -> Tensor:
-        return (self._tanh(q, k) * self._weights(q)).sum(-1)
+        w = self.w.to(q.dtype)
+        r = self._shares(q, k)
+        if r is None:
+            return self._mixed(self._tanh(q, k))
+        whole = w.sum(-1)
+        whole = whole if w.ndim == 1 else whole.view(*q.shape[1:3], 1, 1)
+        return self._mixed(r).mul_(-2).add_(whole)
 
     def pull_back(self, q: Tensor, k: Tensor, d: Tensor) -> Gradients:
-        t = self._tanh(q, k)
-        d = d[..., None]
-        dw = (t * d).sum((0, 3, 4)).flatten(0, 1)
-        inner = (1 - t * t).mul_(d).mul_(self._weights(q))
+        # Sums over pairs as products with the gradients, in which nothing of their size is made.
+        flat = d.flatten(-2)[..., None, :]
+        weights = self._weights(q)
+        units = self._shares(q, k)
+        if units is None:
+            units = self._tanh(q, k)
+            dw = torch.matmul(flat, units.flatten(-3, -2))
+            slope = units.square_().neg_().add_(1)
+        else:
+            # t = 1 - 2r, and 1 - t² = 4 (r - r²).
+            dw = flat.sum(-1, keepdim=True) - 2 * torch.matmul(flat, units.flatten(-3, -2))
+            slope, weights = units.addcmul_(units, units, value=-1), 4 * weights
+        dw = dw.sum((0, 3)).flatten(0, 1)
         own = dw if self.w.ndim == 2 else dw.sum(0)
-        return Gradients(inner.sum(-2), inner.sum((2, 3)), [own])
+        dq = torch.matmul(d[..., None, :], slope).mul_(weights).squeeze(-2)
+        dk = slope.mul_(d[..., None]).sum(3)
+        dk = dk.mul_(weights if self.w.ndim == 1 else weights.squeeze(3)).sum(2)
+        return Gradients(dq, dk, [own])
 
     def push_forward(self, q: Tensor, k: Tensor, dq: Tensor, dk: Tensor, own: Comparison) -> Tensor:
         t = self._tanh(q, k)
@@ -149,7 +176,27 @@ class TanhSum(Comparison):
         return self if self.w.ndim == 1 else TanhSum(self.w[heads])
 
     def _tanh(self, q: Tensor, k: Tensor) -> Tensor:
-        return torch.tanh(q[..., None, :] + k[:, :, None, None])
+        together = q[..., None, :] + k[:, :, None, None]
+        return together.tanh() if together.requires_grad else together.tanh_()
+
+    def _shares(self, q: Tensor, k: Tensor) -> Tensor | None:
+        """r of every pair and unit; None where tanh itself is better, or somebody differentiates
+        what is made here."""
+        if not readable(q) or not readable(k) or torch.is_grad_enabled() or not q.numel():
+            return None
+        top, least = FAST[q.dtype]
+        spans = [float(t.abs().amax()) if t.numel() else math.inf for t in (q, k)]
+        if not (max(spans) <= top and max(spans) >= least):
+            return None
+        a, b = (2 * q).exp_(), (2 * k).exp_()
+        return (a[..., None, :] * b[:, :, None, None]).add_(1).reciprocal_()
+
+    def _mixed(self, t: Tensor) -> Tensor:
+        """Σ over units, by their weights: one product."""
+        w = self.w.to(t.dtype)
+        if w.ndim == 1:
+            return torch.matmul(t, w)
+        return torch.matmul(t, w.view(1, t.shape[1], t.shape[2], 1, -1, 1)).squeeze(-1)
 
     def _weights(self, q: Tensor) -> Tensor:
         w = self.w.to(q.dtype)
