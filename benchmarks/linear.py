@@ -1,0 +1,141 @@
+"""Linear attention beside fused attention and the plain n×n form: time, memory, and how far random
+features are from softmax. Causal, one thread's seconds of the processor, each form run once after
+a short call to warm up: a busy machine makes times longer, by caches alone.
+
+python benchmarks/linear.py [--quick]
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import write
+from torch import Tensor
+from torch.nn.functional import normalize, scaled_dot_product_attention
+
+import regard
+from regard import linear, masks
+
+HEADS, WIDTH = 2, 64
+CAUSAL = masks.causal()
+PLAIN = 4096
+"""The n×n form is run up to this length."""
+Form = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (linear.elu_plus_one(q) @ linear.elu_plus_one(k).mT).tril()
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
+def forms(n: int) -> dict[str, Form]:
+    features = linear.random_features(WIDTH, 128)
+    head = torch.full((1, HEADS, n), 0.95).log()
+    channel = head[..., None].expand(1, HEADS, n, WIDTH)
+    half = torch.full((1, HEADS, n), 0.5)
+    return {
+        "fused": lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True),
+        "n×n": plain,
+        "elu + 1": lambda q, k, v: linear.attention(q, k, v, mask=CAUSAL),
+        "128 random": lambda q, k, v: linear.attention(q, k, v, mask=CAUSAL, features=features),
+        "gated by head": lambda q, k, v: linear.gated(q, k, v, head),
+        "gated by channel": lambda q, k, v: linear.gated(q, k, v, channel),
+        "delta rule": lambda q, k, v: linear.delta(q, normalize(k, dim=-1), v, half),
+    }
+
+
+def memory(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+def measured(run: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of the processor, and MiB held at most beside what was there before."""
+    ctypes.CDLL(None).malloc_trim(0)
+    before = memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    start = time.process_time()
+    run()
+    return time.process_time() - start, memory("VmHWM") - before
+
+
+def compared(lengths: list[int], *, backward: bool) -> list[dict[str, Any]]:
+    rows = []
+    # The first, short one is to warm up.
+    for n in [256, *lengths]:
+        source = torch.Generator().manual_seed(0)
+        q, k, v = (
+            torch.randn(1, HEADS, n, WIDTH, generator=source).requires_grad_(backward)
+            for _ in range(3)
+        )
+        pull = torch.ones_like(v)
+        for name, form in forms(n).items():
+            if name == "n×n" and n > PLAIN:
+                continue
+
+            def run(
+                form: Form = form,
+                inputs: tuple[Tensor, ...] = (q, k, v),
+                pull: Tensor = pull,
+            ) -> None:
+                out = form(*inputs)
+                if backward:
+                    torch.autograd.grad(out, inputs, pull)
+
+            seconds, mib = measured(run)
+            if n > 256:
+                rows.append({"n": n, "form": name, "CPU-s": seconds, "peak MiB": mib})
+    return rows
+
+
+def random_errors(counts: list[int]) -> list[dict[str, Any]]:
+    """|random features - softmax| / |softmax - its mean over rows|, over 4 draws of features."""
+    rows = []
+    for spread in (0.25, 0.5, 1.0):
+        source = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(1, 4, 512, WIDTH, generator=source) for _ in range(3))
+        # Logits q·k / √D then have this standard deviation.
+        q, k = q * math.sqrt(spread), k * math.sqrt(spread)
+        truth = regard.attention(q, k, v, mask=CAUSAL)
+        row: dict[str, Any] = {"standard deviation of logits": spread}
+        for count in counts:
+            found = [
+                linear.attention(
+                    q, k, v, mask=CAUSAL, features=linear.random_features(WIDTH, count, seed=s)
+                )
+                for s in range(4)
+            ]
+            error = torch.stack(found) - truth
+            row[f"{count} features"] = float(error.norm() / (2 * truth.norm()))
+        kernel = linear.attention(q, k, v, mask=CAUSAL)
+        row["elu + 1, no approximation"] = float((kernel - truth).norm() / truth.norm())
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    quick = "--quick" in sys.argv
+    torch.set_num_threads(1)
+    lengths = [1024] if quick else [1024, 4096, 16384]
+    with torch.no_grad():
+        tables = {
+            "Forward, 2 heads, width 64, float32, causal": compared(lengths, backward=False),
+            "Error of random features, as a share of softmax attention's output": random_errors(
+                [64, 256] if quick else [64, 256, 1024]
+            ),
+        }
+    tables["Forward and backward"] = compared(lengths, backward=True)
+    machine = platform.machine()
+    write("linear" if machine == "x86_64" else f"linear_{machine}", tables)
+
+
+if __name__ == "__main__":
+    main()
