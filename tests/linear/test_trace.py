@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 import regard
 from regard import linear, masks
+from regard.backends.reference import Reference
 from tests.linear.naive import draw, mix, shares
 
 SEEN = {"causal": True, "lengths": torch.tensor([150, 90])}
@@ -31,6 +32,14 @@ def test_every_question_is_exact(features):
     assert_close(t.map(5, pool="max")[..., 4, 0], p[..., 120:, :30].amax((-1, -2)))
     ratio = t.logits([100], [3, 4]).diff()
     assert_close(ratio, p[..., [100], 3:5].log().diff())
+
+
+@pytest.mark.parametrize("features", [linear.elu_plus_one, torch.relu])
+def test_is_what_the_reference_makes_of_the_features(features):
+    t = linear.trace(*draw(40), features=features, mask=masks.causal())
+    rows = Reference().observe(t.inputs)
+    for ours, right in zip((t.out, t.lse, t.max_logit, t.entropy), rows, strict=True):
+        assert_close(ours, right)
 
 
 def test_questions_learn():

@@ -53,3 +53,34 @@ def test_compiles_as_one_graph():
     assert_close(run(q, k), attention(q, k))
     run(q, k).sum().backward()
     assert attention.w.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 30.0, 60.0])
+def test_units_of_every_size_are_as_exact_as_tanh(size):
+    """Sizes at which exponentials are multiplied, at which they would cancel, and overflow."""
+    source = torch.Generator().manual_seed(0)
+    x = [torch.randn(1, 70, 8, generator=source).double() for _ in range(2)]
+    # Opposite units, whose sum is small where both are large.
+    q, k = size * x[0], (x[1] / 2 - size * x[0].flip(1))
+    w = torch.randn(8, generator=source).double()
+
+    def run(dtype, plain=False):
+        inputs = [t.to(dtype).requires_grad_() for t in (q, k, w)]
+        if plain:
+            s = (inputs[0][:, :, None] + inputs[1][:, None]).tanh() @ inputs[2]
+            out, lse = s.softmax(-1) @ inputs[1], s.logsumexp(-1)
+        else:
+            one = torch.eye(8, dtype=dtype)
+            score = regard.scores.additive(one, one, inputs[2])
+            t = regard.trace(inputs[0], inputs[1], inputs[1], score=score)
+            out, lse = t.out, t.lse
+        grads = torch.autograd.grad(out.sum() + lse.square().sum(), inputs)
+        return [out.detach(), lse.detach(), *grads]
+
+    right = run(torch.float64, plain=True)
+    for ours, plain, truth in zip(
+        run(torch.float32), run(torch.float32, plain=True), right, strict=True
+    ):
+        allowed = 4 * (plain - truth).norm() + 1e-6 * truth.norm()
+        assert (ours - truth).norm() <= allowed
+    assert_close(run(torch.float64), right)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.values import Pick, Value, readable
 
-FAST = {torch.float32: (40.0, 0.25), torch.float64: (340.0, 0.25)}
+FAST = {torch.float32: (40.0, 1.0), torch.float64: (340.0, 1.0)}
 """Between which sizes of the largest query and key units are compared by their exponentials."""
 
 
@@ -153,7 +153,7 @@ class TanhSum(Comparison):
             slope = units.square_().neg_().add_(1)
         else:
             # t = 1 - 2r, and 1 - t² = 4 (r - r²).
-            dw = flat.sum(-1, keepdim=True) - 2 * torch.matmul(flat, units.flatten(-3, -2))
+            dw = torch.matmul(flat, torch.rsub(units, 1, alpha=2).flatten(-3, -2))
             slope, weights = units.addcmul_(units, units, value=-1), 4 * weights
         dw = dw.sum((0, 3)).flatten(0, 1)
         own = dw if self.w.ndim == 2 else dw.sum(0)
