@@ -1,14 +1,14 @@
 """Linear attention beside fused attention and the plain n×n form: time, memory, and how far random
-features are from softmax. Causal, one thread's seconds of the processor, each form run once after
-a short call to warm up: a busy machine makes times longer, by caches alone.
+features are from softmax. Causal, one thread's seconds of the processor, each form run once: a busy
+machine makes them longer, and what the first call of a kind loads (some 25 MiB) is in them.
 
 python benchmarks/linear.py [--quick]
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
+import os
 import platform
 import sys
 import time
@@ -57,47 +57,43 @@ def memory(field: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
 
 
-def measured(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of the processor, and MiB held at most beside what was there before."""
-    ctypes.CDLL(None).malloc_trim(0)
-    before = memory("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")
-    start = time.process_time()
-    run()
-    return time.process_time() - start, memory("VmHWM") - before
+def measured(form: Form, inputs: list[Tensor], *, backward: bool) -> tuple[float, float]:
+    """Seconds of the processor, and MiB held at most beside the inputs, in a process of its own:
+    memory that another form gave back would be used again unseen."""
+    source, sink = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(sink)
+        with os.fdopen(source) as answer:
+            seconds, mib = map(float, answer.read().split())
+        os.waitpid(child, 0)
+        return seconds, mib
+    start, before = time.process_time(), memory("VmRSS")
+    out = form(*inputs)
+    if backward:
+        torch.autograd.grad(out, inputs, torch.ones_like(out))
+    os.write(sink, f"{time.process_time() - start} {memory('VmHWM') - before}".encode())
+    os._exit(0)
 
 
 def compared(lengths: list[int], *, backward: bool) -> list[dict[str, Any]]:
     rows = []
-    # The first, short one is to warm up.
-    for n in [256, *lengths]:
+    for n in lengths:
         source = torch.Generator().manual_seed(0)
-        q, k, v = (
+        inputs = [
             torch.randn(1, HEADS, n, WIDTH, generator=source).requires_grad_(backward)
             for _ in range(3)
-        )
-        pull = torch.ones_like(v)
+        ]
         for name, form in forms(n).items():
             if name == "n×n" and n > PLAIN:
                 continue
-
-            def run(
-                form: Form = form,
-                inputs: tuple[Tensor, ...] = (q, k, v),
-                pull: Tensor = pull,
-            ) -> None:
-                out = form(*inputs)
-                if backward:
-                    torch.autograd.grad(out, inputs, pull)
-
-            seconds, mib = measured(run)
-            if n > 256:
-                rows.append({"n": n, "form": name, "CPU-s": seconds, "peak MiB": mib})
+            seconds, mib = measured(form, inputs, backward=backward)
+            rows.append({"n": n, "form": name, "CPU-s": seconds, "peak MiB": mib})
     return rows
 
 
 def random_errors(counts: list[int]) -> list[dict[str, Any]]:
-    """|random features - softmax| / |softmax - its mean over rows|, over 4 draws of features."""
+    """|random features - softmax| / |softmax| of outputs, over 4 draws of features."""
     rows = []
     for spread in (0.25, 0.5, 1.0):
         source = torch.Generator().manual_seed(0)
