@@ -13,7 +13,7 @@ COMPILER := .venv/triton-3.6.0
 
 PLAIN := not compiled and not interpreted and not real
 
-.PHONY: demo test real peers fuzz soak check frontend kernels bench gpu images clean
+.PHONY: demo test real peers fuzz soak check docs frontend kernels bench gpu images clean
 
 demo: $(READY) $(if $(shell command -v npm),$(BUNDLE))  ## see attention over a sentence: here, as a page, in the app
 	@$(BIN)/regard view --terminal $(if $(wildcard $(BUNDLE))$(shell command -v npm),--page attention.html)
@@ -48,6 +48,12 @@ check: $(READY) $(PACKAGES)  ## style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	npm --prefix $(FRONTEND) run --silent check
+
+docs: $(READY)  ## the site, in build/docs: runs every example of the pages, and stops at a broken link
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m pytest -n 2 --dist=worksteal tests/test_documentation.py docs README.md
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/docs-cache . build/docs
+	@echo "the site: build/docs/index.html"
 
 frontend: $(BUNDLE)  ## the web views as one file; needs node 18 or later and npm
 
@@ -86,4 +92,4 @@ images: $(READY) $(BUNDLE)  ## the screenshots of the docs; needs Chromium
 	$(BIN)/python docs/images/make.py
 
 clean:
-	rm -rf $(FRONTEND)/node_modules src/regard/view/bundle .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build $(FRONTEND)/node_modules src/regard/view/bundle .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,46 @@
+"""How `make docs` builds the site with Sphinx. Strict: a warning fails the build.
+
+The root of the sources is the repository, not docs/: so links to results, examples and the files at
+the top lead to pages of the site, as they do where the repository is browsed.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "site"))
+
+project = "regard"
+author = "the authors of regard"
+copyright = "the authors of regard, Apache-2.0"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "markdown_docstrings"]
+root_doc = "docs/index"
+include_patterns = [
+    "docs/*.md",
+    "docs/*/*.md",
+    "benchmarks/results/*.md",
+    "src/regard/backends/README.md",
+    "src/regard/backends/triton/README.md",
+    "tests/peers/results.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LOG.md",
+    "SECURITY.md",
+]
+
+# Anchors as where the repository is browsed.
+myst_heading_anchors = 6
+highlight_language = "text"
+
+autodoc_member_order = "groupwise"
+autodoc_preserve_defaults = True
+autodoc_default_options = {"members": True}
+python_maximum_signature_line_length = 80
+python_use_unqualified_type_names = True
+
+html_theme = "furo"
+html_title = "regard"
+html_static_path = ["site/static"]
+html_css_files = ["site.css"]
+html_extra_path = ["site/entrance"]
+html_copy_source = False
+html_show_sphinx = False

@@ -1,0 +1,100 @@
+"""Documentation that leads somewhere: links, anchors, the navigation and the names of the API."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import regard
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+TOP = [ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING")]
+PAGES = sorted([*DOCS.rglob("*.md"), *TOP])
+FENCE = re.compile(r"^(`{3,}|~{3,})(.*?)^\1\s*$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(<?([^)\s>]+)>?\)")
+HEADING = re.compile(r"^#{1,6} (.+?)\s*$", re.MULTILINE)
+TOCTREE = re.compile(r"^```\{toctree\}\n(.*?)^```", re.DOTALL | re.MULTILINE)
+AUTODOC = re.compile(r"^\.\. (auto\w+|currentmodule):: ([\w.]+)", re.MULTILINE)
+
+
+def prose(text: str) -> str:
+    """A page without its code, in which brackets mean something else."""
+    return re.sub(r"`[^`\n]*`", lambda code: "x" * len(code[0]), FENCE.sub("", text))
+
+
+def anchors(text: str) -> set[str]:
+    """The names of a page's headings, as made where a repository is browsed and by the site."""
+    found: Counter[str] = Counter()
+    for heading in HEADING.findall(FENCE.sub("", text)):
+        words = re.sub(r"\]\([^)]*\)", "", heading).lower()
+        found[re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-")] += 1
+    return {f"{name}-{i}" if i else name for name, count in found.items() for i in range(count)}
+
+
+def broken(page: Path, text: str) -> list[str]:
+    """The links of a page that lead nowhere."""
+    wrong = []
+    for link in LINK.findall(prose(text)):
+        if re.match(r"(https?|mailto):", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        there = text if not path else _text(target)
+        if there is None or (anchor and anchor not in anchors(there)):
+            wrong.append(link)
+    return wrong
+
+
+def _text(path: Path) -> str | None:
+    """What a file of the repository says, if it is one."""
+    inside = path.is_file() and ROOT in path.parents
+    return path.read_text("utf-8", errors="replace") if inside else None
+
+
+def below(page: Path) -> set[Path]:
+    """The pages that the navigation leads to from one page, and from those."""
+    found = set()
+    for tree in TOCTREE.findall(page.read_text("utf-8")):
+        for line in tree.splitlines():
+            if line and not line.startswith(":"):
+                entry = re.sub(r".*<(.+)>", r"\1", line)
+                child = (page.parent / f"{entry}.md").resolve()
+                assert child.is_file(), f"{page.name} names {entry}, which is not there"
+                found |= {child, *below(child)}
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken(page, page.read_text("utf-8")) == []
+
+
+def test_a_broken_link_is_noticed() -> None:
+    text = "# A page\n[a](#a-page) [b](#another) [c](nowhere.md) [d](lab.md#no) `[e](no)`"
+    assert broken(DOCS / "index.md", text) == ["#another", "nowhere.md", "lab.md#no"]
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    assert set(DOCS.rglob("*.md")) - below(DOCS / "index.md") == {DOCS / "index.md"}
+
+
+def test_every_public_name_is_in_the_api() -> None:
+    documented = set()
+    for page in (DOCS / "api").glob("*.md"):
+        module = ""
+        for directive, name in AUTODOC.findall(page.read_text("utf-8")):
+            if directive == "currentmodule":
+                module = f"{name}."
+            elif directive == "automodule":
+                listed = import_module(name)
+                documented |= {name, *(f"{name}.{part}" for part in getattr(listed, "__all__", ()))}
+            else:
+                home, _, thing = f"{module}{name}".rpartition(".")
+                assert hasattr(import_module(home), thing), f"{page.name} names {name}"
+                documented.add(f"{home}.{thing}")
+    assert {f"regard.{name}" for name in regard.__all__} <= documented
