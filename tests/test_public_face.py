@@ -112,7 +112,7 @@ def test_pictures_are_found_by_their_name() -> None:
 
 def test_every_import_of_the_documentation_works() -> None:
     pytest.importorskip("matplotlib")
-    texts = [path.read_text("utf-8") for path in (*ROOT.glob("docs/*.md"), ROOT / "README.md")]
+    texts = [path.read_text("utf-8") for path in (*ROOT.glob("docs/**/*.md"), ROOT / "README.md")]
     lines = {
         line
         for text in texts

@@ -48,7 +48,21 @@ def convert(_app: Any, what: str, _name: str, _it: Any, _options: Any, lines: li
     lines[:] = [] if what == "module" else converted(lines)
 
 
+def sign(
+    _app: Any,
+    _what: str,
+    _name: str,
+    _it: Any,
+    _options: Any,
+    signature: str | None,
+    gives: str | None,
+) -> tuple[str | None, str | None]:
+    """For autodoc: a default that is made anew for each is written as one that Python can read."""
+    return signature and signature.replace("<factory>", "..."), gives
+
+
 def setup(app: Any) -> dict[str, bool]:
     """For Sphinx."""
     app.connect("autodoc-process-docstring", convert)
+    app.connect("autodoc-process-signature", sign)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
