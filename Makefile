@@ -82,7 +82,8 @@ gpu:  ## check and measure on a CUDA GPU, with the Python that has PyTorch and T
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu.py
 	PYTHONPATH=src $(PYTHON) benchmarks/gpu_grid.py
 
-$(READY): pyproject.toml constraints.txt
+# The version is part of what is installed.
+$(READY): pyproject.toml constraints.txt src/regard/version.py
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'

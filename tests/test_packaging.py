@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import regard
 from regard import RegardError
 from regard.view.web import bundle
 
@@ -161,7 +164,29 @@ def test_an_sdist_becomes_a_wheel_without_npm(tmp_path: Path) -> None:
         assert b"regard = regard_command:main" in archive.read(entry)
     assert "regard_command/__init__.py" in inside
     assert not [name for name in inside if "frontend" in name]
-    assert "regard/models/embedded/regard-small/model.safetensors" in inside
+    for held in (
+        "models/embedded/regard-small/model.safetensors",
+        "lab/data/sayings.tsv.bz2",
+        "py.typed",
+    ):
+        assert f"regard/{held}" in inside
+
+
+def test_the_version_is_written_once() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert project["project"]["dynamic"] == ["version"]
+    assert (ROOT / project["tool"]["hatch"]["version"]["path"]).name == "version.py"
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.MULTILINE)
+    assert cited
+    assert cited[1] == regard.__version__
+
+
+def test_what_an_sdist_names_is_there() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    named = project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert [name for name in named if not (ROOT / name).exists()] == []
+    # What pages of docs/ link to comes with them.
+    assert {"docs", "tests", "benchmarks", "CONTRIBUTING.md", "LOG.md", "SECURITY.md"} <= set(named)
 
 
 def test_views_without_the_bundle_say_what_to_do(

@@ -1,3 +1,3 @@
 """The version of regard, where every file can ask for it."""
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
