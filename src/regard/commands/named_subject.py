@@ -18,8 +18,6 @@ from regard.view.subjects import (
     Spelling,
     Subject,
     Tell,
-    Told,
-    known_heads,
     no_word,
     run,
     spelled,
@@ -133,8 +131,8 @@ def _read(text: str, model: str, tell: Tell) -> Subject:
     reader = models.load(model)
     found = run(reader, text, 0, tell)
     subject = _subject(found.seen, f"{model} reads", repr(reader))
-    told = Told(text, model, found.wrote, known_heads(reader))
-    return replace(subject, told=told, names=found.names)
+    told = found.told(reader, text)
+    return replace(subject, told=told, names=found.names, reader=reader)
 
 
 def _subject(seen: Seen, says: str, about: str) -> Subject:

@@ -175,7 +175,7 @@ def _serve(subject: Subject, wanted: Wanted, port: int, console: Console, *, bro
         console.print(Text(f"{subject.title}\n{address}"), soft_wrap=True)
         console.print(Text("open for this machine alone; Ctrl+C ends it", "dim"))
 
-    with App(atlas, port=port, told=subject.told) as app:
+    with App(atlas, port=port, told=subject.told, reader=subject.reader) as app:
         ended = app.hold(browser=browser, view=view, ready=ready)
     if not ended:
         # One step takes long and cannot be stopped. Python would take itself apart around it, and

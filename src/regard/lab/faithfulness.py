@@ -123,7 +123,7 @@ def _written(reader: Any, i: int, tokens: int, seed: int) -> Int[Tensor, "1 n"]:
 
 
 def _words(reader: Any, ids: Int[Tensor, "1 n"]) -> list[str]:
-    words: list[str] = reader._spelled(ids[0].tolist())
+    words: list[str] = reader.spelled(ids[0].tolist())
     return words
 
 

@@ -41,7 +41,7 @@ class Reader:
 
     def read(self, text: str) -> list[str]:
         """The tokens of a text as the model sees them."""
-        return self._spelled(self.ids(text)[0].tolist())
+        return self.spelled(self.ids(text)[0].tolist())
 
     @torch.no_grad()
     def run(self, text: str, *, keep: Keep = "traces", layers: Sequence[str] | None = None) -> Seen:
@@ -49,7 +49,7 @@ class Reader:
         ids = self.ids(text)
         with self.explained(), watch(self.model, keep=keep, layers=layers) as seen:
             self.model(ids)
-        seen.model, seen.tokens = self.name, self._spelled(ids[0].tolist())
+        seen.model, seen.tokens = self.name, self.spelled(ids[0].tolist())
         return seen
 
     def generate(
@@ -57,6 +57,10 @@ class Reader:
     ) -> str:
         """The text that follows, without the text itself; temperature 0 is the likeliest."""
         raise NotImplementedError
+
+    def why_silent(self) -> str:
+        """Why the model does not say which token follows; nothing where it does."""
+        return ""
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -73,7 +77,8 @@ class Reader:
                 do="see whether its files belong together: config.json, weights and tokenizer",
             ) from error
 
-    def _spelled(self, ids: list[int]) -> list[str]:
+    def spelled(self, ids: list[int]) -> list[str]:
+        """The text of each token."""
         return spelled(self.tokenizer, ids)
 
     def _device(self) -> torch.device:
@@ -109,7 +114,8 @@ class OwnReader(Reader):
             told = self.model.continued(ids, tokens, temperature=temperature, seed=seed, stop=MARK)
         return self.tokenizer.decode(told[0, ids.shape[1] :].tolist())
 
-    def _spelled(self, ids: list[int]) -> list[str]:
+    def spelled(self, ids: list[int]) -> list[str]:
+        """The text of each token; the mark has a name."""
         return [MARK_TEXT if i == MARK else text
                 for i, text in zip(ids, spelled(self.tokenizer, ids), strict=True)]  # fmt: skip
 
@@ -132,7 +138,7 @@ class OwnTranslator(OwnReader):
 
     def writes(self, text: str, *, ended: bool = True) -> list[str]:
         """The token that each row of the decoder writes."""
-        return self._spelled(self.targets(text, ended=ended)[0, 1:].tolist())
+        return self.spelled(self.targets(text, ended=ended)[0, 1:].tolist())
 
     @torch.no_grad()
     def run(
@@ -180,6 +186,15 @@ class OwnTranslator(OwnReader):
 
 class HuggingFaceReader(Reader):
     """A model of transformers."""
+
+    def why_silent(self) -> str:
+        """Why the model does not say which token follows; nothing where it does."""
+        model: Any = self.model
+        if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+            return "this model writes another text than it reads, and here it only reads"
+        if not (hasattr(model, "can_generate") and model.can_generate()):
+            return "this model reads, and does not foretell tokens"
+        return ""
 
     def ids(self, text: str) -> Int[Tensor, "1 n"]:
         with self.explained():

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.models.readers import OwnTranslator, Reader
@@ -44,6 +44,12 @@ class Told:
     model: str = ""
     wrote: str = ""
     heads: tuple[Known, ...] = ()
+    ids: tuple[int, ...] = ()
+    """The tokens that the model read or wrote, if it foretells the next one of each place."""
+    source: tuple[int, ...] = ()
+    """Those of the text that it read meanwhile, if it writes another."""
+    silent: str = ""
+    """Why the model foretells nothing, if it does not."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +63,16 @@ class Run:
     """By path of the layer, in which * matches anything, where there are two texts."""
     starts: dict[str, list[int]] = field(default_factory=dict)
     """The first query of each step of writing, by path of the layer."""
+    ids: tuple[int, ...] = ()
+    """All tokens that were read or written, in order."""
+    source: tuple[int, ...] = ()
+    """The tokens of the other text, where there are two."""
+
+    def told(self, reader: Reader, text: str) -> Told:
+        """What is known of the text."""
+        silent = reader.why_silent()
+        tokens = ((), ()) if silent else (self.ids, self.source)
+        return Told(text, reader.name, self.wrote, known_heads(reader), *tokens, silent)
 
     def atlas(self, model: str) -> Atlas:
         """The maps of all layers, their places named."""
@@ -89,9 +105,9 @@ def run(reader: Reader, text: str, tokens: int, tell: Tell) -> Run:
     """
     if isinstance(reader, OwnTranslator):
         return _translated(reader, text, tokens, tell)
-    with counted(reader.model, tokens, tell):
+    with counted(reader.model, tokens, tell), tokens_given(reader.model) as ids:
         if not tokens:
-            return Run(reader.run(text))
+            return Run(reader.run(text), ids=tuple(ids))
         with watch(reader.model, keep="traces", tokenizer=reader.tokenizer) as seen:
             fold = JoinedSteps(seen)
             hook = reader.model.register_forward_hook(lambda *_: fold())
@@ -99,7 +115,7 @@ def run(reader: Reader, text: str, tokens: int, tell: Tell) -> Run:
                 wrote = reader.generate(text, tokens)
             finally:
                 hook.remove()
-    return Run(seen, wrote, starts=fold.starts)
+    return Run(seen, wrote, starts=fold.starts, ids=tuple(ids))
 
 
 def _translated(reader: OwnTranslator, text: str, tokens: int, tell: Tell) -> Run:
@@ -110,6 +126,7 @@ def _translated(reader: OwnTranslator, text: str, tokens: int, tell: Tell) -> Ru
         while len(reader.tokenizer.encode(target)) > most:
             target = target[:-1]
         seen = reader.run(text, target=target, ended=ended)
+    ids = (reader.targets(target, ended=ended), reader.ids(text))
     source, written = reader.read(text), reader.writes(target, ended=ended)
     given = [MARK_TEXT, *written[:-1]]
     names = {
@@ -117,7 +134,7 @@ def _translated(reader: OwnTranslator, text: str, tokens: int, tell: Tell) -> Ru
         "decoder.*.own": (given, given),
         "decoder.*.memory": (written, source),
     }
-    return Run(seen, target, names)
+    return Run(seen, target, names, {}, *(tuple(each[0].tolist()) for each in ids))
 
 
 def known_heads(reader: Reader) -> tuple[Known, ...]:
@@ -161,6 +178,25 @@ def counted(
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def tokens_given(model: nn.Module) -> Iterator[list[int]]:
+    """The tokens that a model is given, one run after the other."""
+    ids: list[int] = []
+
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = args[0] if args else kwargs.get("input_ids")
+        if isinstance(given, Tensor) and given.ndim == 2:
+            new = given[0].tolist()
+            # A model without a cache is given all of them again.
+            ids[:] = new if ids and new[: len(ids)] == ids else ids + new
+
+    hook = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield ids
+    finally:
+        hook.remove()
 
 
 def check_words(text: object, tokens: object) -> tuple[str, int]:

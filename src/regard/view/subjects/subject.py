@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from regard.models.readers import Reader
 from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.atlas import Atlas
@@ -26,6 +27,8 @@ class Subject:
     """The text and the model, where they are known."""
     names: dict[str, Names] = field(default_factory=dict)
     """What places of layers are called, where there is more than one text."""
+    reader: Reader | None = None
+    """The model that read it, where it is still open."""
 
     def atlas(self) -> Atlas:
         """The maps of all layers."""

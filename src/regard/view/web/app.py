@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from regard.errors import RegardError
+from regard.models.readers import Reader
 from regard.seen import Seen, Tokens
 from regard.traces import Trace
 from regard.view.atlas import Atlas, Weights
@@ -27,7 +28,8 @@ logger = logging.getLogger(__name__)
 class App:
     """A running app. It stops when it is closed, or at the end of a `with`.
 
-    `told` is the text that was read and the model that read it, if they are known.
+    `told` is the text that was read and the name of the model that read it, if they are known, and
+    `reader` that model, if it is open.
 
     >>> import regard, torch, urllib.request
     >>> x = torch.randn(1, 2, 5, 4)
@@ -46,8 +48,10 @@ class App:
         batch: int = 0,
         port: int = 0,
         told: Told | None = None,
+        reader: Reader | None = None,
     ) -> None:
-        self.session = Session(Atlas.of(what, tokens, queries=queries, batch=batch), told)
+        atlas = Atlas.of(what, tokens, queries=queries, batch=batch)
+        self.session = Session(atlas, told, reader)
         program = script()
         try:
             self._server = Server(port, self.session, program)

@@ -46,7 +46,7 @@ class Answers:
             raise RegardError(
                 "there is no such question", got=repr(name), accepted=", ".join(self.QUESTIONS)
             )
-        check = _sometimes(go)
+        check = sometimes(go)
         try:
             with self._computing, stoppable(check):
                 # Others were answered meanwhile.
@@ -153,7 +153,7 @@ class Answers:
     }
 
 
-def _sometimes(go: Callable[[], bool]) -> Callable[[], None]:
+def sometimes(go: Callable[[], bool]) -> Callable[[], None]:
     """Stops what nobody waits for any more; steps are many, and looking takes longer than some."""
     after = 0.0
 

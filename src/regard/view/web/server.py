@@ -20,7 +20,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -29,6 +29,7 @@ from regard.errors import RegardError
 from regard.view.atlas import CancelledError
 from regard.view.web.atlas_queries import JSON, Answers
 from regard.view.web.connections import SILENT, SLOW, Connection, Connections
+from regard.view.web.prediction_queries import PredictionAnswers
 from regard.view.web.session import Session
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,9 @@ STATUS = {501: 405, 505: 400}
 """What is wrong with a request is the client's fault, whatever Python's server calls it."""
 
 
-Reply = Callable[[str | None], tuple[str, bytes]]
+Body = bytes | Iterator[bytes]
+"""An answer, or its parts as they come."""
+Reply = Callable[[str | None], tuple[str, Body]]
 """Gives the kind and the bytes of an answer to what is asked for; None asks at the entrance."""
 
 
@@ -185,7 +188,7 @@ class Handler(BaseHTTPRequestHandler):
     def _heard(self, answer: Reply) -> None:
         self._send(*self._answered(answer))
 
-    def _answered(self, answer: Reply) -> tuple[int, str, bytes]:
+    def _answered(self, answer: Reply) -> tuple[int, str, Body]:
         try:
             return 200, *answer(self._name())
         except RefusedError as refused:
@@ -234,7 +237,7 @@ class Handler(BaseHTTPRequestHandler):
         return any(name == self.server.cookie and _same(value, self.server.key)
                    for name, _, value in pairs)  # fmt: skip
 
-    def _get(self, name: str | None) -> tuple[str, bytes]:
+    def _get(self, name: str | None) -> tuple[str, Body]:
         server = self.server
         if name is None:
             return HTML, self._entrance()
@@ -244,18 +247,21 @@ class Handler(BaseHTTPRequestHandler):
             return "text/javascript; charset=utf-8", server.program
         if name == "desk":
             return JSON, json.dumps(server.session.about()).encode()
-        if name not in Answers.QUESTIONS:
+        says = name in PredictionAnswers.QUESTIONS
+        if not says and name not in Answers.QUESTIONS:
             raise RefusedError(404, "there is nothing here")
         try:
             query = parse_qs(urlsplit(self.path).query, max_num_fields=32)
         except ValueError:
             raise RefusedError(400, "this is no question") from None
         asked = {name: values[-1] for name, values in query.items()}
-        number, answers, _ = server.session.now
+        number, answers, _, predictions = server.session.now
         if asked.pop("edition", str(number)) != str(number):
             # Reset Content: another text was read meanwhile, and the page opens that.
             raise RefusedError(205, "")
         self.edition = number
+        if says:
+            return predictions.answer(name, asked, self._wanted)
         return answers.answer(name, asked, self._wanted)
 
     def _entrance(self) -> bytes:
@@ -323,14 +329,14 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         self._send(STATUS.get(code, code), TEXT, _text(message or "this is no request"))
 
-    def _send(self, status: int, kind: str, body: bytes) -> None:
+    def _send(self, status: int, kind: str, body: Body) -> None:
         self.line.expect(SLOW)
         # Python's server leaves the headers out for who speaks version 0.9, or none.
         self.request_version = "HTTP/1.1"
         self.send_response(status)
         for name, value in (
             ("Content-Type", kind),
-            ("Content-Length", str(len(body))),
+            self._measured(body),
             ("Content-Security-Policy", self.policy),
             ("Cache-Control", "no-store"),
             ("Referrer-Policy", "no-referrer"),
@@ -345,7 +351,26 @@ class Handler(BaseHTTPRequestHandler):
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(body)
+        if isinstance(body, bytes):
+            self.wfile.write(body)
+        else:
+            self._send_parts(body)
+
+    def _measured(self, body: Body) -> tuple[str, str]:
+        """The header that says where an answer ends."""
+        if isinstance(body, bytes):
+            return "Content-Length", str(len(body))
+        return "Transfer-Encoding", "chunked"
+
+    def _send_parts(self, parts: Iterator[bytes]) -> None:
+        """An answer whose parts come one by one. Where one fails the answer has no end, by which a
+        client knows."""
+        self.close_connection = True
+        for part in parts:
+            self.line.expect(SLOW)
+            self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part))
+            self.line.expect(None)
+        self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, format: str, *args: Any) -> None:
         """Requests are nobody's business."""

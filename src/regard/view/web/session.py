@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.errors import RegardError
 from regard.models.installed import MODELS
@@ -15,13 +16,16 @@ from regard.view.subjects import (
     Tell,
     Told,
     check_words,
-    known_heads,
     run,
     spelled,
     words,
 )
 from regard.view.web.atlas_queries import Answers
 from regard.view.web.background_work import Work
+from regard.view.web.prediction_queries import PredictionAnswers
+
+if TYPE_CHECKING:
+    from regard.view.predictions import Predictor
 
 PATIENCE = 5.0
 """Seconds that closing waits for a step of the work, at most: a model may be being loaded."""
@@ -37,6 +41,7 @@ class Edition(NamedTuple):
     number: int
     answers: Answers
     told: Told
+    says: PredictionAnswers
 
 
 class Session:
@@ -52,16 +57,21 @@ class Session:
     (2, ['to', 'be', 'or', 'not'])
     """
 
-    def __init__(self, atlas: Atlas, told: Told | None = None) -> None:
+    def __init__(
+        self, atlas: Atlas, told: Told | None = None, reader: Reader | None = None
+    ) -> None:
         told = told or Told()
-        self.now = Edition(1, Answers(atlas), told)
         self.models = known_models(told.model)
         self.work = Work()
-        self._reader: Reader | None = None
+        self._reader = reader
+        self._opening = threading.Lock()
+        self._turn = threading.Lock()
+        """Held by whoever runs a model."""
+        self.now = self._edition(1, atlas, told)
 
     def about(self) -> dict[str, Any]:
         """What a front end is told: the models, the text that is shown, and how far work is."""
-        number, answers, told = self.now
+        number, answers, told, _ = self.now
         places = {of.name: place for place, of in enumerate(answers.atlas.maps)}
         return {
             "models": [{"name": name, "about": about} for name, about in self.models.items()],
@@ -75,6 +85,8 @@ class Session:
                 # A model's card is a file: it may name layers that the model does not have.
                 if known.path in places
             ],
+            "says": bool(told.ids),
+            "silent": told.silent,
             "work": self.work.state(),
         }
 
@@ -99,17 +111,30 @@ class Session:
             atlas, told = _compared(text, tokens), Told(text, model)
         else:
             reader = self._opened(model)
-            found = run(reader, text, tokens, tell)
-            atlas, told = found.atlas(model), Told(text, model, found.wrote, known_heads(reader))
+            with self._turn:
+                found = run(reader, text, tokens, tell)
+            atlas, told = found.atlas(model), found.told(reader, text)
         tell("drawing", 0, 0)
-        self.now = Edition(self.now.number + 1, Answers(atlas), told)
+        self.now = self._edition(self.now.number + 1, atlas, told)
+
+    def _edition(self, number: int, atlas: Atlas, told: Told) -> Edition:
+        says = PredictionAnswers(atlas, lambda: self._predictor(told))
+        return Edition(number, Answers(atlas), told, says)
+
+    def _predictor(self, told: Told) -> Predictor:
+        """The model that read a text, which may have to be opened again."""
+        # Imported late: whoever looks at maps alone need not wait for it.
+        from regard.view.predictions import predictor_of
+
+        return predictor_of(lambda: self._opened(told.model), told, self._turn)
 
     def _opened(self, model: str) -> Reader:
         """The model, which stays open until another is chosen."""
-        if self._reader is None or self._reader.name != model:
-            self._reader = None
-            self._reader = load(model)
-        return self._reader
+        with self._opening:
+            if self._reader is None or self._reader.name != model:
+                self._reader = None
+                self._reader = load(model)
+            return self._reader
 
 
 def known_models(also: str = "") -> dict[str, str]:
