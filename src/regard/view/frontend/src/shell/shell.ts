@@ -12,6 +12,7 @@ import { legendOf, type MapStatus } from "../map/map_legend";
 import { choices, facts } from "../map/map_options";
 import { MapView } from "../map/map_view";
 import { PictureView } from "../picture/picture_view";
+import { PredictionsPanel } from "../predictions/predictions_panel";
 import { ReadingBar } from "../reading/reading_bar";
 import { LayerPicker } from "../selection/layer_picker";
 import { read, START, write, type State, type View } from "../selection/view_state";
@@ -50,6 +51,7 @@ export class Shell {
   private saving!: Menu;
   private grids!: HeadGrids;
   private heads!: HeadTable;
+  private says: PredictionsPanel | null = null;
   private model = el("span", { class: "model" });
   private stage = el("main", { class: "stage" });
   private side = el("aside", { class: "side", "aria-label": "How the map is drawn" });
@@ -76,6 +78,8 @@ export class Shell {
       // A page from disk may have no storage; then the system's theme holds.
     }
     this.open(index);
+    if (source instanceof AppSource)
+      this.says = new PredictionsPanel(source, (part) => this.change(part));
     root.replaceChildren(
       el(
         "header",
@@ -96,7 +100,7 @@ export class Shell {
         ),
       ),
       source instanceof AppSource ? this.reading(source) : "",
-      el("div", { class: "body" }, this.stage, this.side),
+      el("div", { class: "body" }, this.stage, this.side, this.says?.root),
     );
     this.system.addEventListener("change", () => this.render());
     // A page of its own hears keys wherever they are pressed; a cell of a notebook only its own.
@@ -277,6 +281,7 @@ export class Shell {
       this.mapView.point(null);
       this.mapView.draw();
     } else if (view !== "map") void views[view].show();
+    this.says?.show(this.state, this.index);
   }
 
   private renderTabs(): void {

@@ -6,6 +6,7 @@ import headTable from "../heads/head_table.css";
 import overview from "../heads/overview.css";
 import map from "../map/map.css";
 import picture from "../picture/picture.css";
+import predictions from "../predictions/predictions.css";
 import reading from "../reading/reading.css";
 import text from "../text/text.css";
 import base from "./base.css";
@@ -24,4 +25,5 @@ export const STYLE = [
   headTable,
   narrow,
   reading,
+  predictions,
 ].join("");

@@ -18,6 +18,9 @@ export interface ReaderStatus {
   wrote: string;
   /** Heads of which it is known what they do. */
   heads: { kind: string; map: number; head: number }[];
+  /** Whether its model foretells tokens; or why it does not. */
+  says: boolean;
+  silent: string;
   work: ReadingProgress;
   /** Why a request was refused. */
   refused?: string;
