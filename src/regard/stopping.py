@@ -18,14 +18,37 @@ class UnwantedError(Exception):
     """Work that nobody waits for any more. Whoever explains what goes wrong lets it pass."""
 
 
+Far = Callable[[int, int], None]
+"""Told how many steps are done, of how many."""
+
 _check: ContextVar[Check | None] = ContextVar("regard.stopping", default=None)
+_far: ContextVar[Far | None] = ContextVar("regard.telling", default=None)
 
 
-def step() -> None:
-    """The end of a step: raises what the one who may stop this work raises, if they did."""
+def step(done: int = 0, total: int = 0) -> None:
+    """The end of a step: raises what the one who may stop this work raises, if they did. Where the
+    work knows how far it is, whoever asked is told."""
     check = _check.get()
     if check is not None:
         check()
+    far = _far.get() if total else None
+    if far is not None:
+        far(done, total)
+
+
+@contextmanager
+def telling(far: Far) -> Iterator[None]:
+    """What this thread does inside tells how far it is, where it knows.
+
+    >>> with telling(lambda done, total: print(f"{done} of {total}")):
+    ...     step(1, 2)
+    1 of 2
+    """
+    token = _far.set(far)
+    try:
+        yield
+    finally:
+        _far.reset(token)
 
 
 @contextmanager

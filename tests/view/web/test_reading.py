@@ -188,7 +188,7 @@ def test_encoder_decoder_and_what_lies_between(open_page: Open, running: Running
         )
         assert tab.get_by_role("radio", name=part).is_checked()
     tab.wait_for_selector("h3")
-    assert tab.locator("h3").all_inner_texts() == ["Queries", "Keys"]
+    assert tab.locator("main h3").all_inner_texts() == ["Queries", "Keys"]
     of = running.app.atlas[2]
     queries, keys = tab.locator(".words").all()
     assert queries.locator(".word").count() == len(of.queries or "")

@@ -108,7 +108,7 @@ def attend(x: AttentionInputs, loop: Loop, *, statistics: bool) -> Passed | None
             **_described(x, loop, piece, plan, scratch, packed),
         )
         for lot in lots(piece, plan):
-            step()
+            step(lot.first, -(-Q // plan.rows))
             lot.put(call)
             if not loop.attend(call, plan.threads):
                 return None

@@ -9,6 +9,7 @@ from regard.errors import RegardError
 from regard.models.installed import MODELS
 from regard.models.opening import EMBEDDED, NAMES, load
 from regard.models.readers import Reader
+from regard.stopping import telling
 from regard.view.atlas import Atlas
 from regard.view.subjects import (
     SPELLING,
@@ -108,7 +109,7 @@ class Session:
     def _read(self, text: str, model: str, tokens: int, tell: Tell) -> None:
         tell("opening the model", 0, 0)
         if model == SPELLING:
-            atlas, told = _compared(text, tokens), Told(text, model)
+            atlas, told = _compared(text, tokens, tell), Told(text, model)
         else:
             reader = self._opened(model)
             with self._turn:
@@ -159,7 +160,7 @@ def known_models(also: str = "") -> dict[str, str]:
     return found | {SPELLING: "no model: words are compared by their spelling"}
 
 
-def _compared(text: str, tokens: int) -> Atlas:
+def _compared(text: str, tokens: int, tell: Tell) -> Atlas:
     if tokens:
         raise RegardError(
             "words that are compared by their spelling do not go on",
@@ -174,4 +175,6 @@ def _compared(text: str, tokens: int) -> Atlas:
             accepted=f"{WORDS:,} at most",
             do="read a part of the text",
         )
-    return spelled(text, Spelling()).atlas()
+    tell("spelling words", 0, 0)
+    with telling(lambda done, total: tell("comparing words", done, total)):
+        return spelled(text, Spelling()).atlas()
