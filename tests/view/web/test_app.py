@@ -265,7 +265,11 @@ def test_a_text_that_is_sent_takes_the_place_of_the_one_before() -> None:
         assert json.loads(get(app, "desk"))["edition"] == 2
         assert json.loads(get(app, "index"))["texts"] == [["to", "be", "or", "not"]]
         assert len(floats(get(app, "row?map=0&heads=0&query=0&edition=2"))) == 4
-        status, headers, _ = ask(app, "row?map=0&heads=0&query=0&edition=1")
+        # Who still looks at the text before goes on with it; one that is not kept is gone.
+        status, headers, row = ask(app, "row?map=0&heads=0&query=0&edition=1")
+        assert (status, headers["Edition"], len(floats(row))) == (200, "1", 20)
+        assert json.loads(get(app, "desk?edition=1"))["text"] == ""
+        status, headers, _ = ask(app, "row?map=0&heads=0&query=0&edition=7")
         assert (status, "Edition" in headers) == (205, False)
         assert ask(app, "index")[1]["Edition"] == "2"
         status, body = post(app, "read", b'{"text": "", "model": "spelling"}')

@@ -35,8 +35,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return tiny_models.causal(folder / "causal"), tiny_models.translator(folder / "translator")
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def running(folders: tuple[str, str]) -> Iterator[Running]:
+    """For all, so that it begins before the pages and ends after them: they ask until they end."""
     causal, translator = folders
     with App(seen(40), tokens=tokens(40), told=Told("", causal)) as app:
         app.session.models[translator] = "an encoder–decoder"
@@ -204,24 +205,60 @@ def test_encoder_decoder_and_what_lies_between(open_page: Open, running: Running
     assert tab.locator(".strongest .place").first.inner_text() == f"#{best}"
 
 
-def test_a_page_that_is_behind_opens_the_new_text(open_page: Open, running: Running) -> None:
+def test_a_window_keeps_its_text_while_others_read(
+    open_page: Open, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
     behind = open_page(f"{running.app.url}#view=text")
     assert len(words(behind)) == 40
     tab = open_page(running.app.url)
     type_text(tab, "to be or not", "spelling")
     until(tab, "document.querySelector('.model').textContent === 'spelling'")
     behind.locator(".word").nth(3).click()
-    until(behind, "document.querySelectorAll('.word').length === 4")
-    # The bar tells of it too; what is being typed there stays.
-    until(behind, "document.querySelector('#regard-model').value === 'spelling'")
-    field = behind.get_by_label("Text", exact=True).first
-    assert field.input_value() == "to be or not"
-    field.fill("mine")
-    type_text(tab, TEXT, running.causal)
-    until(tab, "!document.querySelector('.known').hidden")
-    behind.locator(".word").nth(2).click()
-    behind.get_by_role("button", name="Induction").wait_for()
-    assert field.input_value() == "mine"
+    until(behind, "document.querySelector('h2')?.textContent.includes('#3 looks')")
+    assert len(words(behind)) == 40
+    behind.reload()
+    assert len(words(behind)) == 40
+    type_text(behind, TEXT, running.causal)
+    until(behind, "document.querySelector('.word')?.textContent === '<text>'")
+    assert tab.get_by_label("Text", exact=True).first.input_value() == "to be or not"
+    tab.locator("[data-view=text]").click()
+    assert words(tab) == ["to", "be", "or", "not"]
+    # A text that is no longer kept gives way, and that is said.
+    monkeypatch.setattr(sessions, "KEPT", 1)
+    type_text(tab, "or not", "spelling")
+    until(tab, "document.querySelectorAll('.word').length === 2")
+    behind.locator(".word").nth(3).click()
+    until(behind, "document.querySelectorAll('.word').length === 2")
+    until(behind, "document.querySelector('.status').textContent.includes('no longer kept')")
+    assert behind.get_by_label("Text", exact=True).first.input_value() == "or not"
+
+
+def test_of_quick_reads_the_last_one_is_shown(
+    open_page: Open, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "load", lambda name: tiny_models.slow(name, 0.01))
+    tab = open_page(f"{running.app.url}#view=text")
+    words(tab)
+    tab.locator("#regard-model").select_option(running.causal)
+    field = tab.get_by_label("Text", exact=True).first
+    for many in range(1, 7):
+        field.fill("sat " * many)
+        field.press("Enter")
+        tab.wait_for_timeout(30)
+    shown = "[...document.querySelectorAll('.word')].map(e => e.textContent).join('')"
+    until(tab, f"{shown}.replace(/[ ␣]/g, '') === '<text>' + 'sat'.repeat(6)")
+    tab.wait_for_timeout(300)
+    assert field.input_value() == "sat " * 6
+    assert "".join(words(tab)).count("sat") == 6
+    # A window whose turn has not come waits, and then reads its own.
+    other = open_page(f"{running.app.url}#view=text")
+    words(other)
+    type_text(tab, "the cat sat on the mat", running.causal)
+    other.get_by_label("Text", exact=True).first.fill("to be")
+    other.locator("#regard-model").select_option("spelling")
+    other.get_by_label("Text", exact=True).first.press("Enter")
+    until(other, "document.querySelectorAll('.word').length === 2")
+    until(tab, f"{shown}.replace(/[ ␣]/g, '') === '<text>thecatsatonthemat'")
 
 
 def test_hostile_texts_are_text(open_page: Open, running: Running) -> None:

@@ -98,7 +98,8 @@ def test_a_model_goes_on_in_the_same_map(causal: str) -> None:
     on = session(causal)
     about = read(on, TEXT, causal, 6)
     assert about["work"] == {
-        "state": "done", "doing": "drawing", "done": 0, "total": 0, "stopping": False
+        "state": "done", "doing": "drawing", "done": 0, "total": 0, "stopping": False,
+        "number": 1, "edition": 2,
     }  # fmt: skip
     reader = regard.models.load(causal)
     given, wrote = reader.read(TEXT), reader.generate(TEXT, 6)
@@ -335,7 +336,10 @@ def test_reading_tells_how_far_it_is_and_is_stopped(
     assert read(on, "to be", "spelling")["edition"] == 2
 
 
-def test_the_text_before_and_the_model_before_are_freed(causal: str, tmp_path: Path) -> None:
+def test_the_text_before_and_the_model_before_are_freed(
+    causal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "KEPT", 1)
     other = tiny_models.causal(tmp_path / "other")
     on = session(causal)
     on.models[other] = "another"
@@ -384,3 +388,19 @@ def test_work_goes_on_after_it_failed(caplog: pytest.LogCaptureFixture) -> None:
     work.wait(5)
     assert work.state()["state"] == "done"
     assert "error" not in work.state()
+
+
+def test_some_texts_are_kept_and_not_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = session()
+    for nth in range(6):
+        read(on, "to be or not"[: 4 + nth], "spelling")
+    assert [on.edition(str(number)) is not None for number in range(1, 8)] == [
+        *(False, False, False),
+        *(True, True, True, True),
+    ]
+    assert on.edition("x") is None
+    assert on.edition(None) is on.now
+    monkeypatch.setattr(sessions, "ROWS", 4)
+    read(on, "one two three", "spelling")
+    read(on, "one two three", "spelling")
+    assert [number for number in range(1, 12) if on.edition(str(number))] == [8, 9]

@@ -34,9 +34,11 @@ class Work:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._state: dict[str, Any] = {"state": "idle", "doing": "", "done": 0, "total": 0}
+        self._about: dict[str, Any] = {"number": 0}
 
-    def start(self, job: Callable[[Tell], None]) -> None:
-        """Begin, or the reason why not: something else is being done."""
+    def start(self, job: Callable[[Tell], None], **about: Any) -> None:
+        """Begin, or the reason why not: something else is being done. What is said about it is in
+        its state, with a number that no other work has."""
         with self._lock:
             if self._thread is not None and self._thread.is_alive():
                 raise RegardError(
@@ -45,6 +47,7 @@ class Work:
                     do="wait for it, or stop it first",
                 )
             self._stopping.clear()
+            self._about = {"number": self._about["number"] + 1, **about}
             self._state = {"state": "running", "doing": "beginning", "done": 0, "total": 0}
             self._thread = threading.Thread(target=self._run, args=(job,), daemon=True)
             self._thread.start()
@@ -61,7 +64,7 @@ class Work:
 
     def state(self) -> dict[str, Any]:
         """How far it is: running, done, stopped or failed, and then why."""
-        state = self._state
+        state = self._state | self._about
         return state | {"stopping": state["state"] == "running" and self._stopping.is_set()}
 
     def _check(self) -> None:

@@ -245,24 +245,25 @@ class Handler(BaseHTTPRequestHandler):
             return HTML, HOME.encode()
         if name == "regard.js":
             return "text/javascript; charset=utf-8", server.program
-        if name == "desk":
-            return JSON, json.dumps(server.session.about()).encode()
         says = name in PredictionAnswers.QUESTIONS
-        if not says and name not in Answers.QUESTIONS:
+        if not says and name not in (*Answers.QUESTIONS, "desk"):
             raise RefusedError(404, "there is nothing here")
         try:
             query = parse_qs(urlsplit(self.path).query, max_num_fields=32)
         except ValueError:
             raise RefusedError(400, "this is no question") from None
         asked = {name: values[-1] for name, values in query.items()}
-        number, answers, _, predictions = server.session.now
-        if asked.pop("edition", str(number)) != str(number):
-            # Reset Content: another text was read meanwhile, and the page opens that.
+        shown = asked.pop("edition", None)
+        if name == "desk":
+            return JSON, json.dumps(server.session.about(shown)).encode()
+        edition = server.session.edition(shown)
+        if edition is None:
+            # Reset Content: other texts were read meanwhile, and the page opens the last.
             raise RefusedError(205, "")
-        self.edition = number
+        self.edition = edition.number
         if says:
-            return predictions.answer(name, asked, self._wanted)
-        return answers.answer(name, asked, self._wanted)
+            return edition.says.answer(name, asked, self._wanted)
+        return edition.answers.answer(name, asked, self._wanted)
 
     def _entrance(self) -> bytes:
         """A page that hands out the cookie and leads to the room."""

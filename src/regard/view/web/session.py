@@ -36,6 +36,12 @@ SHOWN = 20_000
 """A text of so many characters is shown to be changed; a longer one is not."""
 
 
+KEPT = 4
+"""Texts that are kept, at most: who looks at one in another window goes on with it."""
+ROWS = 1 << 18
+"""Queries of all layers together, of texts that are kept beside the one that was read last."""
+
+
 class Edition(NamedTuple):
     """What is shown. Another text makes another number."""
 
@@ -46,7 +52,8 @@ class Edition(NamedTuple):
 
 
 class Session:
-    """Holds one atlas, and lets models make others of it in the background.
+    """Holds the atlas of the text that was read last, and of some before it, and lets models read
+    others in the background.
 
     >>> import regard, torch
     >>> x = torch.zeros(1, 1, 4, 2)
@@ -68,11 +75,22 @@ class Session:
         self._opening = threading.Lock()
         self._turn = threading.Lock()
         """Held by whoever runs a model."""
-        self.now = self._edition(1, atlas, told)
+        self._kept = [self._edition(1, atlas, told)]
 
-    def about(self) -> dict[str, Any]:
-        """What a front end is told: the models, the text that is shown, and how far work is."""
-        number, answers, told, _ = self.now
+    @property
+    def now(self) -> Edition:
+        """The text that was read last."""
+        return self._kept[-1]
+
+    def edition(self, number: str | None) -> Edition | None:
+        """The text with a number, or the last where none is named; None if it is not kept."""
+        if number is None:
+            return self.now
+        return next((each for each in self._kept if str(each.number) == number), None)
+
+    def about(self, shown: str | None = None) -> dict[str, Any]:
+        """What a front end is told: the models, the text that it shows, and how far work is."""
+        number, answers, told, _ = self.edition(shown) or self.now
         places = {of.name: place for place, of in enumerate(answers.atlas.maps)}
         return {
             "models": [{"name": name, "about": about} for name, about in self.models.items()],
@@ -99,7 +117,8 @@ class Session:
             raise RegardError(
                 "there is no such model here", got=repr(model), accepted=", ".join(self.models)
             )
-        self.work.start(lambda tell: self._read(text, model, tokens, tell))
+        number = self.now.number + 1
+        self.work.start(lambda tell: self._read(text, model, tokens, tell), edition=number)
 
     def close(self) -> bool:
         """Stop what is being read; whether it has ended."""
@@ -116,7 +135,17 @@ class Session:
                 found = run(reader, text, tokens, tell)
             atlas, told = found.atlas(model), found.told(reader, text)
         tell("drawing", 0, 0)
-        self.now = self._edition(self.now.number + 1, atlas, told)
+        self._keep(self._edition(self.now.number + 1, atlas, told))
+
+    def _keep(self, new: Edition) -> None:
+        """The new text, and of those before it as many as are small."""
+        kept, rows = [new], 0
+        for each in reversed(self._kept):
+            rows += sum(of.shape[1] for of in each.answers.atlas.maps)
+            if len(kept) == KEPT or rows > ROWS:
+                break
+            kept.insert(0, each)
+        self._kept = kept
 
     def _edition(self, number: int, atlas: Atlas, told: Told) -> Edition:
         says = PredictionAnswers(atlas, lambda: self._predictor(told))

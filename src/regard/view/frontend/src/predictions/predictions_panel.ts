@@ -104,6 +104,8 @@ export class PredictionsPanel {
   private async begin(index: Index): Promise<void> {
     this.index = index;
     this.places = 0;
+    this.asking?.abort();
+    clearTimeout(this.waiting);
     this.now = this.parts = null;
     // Heads stay off for the next text of the same model; tokens are others.
     this.off = this.off.filter(

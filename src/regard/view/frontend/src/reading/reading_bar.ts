@@ -1,7 +1,7 @@
 /** Type a text, choose who reads it, see how far that is, and stop it. */
 
 import { el } from "../elements/element";
-import type { Reader, ReaderStatus, ReadingProgress } from "../sources/reader";
+import type { Reader, ReaderStatus, ReadingProgress, ReadingRequest } from "../sources/reader";
 
 const OFTEN = 150;
 const TALL = 160;
@@ -43,11 +43,15 @@ export class ReadingBar {
   private about = new Map<string, string>();
   /** The text that was read last. */
   private last = "";
+  /** What is to be read, while something else still is. */
+  private wanted: ReadingRequest | null = null;
+  private busy = false;
 
   constructor(
     private reader: Reader,
-    private opened: () => Promise<void>,
+    private opened: (edition: number | undefined) => Promise<void>,
     private show: (map: number, head: number) => void,
+    private fresh: boolean,
   ) {
     this.root = el(
       "form",
@@ -87,13 +91,15 @@ export class ReadingBar {
     try {
       const current = await this.reader.status();
       this.fill(current);
-      if (current.work.state === "running") await this.follow(current);
+      // Who opens the app meanwhile waits for what is being read; who loads it again keeps theirs.
+      if (current.work.state === "running")
+        await (this.fresh ? this.follow(current) : this.watch(current));
     } catch (error) {
       this.complain(String(error));
     }
   }
 
-  /** Another window had a text read: what is shown of it is told here too. */
+  /** What this window showed is no longer kept: what it shows now is told here too. */
   async renew(): Promise<void> {
     const current = await this.reader.status();
     if (current.model && this.about.has(current.model)) this.model.value = current.model;
@@ -102,6 +108,7 @@ export class ReadingBar {
     this.say(current);
     this.explain();
     this.grow();
+    this.note("Other windows had texts read, and this one's is no longer kept: this is the last.");
   }
 
   private fill(current: ReaderStatus): void {
@@ -145,49 +152,74 @@ export class ReadingBar {
     this.text.style.height = `${Math.min(this.text.scrollHeight + 2, TALL)}px`;
   }
 
+  /** Read what is typed. What this window had begun to read before that is no longer wanted. */
   private async begin(): Promise<void> {
     this.complain("");
+    this.wanted = {
+      text: this.text.value,
+      model: this.model.value,
+      tokens: Math.trunc(Number(this.tokens.value) || 0),
+    };
+    if (this.busy) {
+      await this.reader.stop().catch(() => {});
+      return;
+    }
+    this.busy = true;
     try {
-      const request = {
-        text: this.text.value,
-        model: this.model.value,
-        tokens: Math.trunc(Number(this.tokens.value) || 0),
-      };
-      const current = await this.reader.read(request);
-      if (current.refused) this.complain(current.refused);
-      if (!current.refused || current.work.state === "running") await this.follow(current);
+      while (this.wanted) {
+        const request: ReadingRequest = this.wanted;
+        const current = await this.reader.read(request);
+        const running = current.work.state === "running";
+        if (this.wanted === request && !(current.refused && running)) this.wanted = null;
+        if (!current.refused) await this.follow(current);
+        // What another window has read is waited for, and not shown here.
+        else if (running) await this.watch(current);
+        else if (!this.wanted) this.complain(current.refused);
+      }
     } catch (error) {
-      this.rest();
+      this.wanted = null;
       const gone = error instanceof TypeError;
       this.complain(gone ? GONE : error instanceof Error ? error.message : String(error));
+    } finally {
+      this.busy = false;
+      this.rest();
     }
   }
 
-  /** Show how far the work is until it ends, and then what came of it. */
-  private async follow(current: ReaderStatus): Promise<void> {
+  /** Show how far the work is until it ends; then how. */
+  private async watch(current: ReaderStatus): Promise<ReaderStatus> {
+    const { number } = current.work;
     this.go.disabled = true;
     this.root.setAttribute("aria-busy", "true");
-    while (current.work.state === "running") {
+    while (current.work.state === "running" && current.work.number === number) {
       this.progress(current.work);
       await new Promise((next) => setTimeout(next, OFTEN));
       current = await this.reader.status();
     }
     this.rest();
+    return current;
+  }
+
+  /** Wait for the work of this window, and show what came of it. */
+  private async follow(begun: ReaderStatus): Promise<void> {
+    const { work } = await this.watch(begun);
+    if (this.wanted) return;
     this.complain("");
-    if (current.work.state === "done") {
-      await this.opened();
-      this.say(current);
+    // Another window may have begun something before it was seen that this had ended.
+    const ended = work.number === begun.work.number ? work.state : "done";
+    if (ended === "done") {
+      await this.opened(begun.work.edition);
+      this.say(await this.reader.status());
       this.speak("The text was read.");
-    } else if (current.work.state === "failed") this.complain(current.work.error ?? "");
-    else if (current.work.state === "stopped")
-      this.note("Stopped. What was shown before is still here.");
+    } else if (ended === "failed") this.complain(work.error ?? "");
+    else if (ended === "stopped") this.note("Stopped. What was shown before is still here.");
   }
 
   private rest(): void {
     this.go.disabled = false;
     this.root.removeAttribute("aria-busy");
     const focused = this.status.contains(document.activeElement);
-    this.status.hidden = true;
+    if (this.status.querySelector("progress")) this.status.hidden = true;
     if (focused) this.text.focus();
   }
 

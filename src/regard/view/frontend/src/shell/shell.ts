@@ -155,7 +155,11 @@ export class Shell {
         opening = null;
       }));
     const show = (map: number, head: number) => this.change({ map, head, set: [], layers: "one" });
-    const bar = new ReadingBar(source, again, show);
+    const read = (edition: number | undefined) => {
+      source.turn(edition);
+      return opening ? opening.then(again, again) : again();
+    };
+    const bar = new ReadingBar(source, read, show, source.fresh);
     // Where the app has gone, what is asked next says so.
     source.outdated = () =>
       void again()

@@ -15,25 +15,42 @@ import type { Index } from "./wire_format";
 const GONE = "the app does not answer; see whether regard view still runs where it was started";
 
 export class AppSource extends RemoteSource implements Reader, Foreteller {
-  /** Called when another text was read than the one that was opened. */
+  /** Called when the text that was opened is no longer kept. */
   outdated: () => void = () => {};
-  private edition = "";
+  /** The text that this window shows; others may show others. */
+  private edition = remembered();
+  /** The text whose index is asked for next. */
+  private next = this.edition;
+  /** Whether this window had shown nothing before. */
+  readonly fresh = !this.edition;
 
   constructor(private base: string) {
     super();
   }
 
-  override index(): Promise<Index> {
-    this.edition = "";
+  override async index(): Promise<Index> {
+    const index = await super.index().catch((error: unknown) => {
+      // What this window showed is no longer kept: then what was read last.
+      if (!this.next || !(error instanceof DOMException)) throw error;
+      this.next = "";
+      return super.index();
+    });
+    this.edition = this.next;
     this.forget();
-    return super.index();
+    remember(this.edition);
+    return index;
+  }
+
+  /** Another text: what is asked before its index has come is still about the one before. */
+  turn(edition: number | undefined): void {
+    this.next = edition === undefined ? "" : String(edition);
   }
 
   page = async (signal: AbortSignal): Promise<Blob> =>
     new Blob([await this.ask("page", {}, signal)], { type: "text/html" });
 
   status(): Promise<ReaderStatus> {
-    return this.told(fetch(`${this.base}desk`));
+    return this.told(fetch(`${this.base}desk${this.edition ? `?edition=${this.edition}` : ""}`));
   }
   read(request: ReadingRequest): Promise<ReaderStatus> {
     return this.sent("read", request);
@@ -67,18 +84,18 @@ export class AppSource extends RemoteSource implements Reader, Foreteller {
 
   private async asked(name: string, asked: Asked, signal?: AbortSignal): Promise<Response> {
     const words = Object.entries(asked).map(([k, v]) => [k, String(v)]);
-    const { edition } = this;
+    const edition = name === "index" ? this.next : this.edition;
     if (edition) words.push(["edition", edition]);
     const query = new URLSearchParams(words);
     const asking = fetch(`${this.base}${name}?${query}`, { signal: signal ?? null });
     const answer = await asking.catch((error: unknown) => {
       throw error instanceof TypeError ? new Error(GONE) : error;
     });
-    if (answer.status === 205 && edition === this.edition) this.outdated();
+    if (answer.status === 205 && edition === this.edition && name !== "index") this.outdated();
     if (answer.status === 204 || answer.status === 205)
       throw new DOMException("stopped", "AbortError");
     if (!answer.ok) throw new Error((await answer.text()) || answer.statusText);
-    if (name === "index") this.edition = answer.headers.get("Edition") ?? "";
+    if (name === "index") this.next = answer.headers.get("Edition") ?? "";
     return answer;
   }
 
@@ -92,5 +109,24 @@ export class AppSource extends RemoteSource implements Reader, Foreteller {
     const answer = await asking;
     if (!answer.ok) throw new Error((await answer.text()) || answer.statusText);
     return (await answer.json()) as ReaderStatus;
+  }
+}
+
+/** Of each window, so that it shows the same when it is loaded again. */
+const KEY = `regard-edition ${location.pathname}`;
+
+function remembered(): string {
+  try {
+    return sessionStorage.getItem(KEY) ?? "";
+  } catch {
+    return "";
+  }
+}
+
+function remember(edition: string): void {
+  try {
+    sessionStorage.setItem(KEY, edition);
+  } catch {
+    // Then it shows what was read last.
   }
 }

@@ -1,6 +1,9 @@
 /** What the app tells of the text that was read last, and of one that is being read. */
 
 export interface ReadingProgress {
+  /** No other work has this number; and the text that comes of it has that one. */
+  number: number;
+  edition?: number;
   state: "idle" | "running" | "done" | "failed" | "stopped";
   doing: string;
   done: number;
