@@ -11,7 +11,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -393,3 +393,20 @@ def test_the_file_is_gone_once_the_app_was_entered(monkeypatch: pytest.MonkeyPat
         while not files or files[0].parent.exists():
             assert time.monotonic() < until
             time.sleep(0.05)
+
+
+@pytest.mark.parametrize("browser", [True, False])
+def test_serving_prints_the_address(
+    browser: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class HeardError(Exception):
+        pass
+
+    def wait(app: App, *, browser: bool, view: str, ready: Callable[[str], None]) -> None:
+        ready(app.url)
+        raise HeardError(app.url)
+
+    monkeypatch.setattr(App, "hold", wait)
+    with pytest.raises(HeardError) as heard:
+        serve(seen(5), browser=browser)
+    assert capsys.readouterr().out == f"{heard.value}\n"

@@ -299,6 +299,8 @@ def test_it_can_be_used_without_a_pointer(open_page: Open, short_page: str) -> N
     )
     assert unnamed == 0
     tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.textContent") == "Skip to the view"
+    tab.keyboard.press("Tab")
     assert tab.evaluate("document.activeElement.textContent") == "Map"
     tab.locator("canvas.map").focus()
     tab.keyboard.press("Shift+ArrowDown")

@@ -21,7 +21,7 @@ from regard import RegardError
 from regard.commands.first_view import first_view
 from regard.commands.named_subject import subject_of
 from regard.view.atlas import Atlas
-from regard.view.subjects import Told, Wanted, look
+from regard.view.subjects import Spelling, Told, Wanted, look
 from regard.view.terminal import show
 from regard.view.web import session as sessions
 from regard.view.web.background_work import Tell, Work
@@ -404,3 +404,11 @@ def test_some_texts_are_kept_and_not_long_ones(monkeypatch: pytest.MonkeyPatch) 
     read(on, "one two three", "spelling")
     read(on, "one two three", "spelling")
     assert [number for number in range(1, 12) if on.edition(str(number))] == [8, 9]
+
+
+def test_a_translator_is_first_shown_by_where_it_looks_in_the_other_text(translator: str) -> None:
+    subject = subject_of(["The cat sat."], translator, Spelling(), lambda *_: None)
+    found = look(subject, Wanted())
+    assert found.chosen is not None
+    assert found.wanted.layer == "2"
+    assert found.chosen.queries != found.chosen.keys

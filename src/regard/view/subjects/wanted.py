@@ -106,12 +106,15 @@ def chosen_head(subject: Subject, wanted: Wanted, found: HeadFigures | None) -> 
     """A layer and a head where the command named none, or only one of the two.
 
     With the numbers of all heads: the sharpest that looks past the first token, which is the one
-    with the least entropy and sink together.
+    with the least entropy and sink together. Of a model that reads one text and writes another, one
+    that looks from the one into the other.
     """
     if found is not None:
+        across = _across(subject)
         both = [
             (entropy + sink, layer, head)
             for layer, rows in enumerate(zip(found.entropy, found.sink, strict=True))
+            if not across or layer in across
             for head, (entropy, sink) in enumerate(zip(*rows, strict=True))
         ]
         _, layer, head = min(both)
@@ -124,6 +127,14 @@ def chosen_head(subject: Subject, wanted: Wanted, found: HeadFigures | None) -> 
             accepted=f"--layer 0 to {len(subject.what) - 1}",
         )
     return replace(wanted, layer=wanted.layer or "0", head=wanted.head or "mean")
+
+
+def _across(subject: Subject) -> set[int]:
+    """The layers whose queries and keys are of two texts."""
+    if not isinstance(subject.what, Seen) or not subject.names:
+        return set()
+    names = (names_of(path, subject.names) for path in subject.what)
+    return {at for at, found in enumerate(names) if found is not None and found[0] != found[1]}
 
 
 def pick(subject: Subject, wanted: Wanted) -> Choice:

@@ -158,10 +158,15 @@ def serve(
 
     A free port is chosen unless one is named; `browser=False` opens none. `view` is what to look at
     first, as the end of the app's address tells it. `ready` is told the address once the app
-    answers.
+    answers; by default it is printed.
     """
     with App(what, tokens, queries=queries, batch=batch, port=port) as app:
-        app.hold(browser=browser, view=view, ready=ready)
+        app.hold(browser=browser, view=view, ready=ready or _printed)
+
+
+def _printed(address: str) -> None:
+    # At once, also where the output goes to a file or a pipe.
+    print(address, flush=True)
 
 
 def _opened(address: str) -> RedirectFile | None:

@@ -29,7 +29,8 @@ export function pressKey(event: KeyboardEvent, actions: MapActions): void {
   event.preventDefault();
 }
 
-/** Move the cursor by a cell; the first time it starts in the middle of what is seen. */
+/** Move the cursor by a cell; the first time it starts in the middle of what is seen, or at the
+ * nearest key of that query which is not masked. */
 function step(actions: MapActions, down: number, right: number): void {
   const { lens, cursor, cell } = actions;
   const { queries, keys } = lens.map;
@@ -38,8 +39,9 @@ function step(actions: MapActions, down: number, right: number): void {
     key: Math.floor(Math.max(0, lens.key) + lens.wide / 2),
   };
   const inside = (at: number, n: number) => Math.max(0, Math.min(at, n - 1));
-  actions.pick({
-    query: inside(from.query + down * cell, queries),
-    key: inside(from.key + right * cell, keys),
-  });
+  const query = inside(from.query + down * cell, queries);
+  const key = inside(from.key + right * cell, keys);
+  const [low, high] = cursor ? [null, null] : (lens.map.band ?? [null, null]);
+  const seen = Math.max(Math.min(key, query + (high ?? Infinity)), query + (low ?? -Infinity));
+  actions.pick({ query, key: inside(seen, keys) });
 }

@@ -48,6 +48,10 @@ export function legendOf(
     cell === 1 ? `one pair: its ${what}` : `${cell} × ${cell} pairs: the ${pooled} ${what}`;
   const notes: string[] = [];
   if (status.beyond) notes.push("Full colour: single pairs, the strongest of each row, exactly.");
+  if (status.beyond && pool !== "mean")
+    notes.push(
+      `Behind them the mean: of these cells the ${POOLED[pool]} would say the same again.`,
+    );
   else if (status.finest === level && level > 0) notes.push("This page holds no finer cells.");
   if (draft)
     notes.push(`Draft: ${draft} of ${cell} rows of each cell read. The rest is being read.`);

@@ -72,6 +72,9 @@ export function listenToPointer(canvas: HTMLCanvasElement, actions: MapActions):
   });
   canvas.addEventListener("pointerup", up);
   canvas.addEventListener("pointercancel", up);
-  canvas.addEventListener("pointerleave", () => actions.point(null));
+  // A finger that is lifted leaves as well; what it pointed at is still to be read.
+  canvas.addEventListener("pointerleave", (event) => {
+    if (event.pointerType === "mouse") actions.point(null);
+  });
   canvas.addEventListener("dblclick", (event) => actions.zoom(4, event.offsetX, event.offsetY));
 }

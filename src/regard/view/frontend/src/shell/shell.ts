@@ -84,7 +84,12 @@ export class Shell {
       el(
         "header",
         { class: "top" },
-        el("span", { class: "brand" }, "regard"),
+        el(
+          "a",
+          { class: "skip", href: "#", onclick: (event: Event) => this.skip(event) },
+          "Skip to the view",
+        ),
+        el("h1", { class: "brand" }, "regard"),
         this.tabs,
         this.layerPicker.root,
         this.model,
@@ -288,6 +293,13 @@ export class Shell {
     this.says?.show(this.state, this.index);
   }
 
+  /** Past all that stands above: to the first thing in the view that takes keys. */
+  private skip(event: Event): void {
+    event.preventDefault();
+    const first = this.stage.querySelector<HTMLElement>("[tabindex='0'], button, input, select");
+    (first ?? this.stage).focus();
+  }
+
   private renderTabs(): void {
     const focused = document.activeElement?.closest(".tabs") !== null;
     this.tabs.replaceChildren(
@@ -334,8 +346,8 @@ export class Shell {
 
   private key(event: KeyboardEvent): void {
     const target = event.target as HTMLElement;
-    if (event.ctrlKey || event.metaKey || event.altKey || target.closest("select, input, textarea"))
-      return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
+    if (target.closest(`select, textarea, input:not([type="radio"])`)) return;
     const { map, head } = this.state;
     const step = (now: number, by: number, n: number) => (now + by + n) % n;
     if (event.key === "[" || event.key === "]")
@@ -345,9 +357,15 @@ export class Shell {
       });
     else if (event.key === "{" || event.key === "}")
       this.change({ map: step(map, event.key === "}" ? 1 : -1, this.layers.length), set: [] });
-    else if (this.state.view === "map" && target === document.body)
+    else if (this.state.view === "map" && (target === document.body || heard(target, event.key)))
       return pressKey(event, this.mapView);
     else return;
     event.preventDefault();
   }
+}
+
+/** Whether a key that was pressed on a control is none of its own. */
+function heard(control: HTMLElement, key: string): boolean {
+  if (control.closest("canvas, [role='menu'], .words")) return false;
+  return control.closest("input") ? "+=-0".includes(key) : key !== "Enter" && key !== " ";
 }
