@@ -60,8 +60,8 @@ def test_the_app_opens_by_itself(
     monkeypatch.setenv("COLUMNS", "20")
     result = view("the reader reads")
     assert result.exit_code == 0, result.output
-    told = Told("the reader reads", "spelling")
-    how = {"maps": ["trace"], "port": 0, "browser": True, "view": "scale=linear", "told": told}
+    known = {"told": Told("the reader reads", "spelling"), "reader": None}
+    how = {"maps": ["trace"], "port": 0, "browser": True, "view": "scale=linear", **known}
     assert served == [how]
     assert result.stdout.splitlines()[:2] == [
         "3 words compared by their spelling; no trained model",
