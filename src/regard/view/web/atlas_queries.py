@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -15,9 +14,12 @@ from regard.errors import RegardError
 from regard.stopping import stoppable
 from regard.view.atlas import Atlas, CancelledError, Go, one_core, raw, tile
 from regard.view.web.html_page import document
+from regard.view.web.turns import Turns
 
 Asked = Mapping[str, str]
 JSON, BYTES = "application/json", "application/octet-stream"
+PATIENT = ("page", "statistics")
+"""Questions that take long, and give way to others; and tiles that are read in full."""
 OFTEN = 0.05
 """Seconds between two looks at whether an answer is still wanted, at least."""
 
@@ -34,7 +36,7 @@ class Answers:
 
     def __init__(self, atlas: Atlas) -> None:
         self.atlas = atlas
-        self._computing = threading.Lock()
+        self._turns = Turns()
         self._statistics: dict[int, bytes] = {}
 
     def answer(
@@ -48,10 +50,11 @@ class Answers:
             )
         check = sometimes(go)
         try:
-            with self._computing, stoppable(check):
+            urgent = name not in PATIENT and "exact" not in asked
+            with self._turns.taken(urgent=urgent), stoppable(check):
                 # Others were answered meanwhile.
                 check()
-                found = question(self, asked, self._pausing(go))
+                found = question(self, asked, self._pausing(go, urgent))
         except KeyError as error:
             raise RegardError(f"{name} was asked without {error}") from None
         except RegardError:
@@ -60,13 +63,13 @@ class Answers:
             raise RegardError(f"{name} was asked in words that make no sense: {error}") from None
         return (JSON if name in ("index", "statistics", "cell") else BYTES), found
 
-    def _pausing(self, go: Callable[[], bool]) -> Go:
+    def _pausing(self, go: Callable[[], bool], urgent: bool) -> Go:
         def pause(done: float) -> bool:
-            self._computing.release()
+            self._turns.give()
             try:
                 return go()
             finally:
-                self._computing.acquire()
+                self._turns.take(urgent=urgent)
 
         return pause
 
