@@ -13,13 +13,17 @@ import torch
 
 from regard.errors import RegardError
 from regard.stopping import stoppable
-from regard.view.atlas import Atlas, CancelledError, Go, one_core, raw, tile
+from regard.view.atlas import Atlas, CancelledError, Go, head_badges, one_core, raw, tile
 from regard.view.web.html_page import document
 
 Asked = Mapping[str, str]
 JSON, BYTES = "application/json", "application/octet-stream"
 OFTEN = 0.05
 """Seconds between two looks at whether an answer is still wanted, at least."""
+SOON = 0.005
+"""Seconds between two looks at whether somebody waits."""
+BACKGROUND = ("badges",)
+"""Questions that nobody waits for: they give way to all others, at every step."""
 
 
 class Answers:
@@ -36,6 +40,10 @@ class Answers:
         self.atlas = atlas
         self._computing = threading.Lock()
         self._statistics: dict[int, bytes] = {}
+        self._badges: dict[int, bytes] = {}
+        self._counting = threading.Lock()
+        self._waiting = 0
+        """Questions that somebody waits for, and that are not answered yet."""
 
     def answer(
         self, name: str, asked: Asked, go: Callable[[], bool] = lambda: True
@@ -46,7 +54,9 @@ class Answers:
             raise RegardError(
                 "there is no such question", got=repr(name), accepted=", ".join(self.QUESTIONS)
             )
-        check = _sometimes(go)
+        background = name in BACKGROUND
+        check = self._giving_way(go) if background else _sometimes(go)
+        self._count(0 if background else 1)
         try:
             with self._computing, stoppable(check):
                 # Others were answered meanwhile.
@@ -58,7 +68,32 @@ class Answers:
             raise
         except ValueError as error:
             raise RegardError(f"{name} was asked in words that make no sense: {error}") from None
-        return (JSON if name in ("index", "statistics", "cell") else BYTES), found
+        finally:
+            self._count(0 if background else -1)
+        return (JSON if name in ("index", "statistics", "badges", "cell") else BYTES), found
+
+    def _count(self, by: int) -> None:
+        with self._counting:
+            self._waiting += by
+
+    def _giving_way(self, go: Callable[[], bool]) -> Callable[[], None]:
+        """Between two steps of what nobody waits for, all who wait are answered. (A lock alone
+        would not do: who gives it back may have it again before others wake up.)"""
+        often = _sometimes(go)
+
+        def check() -> None:
+            often()
+            if not self._waiting:
+                return
+            self._computing.release()
+            try:
+                while self._waiting:
+                    time.sleep(SOON)
+                    often()
+            finally:
+                self._computing.acquire()
+
+        return check
 
     def _pausing(self, go: Callable[[], bool]) -> Go:
         def pause(done: float) -> bool:
@@ -82,6 +117,12 @@ class Answers:
         if place not in self._statistics:
             self._statistics[place] = json.dumps(self.atlas[place].statistics()).encode()
         return self._statistics[place]
+
+    def _badges_of(self, asked: Asked, go: Go) -> bytes:
+        place = int(asked["map"])
+        if place not in self._badges:
+            self._badges[place] = json.dumps(head_badges(self.atlas[place])).encode()
+        return self._badges[place]
 
     def _largest(self, asked: Asked, go: Go) -> bytes:
         return raw(self.atlas[int(asked["map"])].largest(int(asked["head"])))
@@ -143,6 +184,7 @@ class Answers:
     QUESTIONS: ClassVar[dict[str, Callable[[Any, Asked, Go], bytes]]] = {
         "index": _index,
         "statistics": _statistics_of,
+        "badges": _badges_of,
         "largest": _largest,
         "visible": _visible,
         "tile": _tile,

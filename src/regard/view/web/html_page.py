@@ -31,7 +31,18 @@ from regard.errors import RegardError
 from regard.files import replacing
 from regard.seen import Seen, Tokens
 from regard.traces import Trace
-from regard.view.atlas import SIDE, Atlas, Map, Patches, halves, levels, on_cores, raw, tile
+from regard.view.atlas import (
+    SIDE,
+    Atlas,
+    Map,
+    Patches,
+    halves,
+    head_badges,
+    levels,
+    on_cores,
+    raw,
+    tile,
+)
 from regard.view.web.bundle import script
 
 STRONGEST = 4
@@ -127,6 +138,7 @@ def document(
             "level": level,
             "strongest": strongest,
             "statistics": m.statistics(),
+            "badges": head_badges(m),
             "chunk": name,
         }
     return written(index, blocks, program, atlas.model)
