@@ -19,6 +19,7 @@ from regard.view.subjects import (
     Subject,
     Tell,
     Told,
+    known_badges,
     known_heads,
     no_word,
     run,
@@ -133,7 +134,7 @@ def _read(text: str, model: str, tell: Tell) -> Subject:
     reader = models.load(model)
     found = run(reader, text, 0, tell)
     subject = _subject(found.seen, f"{model} reads", repr(reader))
-    told = Told(text, model, found.wrote, known_heads(reader))
+    told = Told(text, model, found.wrote, known_heads(reader), known_badges(reader))
     return replace(subject, told=told, names=found.names)
 
 

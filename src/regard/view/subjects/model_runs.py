@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -44,6 +44,8 @@ class Told:
     model: str = ""
     wrote: str = ""
     heads: tuple[Known, ...] = ()
+    badges: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By the path of a layer, a word for each head, as the model's card has them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +134,17 @@ def known_heads(reader: Reader) -> tuple[Known, ...]:
         for kind in KINDS
         if kind in measured and measured[kind][0]["score"] >= PLAIN
     )
+
+
+def known_badges(reader: Reader) -> dict[str, list[str]]:
+    """What the heads of a model do over many texts, by its card; nothing where it does not say."""
+    if "badges" not in reader.card or not isinstance(reader.card["badges"], dict):
+        return {}
+    return {
+        path: words
+        for path, words in reader.card["badges"].items()
+        if isinstance(words, list) and all(isinstance(word, str) for word in words)
+    }
 
 
 @contextmanager

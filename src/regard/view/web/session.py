@@ -15,6 +15,7 @@ from regard.view.subjects import (
     Tell,
     Told,
     check_words,
+    known_badges,
     known_heads,
     run,
     spelled,
@@ -100,7 +101,9 @@ class Session:
         else:
             reader = self._opened(model)
             found = run(reader, text, tokens, tell)
-            atlas, told = found.atlas(model), Told(text, model, found.wrote, known_heads(reader))
+            badges = known_badges(reader)
+            atlas = found.atlas(model).know(badges)
+            told = Told(text, model, found.wrote, known_heads(reader), badges)
         tell("drawing", 0, 0)
         self.now = Edition(self.now.number + 1, Answers(atlas), told)
 
