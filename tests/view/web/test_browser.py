@@ -104,7 +104,7 @@ def test_zoom_pan_and_the_address(open_page: Open) -> None:
 
 
 def test_heads_layers_pooling_and_colours_without_fetching_again(open_page: Open) -> None:
-    with App(seen(300), tokens=tokens(300)) as app:
+    with App(seen(1500), tokens=tokens(1500)) as app:
         tab = open_page(f"{app.url}#view=map")
         tab.wait_for_selector(MAP)
         asked: list[str] = []

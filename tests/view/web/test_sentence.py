@@ -47,7 +47,9 @@ def test_a_newcomer_reads_what_a_head_does(open_page: Open) -> None:
     with App(atlas, told=subject.told) as app:
         tab = open_page(f"{app.url}#{first_view(subject, atlas, Wanted())}")
         tab.set_viewport_size({"width": 1440, "height": 900})
-        tab.wait_for_selector(".head[data-map='4'][data-head='5'][data-badge=induction]")
+        until(tab, "document.querySelectorAll('.head[data-badge]').length === 64")
+        chosen = tab.locator(".head[aria-pressed=true]")
+        assert chosen.get_attribute("aria-label") == "Layer 4 · head 5, induction"
         # Everything is on one screen: nothing has to be scrolled.
         assert tab.evaluate(
             """['.room', '.about', '.stage'].every(name => {
@@ -199,6 +201,7 @@ def test_a_long_text_is_a_passage_whose_answer_stays_in_sight(open_page: Open) -
         until(tab, "document.querySelectorAll('.head[data-badge]').length === 8")
         # Colours of long maps are logarithms, those of short ones the weight itself.
         tab.get_by_role("button", name="Map", exact=True).click()
+        tab.wait_for_selector(MAP)
         assert tab.get_by_role("radio", name="Log").is_checked()
 
 
@@ -213,6 +216,7 @@ def test_what_is_too_long_to_read_begins_with_the_map(open_page: Open) -> None:
             tab.get_by_role("button", name="Later →").click()
         tab.locator(".said .word[data-place='5000']").hover()
         asked(tab, 5000, "0.0")
+        tab.wait_for_selector(".head[data-badge]")
 
 
 def test_one_text_that_looks_at_another(open_page: Open, tmp_path: Path) -> None:

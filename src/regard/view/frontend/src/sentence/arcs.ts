@@ -1,6 +1,9 @@
 /** Curves from a word to those it looks at, thicker where it looks more. */
 
 const SHARE = 14;
+const FREE = 4;
+const LANE = 1.5;
+const BEND = 10;
 const SPACE = "http://www.w3.org/2000/svg";
 
 export interface Arc {
@@ -30,26 +33,29 @@ const spot = (word: HTMLElement): Spot => {
   return { x: offsetLeft + offsetWidth / 2, top: offsetTop, bottom };
 };
 
-/** Within a line over it; from line to line straight through the space between. */
-function path(from: Spot, to: Spot): string {
-  const line = Math.abs(from.top - to.top) < 4;
-  if (line) {
+/** Within a line over it; else along the space beside the line, where it strikes no word out, and
+ * straight to the other word. */
+function path(from: Spot, to: Spot, lane: number): string {
+  if (Math.abs(from.top - to.top) < 4) {
     const high = Math.min(26, 8 + 0.16 * Math.abs(from.x - to.x));
     const y = from.top;
     return `M${from.x} ${y}C${from.x} ${y - 1.3 * high} ${to.x} ${y - 1.3 * high} ${to.x} ${y}`;
   }
-  const up = to.top < from.top;
-  const [start, end] = up ? [from.top, to.bottom] : [from.bottom, to.top];
-  const bend = Math.max(12, Math.abs(end - start) * 0.55) * (up ? -1 : 1);
-  return `M${from.x} ${start}C${from.x} ${start + bend} ${to.x} ${end - bend} ${to.x} ${end}`;
+  const up = to.top < from.top ? -1 : 1;
+  const [start, end] = up < 0 ? [from.top, to.bottom] : [from.bottom, to.top];
+  const y = start + up * (FREE + LANE * lane);
+  const side = Math.sign(to.x - from.x);
+  const bend = Math.min(BEND, Math.abs(to.x - from.x) / 2, Math.max(0, up * (end - y)));
+  const [left, right] = [from.x + side * bend, to.x - side * bend];
+  return `M${from.x} ${start}Q${from.x} ${y} ${left} ${y}H${right}Q${to.x} ${y} ${to.x} ${y + up * bend}V${end}`;
 }
 
 export function drawArcs(layer: SVGSVGElement, from: HTMLElement | null, arcs: Arc[]): void {
   const made: SVGElement[] = [];
   const start = from && spot(from);
-  for (const { to, weight, strong } of start ? arcs : []) {
+  for (const [lane, { to, weight, strong }] of (start ? arcs : []).entries()) {
     const curve = document.createElementNS(SPACE, "path");
-    curve.setAttribute("d", path(start!, spot(to)));
+    curve.setAttribute("d", path(start!, spot(to), Math.min(lane, 3)));
     curve.setAttribute("stroke-width", (1.25 + 5 * weight).toFixed(2));
     curve.setAttribute("opacity", (0.35 + 0.5 * Math.min(1, 1.5 * weight)).toFixed(2));
     if (strong) curve.setAttribute("class", "strong");

@@ -93,7 +93,11 @@ export class BadgeGrid {
       this.note.textContent = wait ? `What heads do: ${done + 1} of ${order.length} layers …` : "";
       this.hands.told();
     }
+    const plain = [...this.told].some(([map, told]) =>
+      (told ?? []).some((_, head) => this.badge({ map, head })),
+    );
     if (long) this.note.textContent = "The text is too long to tell what each head does.";
+    else if (!plain) this.note.textContent = "No head does anything plain on this text.";
   }
 
   close(): void {

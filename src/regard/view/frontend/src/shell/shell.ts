@@ -36,7 +36,7 @@ const HOME = 5000;
 /** Tokens up to which colours are the weight itself. */
 const LINEAR = 200;
 const KEYS =
-  "Drag or arrow keys: pan. Wheel or +\u00a0−: zoom. 0: whole text. [\u00a0]: head. {\u00a0}: layer. Shift\u00a0+\u00a0arrows: read cell by cell. Enter: its text.";
+  "Drag or arrow keys: pan. Wheel or +\u00a0−: zoom. 0: whole text. [\u00a0]: head. {\u00a0}: layer. Shift\u00a0+\u00a0arrows: read cell by cell. Enter: its sentence.";
 
 export interface Options {
   /** Keep the view in the address of the page. */
@@ -295,7 +295,8 @@ export class Shell {
     this.root.dataset["view"] = view;
     this.renderTabs();
     if (this.map) this.layerPicker.render(this.index.maps, this.state, (part) => this.change(part));
-    this.layerPicker.root.hidden = !this.map;
+    // Tables and grids show all heads alike.
+    this.layerPicker.root.hidden = !this.map || view === "heads" || view === "grids";
     const views = {
       sentence: this.sentence,
       map: this.mapView,
@@ -355,6 +356,7 @@ export class Shell {
 
   private explain(status: MapStatus): void {
     const legend = legendOf(status, this.state, this.index.quantities);
+    this.side.dataset["level"] = String(status.level);
     this.legend.replaceChildren(...legendNodes(legend, status.failed, this.theme));
   }
 
