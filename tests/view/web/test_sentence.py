@@ -207,16 +207,17 @@ def test_a_long_text_is_a_passage_whose_answer_stays_in_sight(open_page: Open) -
 
 def test_what_is_too_long_to_read_begins_with_the_map(open_page: Open) -> None:
     with App(seen(5001, 1, 1, 1), tokens=tokens(5001)) as app:
+        open_page(app.url).wait_for_selector(MAP)
+
+
+def test_a_text_of_many_words_is_turned_like_pages(open_page: Open) -> None:
+    with App(seen(1600, 1, 1, 1), tokens=tokens(1600)) as app:
         tab = open_page(app.url)
-        tab.wait_for_selector(MAP)
-        tab.locator("[data-view=sentence]").click()
-        tab.wait_for_selector(".sentence[data-asked='60']")
-        assert "of 5001" in tab.locator(".sentence .turn").inner_text()
-        for _ in range(3):
-            tab.get_by_role("button", name="Later →").click()
-        tab.locator(".said .word[data-place='5000']").hover()
-        asked(tab, 5000, "0.0")
         tab.wait_for_selector(".head[data-badge]")
+        assert "0–1499 of 1600" in tab.locator(".sentence .turn").inner_text()
+        tab.get_by_role("button", name="Later →").click()
+        tab.locator(".said .word[data-place='1599']").hover()
+        asked(tab, 1599, "0.0")
 
 
 def test_one_text_that_looks_at_another(open_page: Open, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 /** The caption of what is shown, and the words that are looked at most; it stays in sight. */
 
+import { strip } from "../drawing/legend";
 import { el } from "../elements/element";
 import { aboutKind } from "./badge_words";
 import {
@@ -24,7 +25,7 @@ export interface Told {
   pinned: boolean;
   /** The weight of the darkest colour. */
   high: number;
-  strip: HTMLElement;
+  theme: "light" | "dark";
 }
 
 /** Room that is kept for it. */
@@ -36,6 +37,7 @@ export class Answer {
   private targets = el("ol", { class: "targets" });
   private note = el("p", { class: "note" });
   private legend = el("div", { class: "scale" });
+  private strips = new Map<string, HTMLElement>();
 
   constructor(
     private hold: (key: number) => void,
@@ -79,9 +81,16 @@ export class Answer {
     );
     this.legend.replaceChildren(
       el("span", {}, "0"),
-      told.strip,
+      this.strip(told.theme),
       el("span", {}, looks ? share(told.high) : ""),
     );
+  }
+
+  /** The colours, which are drawn once. */
+  private strip(theme: "light" | "dark"): HTMLElement {
+    let found = this.strips.get(theme);
+    if (!found) this.strips.set(theme, (found = strip(theme)));
+    return found;
   }
 
   private pinNote(): HTMLElement[] {

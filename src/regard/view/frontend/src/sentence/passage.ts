@@ -46,6 +46,8 @@ export class Passage {
   private start = 0;
   private same = true;
   private painted: (() => void) | null = null;
+  /** How each word looks. */
+  private shown = new Map<HTMLElement, string>();
 
   /** One text, or that which looks above that which is looked at. */
   fill(asks: Side, holds: Side | null, start: number): void {
@@ -56,6 +58,7 @@ export class Passage {
     this.queries = words(ours);
     this.keys = theirs ? words(theirs) : this.queries;
     this.painted = null;
+    this.shown.clear();
     this.root.replaceChildren(
       this.arcs,
       ...(theirs ? [el("h3", {}, asks.label), ours, el("h3", {}, holds!.label), theirs] : [ours]),
@@ -86,59 +89,78 @@ export class Passage {
   paint(given: Painted | null, theme: "light" | "dark"): number {
     if (!given) {
       for (const word of new Set([...this.queries, ...this.keys])) bare(word);
+      this.shown.clear();
       drawArcs(this.arcs, null, []);
       this.painted = null;
       return 0;
     }
-    const { looks, seen, held, pinned } = given;
-    const { weights } = looks.line;
-    const table = ramp(theme);
+    const { looks } = given;
     const most = looks.strongest[0];
-    const high = Math.max(PALE, most === undefined ? 0 : weights[most]!);
-    const from = this.word(looks.query);
+    const high = Math.max(PALE, most === undefined ? 0 : looks.line.weights[most]!);
     if (!this.same) for (const word of this.queries) bare(word);
-    for (const [place, word] of this.keys.entries()) {
-      const at = this.same ? this.start + place : place;
-      const aside = looks.aside !== null && at === 0;
-      const weight = at < seen[0] || at > seen[1] ? 0 : weights[at]!;
-      const colour =
-        !aside && weight >= Math.max(LEAST, high / 40)
-          ? table[Math.round((255 * weight) / high)]!
-          : null;
-      word.style.background = colour ? css(colour) : "";
-      word.style.color = colour ? ink(colour) : "";
-      word.classList.toggle("masked", at < seen[0] || at > seen[1]);
-      word.classList.toggle("aside", aside);
-      word.classList.toggle("held", at === held);
-      const says = (weight >= SAID || at === held || aside) && weight >= LEAST;
-      if (says) word.dataset["share"] = share(weight);
-      else delete word.dataset["share"];
+    this.shade(given, high, theme);
+    const from = this.word(looks.query);
+    for (const old of this.root.querySelectorAll<HTMLElement>(".self"))
+      if (old !== from) release(old);
+    if (from) {
+      from.classList.add("self");
+      from.classList.toggle("pinned", given.pinned);
+      from.setAttribute("aria-pressed", String(given.pinned));
     }
-    for (const word of this.queries) {
-      word.classList.toggle("self", word === from);
-      word.classList.toggle("pinned", pinned && word === from);
-      if (word === from) word.setAttribute("aria-pressed", String(pinned));
-      else word.removeAttribute("aria-pressed");
-    }
-    const ends = [
-      ...new Set([...looks.strongest.slice(0, ARCS), ...(held === null ? [] : [held])]),
-    ];
-    const arcs = ends.flatMap((at): Arc[] => {
-      const to = this.keys[this.same ? at - this.start : at];
-      const enough = weights[at]! >= Math.max(LEAST * 2, high / 12) || at === held;
-      if (!to || to === from || !enough || (looks.aside !== null && at === 0)) return [];
-      return [{ to, weight: weights[at]!, strong: held === null ? at === most : at === held }];
-    });
+    const arcs = this.joined(given, from, high);
     this.painted = () => drawArcs(this.arcs, from, arcs);
     this.painted();
     return high;
   }
+
+  /** Colour the words; those that look as before are left alone, so that a hover stays quick. */
+  private shade({ looks, seen, held }: Painted, high: number, theme: "light" | "dark"): void {
+    const { weights } = looks.line;
+    const table = ramp(theme);
+    for (const [place, word] of this.keys.entries()) {
+      const at = this.same ? this.start + place : place;
+      const masked = at < seen[0] || at > seen[1];
+      const aside = looks.aside !== null && at === 0;
+      const weight = masked ? 0 : weights[at]!;
+      const shaded = !aside && weight >= Math.max(LEAST, high / 40);
+      const step = shaded ? Math.round((255 * weight) / high) : -1;
+      const says = (weight >= SAID || at === held || aside) && weight >= LEAST;
+      const looksLike = [theme, step, masked, aside, at === held, says ? share(weight) : ""].join();
+      if (this.shown.get(word) === looksLike) continue;
+      this.shown.set(word, looksLike);
+      word.style.background = shaded ? css(table[step]!) : "";
+      word.style.color = shaded ? ink(table[step]!) : "";
+      word.classList.toggle("masked", masked);
+      word.classList.toggle("aside", aside);
+      word.classList.toggle("held", at === held);
+      if (says) word.dataset["share"] = share(weight);
+      else delete word.dataset["share"];
+    }
+  }
+
+  /** The words that a word is joined to. */
+  private joined({ looks, held }: Painted, from: HTMLElement | null, high: number): Arc[] {
+    const { strongest, aside, line } = looks;
+    const ends = new Set([...strongest.slice(0, ARCS), ...(held === null ? [] : [held])]);
+    return [...ends].flatMap((at): Arc[] => {
+      const to = this.keys[this.same ? at - this.start : at];
+      const weight = line.weights[at]!;
+      const enough = weight >= Math.max(LEAST * 2, high / 12) || at === held;
+      if (!to || to === from || !enough || (aside !== null && at === 0)) return [];
+      return [{ to, weight, strong: at === (held ?? strongest[0]) }];
+    });
+  }
+}
+
+function release(word: HTMLElement): void {
+  word.classList.remove("self", "pinned");
+  word.removeAttribute("aria-pressed");
 }
 
 function bare(word: HTMLElement): void {
   word.style.background = word.style.color = "";
-  word.classList.remove("masked", "aside", "held", "self", "pinned");
-  word.removeAttribute("aria-pressed");
+  word.classList.remove("masked", "aside", "held");
+  release(word);
   delete word.dataset["share"];
 }
 

@@ -1,6 +1,5 @@
 /** The home: the words, what one of them looks at, and what each head does. */
 
-import { strip } from "../drawing/legend";
 import { el } from "../elements/element";
 import { headName } from "../selection/layer_names";
 import type { State } from "../selection/view_state";
@@ -251,7 +250,7 @@ export class SentenceView {
       key: over ? this.hovered : held,
       pinned,
       high,
-      strip: strip(this.theme()),
+      theme: this.theme(),
     });
     this.root.dataset["asked"] = looks ? String(looks.query) : "";
     this.root.dataset["shown"] = `${place.map}.${place.head}`;
