@@ -56,7 +56,7 @@ export function drawArcs(layer: SVGSVGElement, from: HTMLElement | null, arcs: A
   for (const [lane, { to, weight, strong }] of (start ? arcs : []).entries()) {
     const curve = document.createElementNS(SPACE, "path");
     curve.setAttribute("d", path(start!, spot(to), Math.min(lane, 3)));
-    curve.setAttribute("stroke-width", (1.25 + 5 * weight).toFixed(2));
+    curve.setAttribute("stroke-width", (1.25 + 3 * weight).toFixed(2));
     curve.setAttribute("opacity", (0.35 + 0.5 * Math.min(1, 1.5 * weight)).toFixed(2));
     if (strong) curve.setAttribute("class", "strong");
     made.push(curve);
