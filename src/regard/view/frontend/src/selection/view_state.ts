@@ -93,3 +93,11 @@ export function write(state: State, defaults: Defaults): string {
   }
   return parts.toString();
 }
+
+/** A pair that is picked is what every view asks about; another question lets go of it. */
+export function linked(part: Partial<State>, before: State): Partial<State> {
+  const [query] = part.picked ?? [];
+  if (query !== undefined) return { token: query, direction: "looks", ...part };
+  const other = part.token !== undefined && part.token !== before.picked[0];
+  return other ? { picked: [], ...part } : part;
+}

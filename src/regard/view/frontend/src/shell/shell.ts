@@ -14,12 +14,21 @@ import { MapView } from "../map/map_view";
 import { PictureView } from "../picture/picture_view";
 import { ReadingBar } from "../reading/reading_bar";
 import { LayerPicker } from "../selection/layer_picker";
-import { read, START, write, type Defaults, type State, type View } from "../selection/view_state";
+import {
+  linked,
+  read,
+  START,
+  write,
+  type Defaults,
+  type State,
+  type View,
+} from "../selection/view_state";
 import { AppSource } from "../sources/app_source";
 import type { Source } from "../sources/source";
 import type { Index, MapInfo } from "../sources/wire_format";
 import { SentenceView } from "../sentence/sentence_view";
 import { TextView } from "../text/text_view";
+import { Address } from "./address";
 
 const TITLES: Record<View, string> = {
   sentence: "Sentence",
@@ -66,6 +75,7 @@ export class Shell {
   private chosen: "light" | "dark" | null = null;
   private system = window.matchMedia("(prefers-color-scheme: dark)");
   private written = 0;
+  private address = new Address();
 
   constructor(
     private root: HTMLElement,
@@ -244,31 +254,12 @@ export class Shell {
     this.state = this.sound({ ...before, ...linked(part, before) });
     const [moved, now] = [this.index.maps[before.map], this.map];
     if (now?.queries !== moved?.queries || now?.keys !== moved?.keys) this.state.span = 0;
-    if (this.options.address) this.write(before);
+    if (this.options.address) this.address.write(before, this.state, this.defaults);
     if (this.options.changed) {
       clearTimeout(this.written);
       this.written = window.setTimeout(() => this.options.changed?.(this.state), 150);
     }
     if (!quiet) this.render();
-  }
-
-  /** Another view, head or pin is another place to come back to; what moves is not. */
-  private write(before: State): void {
-    const place = ({ view, map, head, picked }: State) => [view, map, head, picked.length].join();
-    const address = (state: State) => {
-      const words = write(state, this.defaults);
-      return words ? `#${words}` : location.pathname + location.search;
-    };
-    clearTimeout(this.written);
-    if (place(before) !== place(this.state)) {
-      history.replaceState(null, "", address(before));
-      history.pushState(null, "", address(this.state));
-      return;
-    }
-    this.written = window.setTimeout(
-      () => history.replaceState(null, "", address(this.state)),
-      150,
-    );
   }
 
   /** Show another view; who asked for it is not told of it. */
@@ -379,12 +370,4 @@ export class Shell {
     else return;
     event.preventDefault();
   }
-}
-
-/** A pair that is picked is what every view asks about; another question lets go of it. */
-function linked(part: Partial<State>, before: State): Partial<State> {
-  const [query] = part.picked ?? [];
-  if (query !== undefined) return { token: query, direction: "looks", ...part };
-  const other = part.token !== undefined && part.token !== before.picked[0];
-  return other ? { picked: [], ...part } : part;
 }
