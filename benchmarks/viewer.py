@@ -148,7 +148,7 @@ def app(n: int, heads: int) -> list[Row]:
         start = Clock()
         with App(what, tokens=words) as running:
             if tab is not None:
-                tab.goto(running.url)
+                tab.goto(f"{running.url}#view=map")
                 tab.wait_for_selector("canvas.map[data-ready=yes]", timeout=120_000)
                 rows.append(row("first map visible in Chromium", [start.taken()]))
                 tab.close()

@@ -21,6 +21,8 @@ from scenes import seen as scene
 from regard import models
 from regard.seen import Seen
 from regard.view import page
+from regard.view.atlas import Atlas
+from regard.view.subjects import known_badges
 
 HERE = Path(__file__).parent
 MODEL = "regard-small"
@@ -57,18 +59,23 @@ def main() -> None:
     here = f"map={layer}&head={head}"
     last = len(words) - 1 - words[::-1].index("red")
     views = {
-        "view_map": Shot(here, point=place(story, layer, head, last, 1200 - 264, 760 - 47)),
-        "view_dark": Shot(f"{here}&scale=row&query=50&key=50&span=60", theme="dark"),
+        # The head that the card calls the plainest of its kind.
+        "view_sentence": Shot("map=4&head=5", 1440, 820, fine=1),
+        "view_map": Shot(
+            f"view=map&{here}", point=place(story, layer, head, last, 1200 - 264, 760 - 47)
+        ),
+        "view_dark": Shot(f"view=map&{here}&scale=row&query=50&key=50&span=60", theme="dark"),
         "view_text": Shot(f"view=text&{here}&token={last}"),
         "view_overview": Shot(f"view=overview&{here}", height=600, fine=1),
         "view_heads": Shot("view=heads"),
-        "view_phone": Shot(f"{here}&query=20&key=14&span=16", 390, 780),
+        "view_phone": Shot(f"view=map&{here}&query=20&key=14&span=16", 390, 780),
     }
     seen, patches = scene()
     sharp = int(seen["blocks.0.attention"].trace.weights()[0, :, 0].amax(-1).argmax())
     picture = {"view_picture": Shot(f"view=picture&map=0&head={sharp}", height=800)}
     with tempfile.TemporaryDirectory() as folder:
-        take(page(story, Path(folder) / "story.html").as_uri(), views)
+        atlas = Atlas.of(story).know(known_badges(reader))
+        take(page(atlas, Path(folder) / "story.html").as_uri(), views)
         take(page(seen, Path(folder) / "scene.html", tokens=patches).as_uri(), picture)
 
 

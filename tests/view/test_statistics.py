@@ -223,7 +223,7 @@ def test_a_browser_shows_grids_and_the_table(open_page: Open, tmp_path: Path) ->
     cell.click()
     assert tab.locator(".grid [aria-current]").count() == 3, "the head in every grid"
     tab.wait_for_timeout(300)
-    assert tab.url.endswith("#view=grids&map=1&head=3")
+    assert tab.url.endswith("#map=1&head=3"), "of statistics, grids are the home"
     tab.get_by_role("button", name="Heads", exact=True).click()
     assert tab.locator("tbody tr").count() == 12
     assert tab.locator("tbody th button").count() == 0, "there is no map to jump to"
@@ -236,4 +236,7 @@ def test_the_app_reads_a_text_after_statistics(open_page: Open) -> None:
         app.session.read({"text": "to be or not", "model": "spelling", "tokens": 0})
         app.session.work.wait()
         tab.reload()
+        tab.wait_for_selector(".said .word")
+        assert tab.locator(".said .word").all_inner_texts() == ["to", "be", "or", "not"]
+        tab.locator("[data-view=map]").click()
         tab.wait_for_selector("canvas.map[data-ready=yes]")

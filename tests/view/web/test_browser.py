@@ -26,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("browser")
 def test_the_tooltip_of_a_page_tells_the_exact_weight(
     open_page: Open, short_page: str, short: Seen
 ) -> None:
-    tab = open_page(f"{short_page}#map=1&head=2")
+    tab = open_page(f"{short_page}#view=map&map=1&head=2")
     p = weights(short, 1, 2)
     for query, key in ((30, 7), (39, 39), (12, 0)):
         tip = hover(tab, query, key, 40)
@@ -46,7 +46,7 @@ def _settled(tip: Locator) -> str:
 def test_the_tooltip_of_the_app_tells_the_exact_weight(open_page: Open) -> None:
     what = seen(1500)
     with App(what, tokens=tokens(1500)) as app:
-        tab = open_page(f"{app.url}#map=0&head=1")
+        tab = open_page(f"{app.url}#view=map&map=0&head=1")
         tab.wait_for_selector(MAP)
         tip = hover(tab, 1200, 250, 1500)
         found = tip_weight(tip)
@@ -76,7 +76,7 @@ def test_a_file_leads_to_the_app_and_the_secret_stays_behind(open_page: Open) ->
 
 def test_zoom_pan_and_the_address(open_page: Open) -> None:
     with App(seen(1500), tokens=tokens(1500)) as app:
-        tab = open_page(app.url)
+        tab = open_page(f"{app.url}#view=map")
         tab.wait_for_selector(MAP)
         assert tab.locator(MAP).get_attribute("data-level") == "2"
         hover(tab, 1000, 100, 1500)
@@ -87,7 +87,7 @@ def test_zoom_pan_and_the_address(open_page: Open) -> None:
         near = tab.evaluate("location.hash")
         # What the pointer was on stays under it.
         found = parse_qsl(urlsplit(near).fragment)
-        middle = {name: float(part) for name, part in found}
+        middle = {name: float(part) for name, part in found if name != "view"}
         assert abs(middle["query"] - 1000) < 100
         assert abs(middle["key"] - 100) < 100
         tab.locator("canvas.map").focus()
@@ -104,8 +104,8 @@ def test_zoom_pan_and_the_address(open_page: Open) -> None:
 
 
 def test_heads_layers_pooling_and_colours_without_fetching_again(open_page: Open) -> None:
-    with App(seen(300), tokens=tokens(300)) as app:
-        tab = open_page(app.url)
+    with App(seen(1500), tokens=tokens(1500)) as app:
+        tab = open_page(f"{app.url}#view=map")
         tab.wait_for_selector(MAP)
         asked: list[str] = []
         tab.on("request", lambda request: asked.append(request.url))
@@ -201,7 +201,7 @@ def test_the_names_of_figures_stay_in_sight(open_page: Open, short_page: str) ->
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_controls_stand_out(open_page: Open, short_page: str, scheme: str) -> None:
     """Edges of what can be pressed differ three to one from what is behind, as WCAG 1.4.11 asks."""
-    tab = open_page(short_page, color_scheme=scheme)
+    tab = open_page(f"{short_page}#view=map", color_scheme=scheme)
     tab.wait_for_selector(MAP)
     for control in ("#regard-head", ".choice span >> nth=1", ".buttons button >> nth=0"):
         edge, behind = tab.locator(control).first.evaluate(
@@ -217,8 +217,8 @@ def test_controls_stand_out(open_page: Open, short_page: str, scheme: str) -> No
 def test_the_overview_draws_every_head(open_page: Open, short_page: str) -> None:
     tab = open_page(f"{short_page}#view=overview")
     until(tab, "document.querySelectorAll('.thumb canvas[data-ready=yes]').length === 8")
-    assert tab.locator("[aria-current=true]").get_attribute("aria-label") == "layers.0.attn, head 0"
-    tab.get_by_role("button", name="layers.1.attn, head 3").click()
+    assert tab.locator("[aria-current=true]").get_attribute("aria-label") == "Layer 0 · head 0"
+    tab.get_by_role("button", name="Layer 1 · head 3").click()
     tab.wait_for_selector(MAP)
     assert tab.evaluate("document.querySelector('#regard-head').value") == "3"
 
@@ -244,14 +244,14 @@ def test_hostile_tokens_are_text(open_page: Open, tmp_path: Path) -> None:
 
 
 def test_dark_mode_narrow_windows_and_no_overflow(open_page: Open, short_page: str) -> None:
-    tab = open_page(short_page, color_scheme="dark")
+    tab = open_page(f"{short_page}#view=map", color_scheme="dark")
     tab.wait_for_selector(MAP)
     assert tab.locator(".regard").get_attribute("data-theme") == "dark"
     tab.get_by_role("button", name="Light or dark").click()
     assert tab.locator(".regard").get_attribute("data-theme") == "light"
     for width in (360, 700, 1600):
         tab.set_viewport_size({"width": width, "height": 740})
-        for view in ("overview", "text", "heads", "map"):
+        for view in ("sentence", "overview", "text", "heads", "map"):
             tab.locator(f"[data-view={view}]").last.click()
             tab.wait_for_timeout(60)
             assert tab.evaluate("document.documentElement.scrollWidth") <= width, (width, view)
@@ -259,7 +259,7 @@ def test_dark_mode_narrow_windows_and_no_overflow(open_page: Open, short_page: s
 
 
 def test_menus_stay_inside_of_the_window(open_page: Open, short_page: str) -> None:
-    tab = open_page(short_page)
+    tab = open_page(f"{short_page}#view=map")
     for width in (340, 900):
         tab.set_viewport_size({"width": width, "height": 740})
         for view in ("overview", "text", "map"):
@@ -290,7 +290,7 @@ def test_what_was_chosen_keeps_the_focus(open_page: Open, short_page: str) -> No
 
 
 def test_it_can_be_used_without_a_pointer(open_page: Open, short_page: str) -> None:
-    tab = open_page(short_page)
+    tab = open_page(f"{short_page}#view=map")
     tab.wait_for_selector(MAP)
     unnamed = tab.evaluate(
         """[...document.querySelectorAll('button, select, input, canvas[tabindex]')].filter(
@@ -301,7 +301,7 @@ def test_it_can_be_used_without_a_pointer(open_page: Open, short_page: str) -> N
     tab.keyboard.press("Tab")
     assert tab.evaluate("document.activeElement.textContent") == "Skip to the view"
     tab.keyboard.press("Tab")
-    assert tab.evaluate("document.activeElement.textContent") == "Map"
+    assert tab.evaluate("document.activeElement.textContent") == "Sentence"
     tab.locator("canvas.map").focus()
     tab.keyboard.press("Shift+ArrowDown")
     assert "#" in _settled(tab.locator(".tip"))
@@ -311,7 +311,7 @@ def test_it_can_be_used_without_a_pointer(open_page: Open, short_page: str) -> N
 
 
 def test_keys_are_heard_before_anything_has_the_focus(open_page: Open, short_page: str) -> None:
-    tab = open_page(short_page)
+    tab = open_page(f"{short_page}#view=map")
     tab.wait_for_selector(MAP)
     assert tab.evaluate("document.activeElement === document.body")
     tab.keyboard.press("]")
@@ -321,14 +321,14 @@ def test_keys_are_heard_before_anything_has_the_focus(open_page: Open, short_pag
     tab.keyboard.press("0")
     until(tab, "!location.hash.includes('span=')")
     tab.locator("[data-view=overview]").click()
-    tab.get_by_role("button", name="layers.1.attn, head 3").click()
+    tab.get_by_role("button", name="Layer 1 · head 3").click()
     tab.wait_for_selector(MAP)
     tab.keyboard.press("[")
     until(tab, "location.hash.includes('head=2') && location.hash.includes('map=1')")
 
 
 def test_the_tooltip_follows_the_wheel(open_page: Open, short_page: str) -> None:
-    tab = open_page(short_page)
+    tab = open_page(f"{short_page}#view=map")
     tab.wait_for_selector(MAP)
     box = tab.locator(MAP).bounding_box()
     assert box
@@ -347,19 +347,21 @@ def test_the_tooltip_follows_the_wheel(open_page: Open, short_page: str) -> None
 def test_an_address_that_makes_no_sense_shows_the_first_map(
     open_page: Open, short_page: str
 ) -> None:
-    tab = open_page(f"{short_page}#map=99&head=-7&span=NaN&pool=magic&view=%00&set=1,x,,1e9")
+    tab = open_page(
+        f"{short_page}#view=map&map=99&head=-7&span=NaN&pool=magic&view=%00&set=1,x,,1e9"
+    )
     tab.wait_for_selector(MAP)
 
 
 def test_a_long_text_in_a_page_is_zoomed_past_its_cells(open_page: Open, tmp_path: Path) -> None:
     what = seen(600)
     url = write_page(what, tmp_path / "p.html", tokens=tokens(600), limit=100_000).as_uri()
-    tab = open_page(url)
+    tab = open_page(f"{url}#view=map")
     tab.wait_for_selector(MAP)
     p = weights(what, 0, 0)
     query = 500
     key = int(p[query].argmax())
-    tab.goto(f"{url}#query={query}.5&key={key}.5&span=30")
+    tab.goto(f"{url}#view=map&query={query}.5&key={key}.5&span=30")
     tab.reload()
     tab.wait_for_selector(MAP)
     box = tab.locator(MAP).bounding_box()

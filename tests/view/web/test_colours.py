@@ -74,7 +74,7 @@ CELLS = [(30, 7), (39, 39), (12, 0), (25, 24), (38, 10)]
 def test_a_colour_is_the_weight_of_a_pair(
     scale: str, open_page: Open, short_page: str, short: Seen
 ) -> None:
-    tab = open_page(f"{short_page}#head=3")
+    tab = open_page(f"{short_page}#view=map&head=3")
     tab.wait_for_selector(MAP)
     chosen(tab, scale)
     p = weights(short, 0, 3)
@@ -120,7 +120,7 @@ def test_a_colour_is_what_a_cell_is_said_to_be(
     p = weights(long, 0, 1)
     cells = [(300, 60), (370, 100), (200, 1), (50, 12)]
     with App(long, tokens=tokens(1500)) as app:
-        tab = open_page(f"{app.url}#head=1")
+        tab = open_page(f"{app.url}#view=map&head=1")
         tab.wait_for_selector(MAP)
         # Every row read, so that nothing is a draft.
         until(tab, "!document.querySelector('.legend').textContent.includes('Draft')")
@@ -151,7 +151,7 @@ def test_a_colour_is_what_a_cell_is_said_to_be(
 def test_weight_times_value_is_a_layer_of_the_same_map(open_page: Open) -> None:
     what = seen(40)
     with App(what, tokens=tokens(40)) as app:
-        tab = open_page(f"{app.url}#head=2&map=1&scale=linear")
+        tab = open_page(f"{app.url}#view=map&head=2&map=1&scale=linear")
         tab.wait_for_selector(MAP)
         chosen(tab, "Weight × value")
         until(tab, "location.hash.includes('quantity=value')")
@@ -176,7 +176,7 @@ def test_a_page_knows_the_largest_of_each_row_from_its_strongest(
     what = seen(600)
     p = weights(what, 0, 1)
     url = write_page(what, tmp_path / "p.html", tokens=tokens(600), limit=100_000).as_uri()
-    tab = open_page(f"{url}#head=1&scale=row")
+    tab = open_page(f"{url}#view=map&head=1&scale=row")
     tab.wait_for_selector(MAP)
     most = torch.nn.functional.max_pool2d(p[None], 4)[0]
     shown = most / p.amax(-1).view(-1, 4).amax(1)[:, None]

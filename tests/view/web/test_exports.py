@@ -46,7 +46,7 @@ def tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 def test_pictures_of_what_is_seen(
     open_page: Open, short_page: str, short: Seen, tmp_path: Path
 ) -> None:
-    tab = open_page(f"{short_page}#head=2&map=1&scale=linear")
+    tab = open_page(f"{short_page}#view=map&head=2&map=1&scale=linear")
     picture = saved(tab, "PNG", tmp_path)
     assert picture.name == "layers.1.attn-head-2.png"
     body = picture.read_bytes()
@@ -72,7 +72,7 @@ def test_pictures_of_what_is_seen(
 
 def test_many_cells_are_one_image(open_page: Open, tmp_path: Path) -> None:
     url = write_page(seen(200), tmp_path / "p.html", tokens=tokens(200)).as_uri()
-    drawn = ElementTree.parse(saved(open_page(url), "SVG", tmp_path)).getroot()
+    drawn = ElementTree.parse(saved(open_page(f"{url}#view=map"), "SVG", tmp_path)).getroot()
     cells, legend = (image.get("href", "") for image in drawn.iter(f"{SVG}image"))
     assert cells.startswith("data:image/png;base64,")
     assert legend.startswith("data:image/png;base64,")
@@ -82,7 +82,7 @@ def test_many_cells_are_one_image(open_page: Open, tmp_path: Path) -> None:
 def test_numbers_of_what_is_seen(
     open_page: Open, short_page: str, short: Seen, tmp_path: Path
 ) -> None:
-    tab = open_page(short_page)
+    tab = open_page(f"{short_page}#view=map")
     with saved(tab, "CSV", tmp_path).open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 1600
@@ -100,7 +100,7 @@ def test_numbers_of_what_is_seen(
 def test_numbers_of_a_part_that_is_seen_pooled(open_page: Open, tmp_path: Path) -> None:
     what = seen(1500)
     with App(what, tokens=tokens(1500)) as app:
-        tab = open_page(f"{app.url}#head=1&query=700&key=400&span=1200")
+        tab = open_page(f"{app.url}#view=map&head=1&query=700&key=400&span=1200")
         found, about = tensors(saved(tab, "safetensors", tmp_path))
     cell = int(about["cell"])
     assert cell == 2
@@ -123,7 +123,7 @@ def test_numbers_wait_until_drafts_are_read_in_full(
     monkeypatch.setattr(tiles, "PAIRS", 1 << 16)
     what = seen(900)
     with App(what) as app:
-        tab = open_page(app.url)
+        tab = open_page(f"{app.url}#view=map")
         tab.wait_for_selector(MAP)
         assert "Draft: 1 of 2 rows" in tab.locator(".legend").inner_text()
         found, about = tensors(saved(tab, "safetensors", tmp_path))
@@ -137,7 +137,7 @@ def test_numbers_wait_until_drafts_are_read_in_full(
 def test_pairs_past_the_cells_of_a_page(open_page: Open, tmp_path: Path) -> None:
     what = seen(600)
     url = write_page(what, tmp_path / "p.html", tokens=tokens(600), limit=100_000).as_uri()
-    tab = open_page(f"{url}#query=500&key=450&span=120")
+    tab = open_page(f"{url}#view=map&query=500&key=450&span=120")
     tab.wait_for_selector(MAP)
     until(tab, "document.querySelector('.legend').textContent.includes('Full colour')")
     found, _ = tensors(saved(tab, "safetensors", tmp_path))
@@ -150,13 +150,13 @@ def test_pairs_past_the_cells_of_a_page(open_page: Open, tmp_path: Path) -> None
 def test_the_app_gives_the_whole_page(open_page: Open, tmp_path: Path) -> None:
     what = seen(40)
     with App(what, tokens=tokens(40)) as app:
-        page = saved(open_page(app.url), "HTML", tmp_path)
+        page = saved(open_page(f"{app.url}#view=map"), "HTML", tmp_path)
     assert page.name == "Toy.html"
     assert page.read_text("utf-8") == write_page(what, tmp_path / "p.html", tokens(40)).read_text()
 
 
 def test_a_page_offers_no_page(open_page: Open, short_page: str) -> None:
-    tab = open_page(short_page)
+    tab = open_page(f"{short_page}#view=map")
     tab.wait_for_selector(MAP)
     tab.get_by_role("button", name="Save …").click()
     kinds = tab.locator("[role=menuitem] .name").all_inner_texts()
@@ -263,7 +263,7 @@ def test_a_text_is_drawn_as_it_is_seen(
 
 
 def test_the_menu_is_used_by_keys(open_page: Open, short_page: str) -> None:
-    tab = open_page(short_page)
+    tab = open_page(f"{short_page}#view=map")
     tab.wait_for_selector(MAP)
     button = tab.get_by_role("button", name="Save …")
     button.focus()
@@ -287,7 +287,7 @@ def test_the_menu_is_used_by_keys(open_page: Open, short_page: str) -> None:
 
 def test_hostile_tokens_are_text_in_every_file(open_page: Open, tmp_path: Path) -> None:
     n = len(HOSTILE)
-    tab = open_page(write_page(seen(n), tmp_path / "p.html", tokens=HOSTILE).as_uri())
+    tab = open_page(write_page(seen(n), tmp_path / "p.html", tokens=HOSTILE).as_uri() + "#view=map")
     drawn = ElementTree.parse(saved(tab, "SVG", tmp_path)).getroot()
     tags = {each.tag.removeprefix(SVG) for each in drawn.iter()}
     assert tags == {"svg", "rect", "text", "title", "image"}

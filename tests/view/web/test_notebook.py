@@ -153,6 +153,8 @@ def test_the_frame_works_in_a_browser(tmp_path: Path) -> None:
         tab.on("pageerror", lambda error: complaints.append(str(error)))
         tab.goto(cell.as_uri())
         frame = tab.frame_locator("iframe")
+        frame.locator(".said .word").first.wait_for()
+        frame.get_by_role("button", name="Map", exact=True).click()
         frame.locator("canvas.map[data-ready=yes]").wait_for()
         frame.locator("#regard-head").select_option("2")
         frame.get_by_role("button", name="Text", exact=True).click()

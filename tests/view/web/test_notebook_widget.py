@@ -224,6 +224,16 @@ def test_the_front_end_runs_on_a_kernel() -> None:
         tab.expose_function("kernel", kernel(made, numbers))
         # Shown twice, as a notebook may: both hear all answers.
         tab.evaluate(HOST, [made._esm, {"map": 1}, 2])
+        for sentence in tab.locator(".sentence").all():
+            sentence.and_(tab.locator("[data-asked]")).wait_for()
+        assert tab.locator(".sentence").count() == 2
+        tab.locator(".sentence").first.locator(".word[data-place='17']").click()
+        tab.wait_for_timeout(300)
+        row = made._answers.atlas[1].weights(0, range(17, 18), range(30))[0]
+        key = 1 + int(row[1:].argmax())
+        assert made.selection == Selection("layers.1.attn", 0, query=17, key=key)
+        tab.evaluate("window.model.move({ map: 1, view: 'map', picked: [] })")
+        tab.locator("canvas.map").nth(1).wait_for()
         for map in tab.locator("canvas.map").all():
             map.and_(tab.locator("[data-ready=yes]")).wait_for()
         assert tab.locator("canvas.map").count() == 2

@@ -54,7 +54,7 @@ def test_weights_are_plain_numbers(open_page: Open) -> None:
 def test_the_tooltip_has_the_weight_that_is_too_small_to_read(open_page: Open) -> None:
     p = falling().weights()[0, 0, 0]
     with App(falling(), tokens=[f" word{i}" for i in range(N)]) as app:
-        tab = open_page(app.url)
+        tab = open_page(f"{app.url}#view=map")
         tab.wait_for_selector(MAP)
         for key in (1, 4, 8):
             tip = hover(tab, 2, key, N)
@@ -69,7 +69,7 @@ def test_a_legend_counts_as_far_down_as_its_colours(open_page: Open) -> None:
     n = 400
     even = torch.zeros(1, 1, n, 4)
     with App(regard.trace(even, even, even)) as app:
-        tab = open_page(app.url)
+        tab = open_page(f"{app.url}#view=map")
         tab.wait_for_selector(MAP)
         assert tab.locator(".ticks span").all_inner_texts() == ["0.000025%", "0.0025%", "0.25%"]
 

@@ -206,7 +206,7 @@ def test_words_look_at_a_picture(open_page: Open, tmp_path: Path) -> None:
 def test_without_a_picture_there_is_no_such_view(open_page: Open, tmp_path: Path) -> None:
     url = write_page(seen(5), tmp_path / "p.html", tokens=tokens(5)).as_uri()
     tab = open_page(f"{url}#view=picture")
-    tab.wait_for_selector(MAP)
+    tab.wait_for_selector(".said .word")
     assert tab.get_by_role("button", name="Picture").count() == 0
 
 

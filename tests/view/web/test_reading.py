@@ -65,12 +65,12 @@ def test_a_typed_text_takes_the_place_of_the_one_before(open_page: Open, running
     assert "".join(words(tab)[1:]).replace(" ", "") == TEXT.replace(" ", "")
     # Without loading the page again, and at the layer and head that were chosen.
     assert tab.evaluate("window.stays")
-    assert "in head 2" in tab.locator("h2").inner_text()
+    assert "in layer 1 · head 2" in tab.locator("h2").inner_text()
     until(tab, "!location.hash.includes('token=') && location.hash.includes('scale=row')")
     assert tab.locator("#regard-layer").input_value() == "1"
     assert tab.locator(".model").inner_text() == running.causal
     tab.get_by_role("button", name="Induction").click()
-    until(tab, "document.querySelector('h2')?.textContent.includes('in head 3')")
+    until(tab, "document.querySelector('h2')?.textContent.includes('layer 1 · head 3')")
     tab.get_by_role("button", name="Previous token").click()
     until(tab, "document.querySelector('#regard-layer').value === '0'")
     tab.reload()
@@ -116,7 +116,7 @@ def test_progress_is_shown_and_stopped(
     assert 0 <= float(tab.locator("progress").get_attribute("value") or "-1") <= 1
     until(tab, r"/writing … \d+ of 40 tokens/.test(document.querySelector('.far').textContent)")
     # A page that is opened meanwhile shows it too.
-    other = open_page(running.app.url)
+    other = open_page(f"{running.app.url}#view=map")
     until(other, "document.querySelector('.far')?.textContent.includes('writing')")
     far.locator("xpath=..").get_by_role("button", name="Stop").click()
     until(tab, "document.querySelector('.status').textContent.startsWith('Stopped')")
@@ -157,7 +157,7 @@ def test_what_cannot_be_read_is_told_in_the_page(
 
 
 def test_what_a_model_writes_is_in_the_same_map(open_page: Open, running: Running) -> None:
-    tab = open_page(running.app.url)
+    tab = open_page(f"{running.app.url}#view=map")
     type_text(tab, TEXT, running.causal, 6)
     tab.wait_for_selector(".wrote:not([hidden])")
     reader = load(running.causal)
@@ -185,7 +185,7 @@ def test_encoder_decoder_and_what_lies_between(open_page: Open, running: Running
         tab.get_by_role("radio", name=part).check()
         until(
             tab,
-            f"document.querySelector('#regard-layer').selectedOptions[0].textContent === '{layer}'",
+            f"document.querySelector('#regard-layer').selectedOptions[0].title === '{layer}'",
         )
         assert tab.get_by_role("radio", name=part).is_checked()
     tab.wait_for_selector("h3")
@@ -210,7 +210,7 @@ def test_a_window_keeps_its_text_while_others_read(
 ) -> None:
     behind = open_page(f"{running.app.url}#view=text")
     assert len(words(behind)) == 40
-    tab = open_page(running.app.url)
+    tab = open_page(f"{running.app.url}#view=map")
     type_text(tab, "to be or not", "spelling")
     until(tab, "document.querySelector('.model').textContent === 'spelling'")
     behind.locator(".word").nth(3).click()

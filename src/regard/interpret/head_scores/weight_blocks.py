@@ -14,6 +14,7 @@ from regard.inputs import AttentionInputs
 from regard.masks.algebra import pairs
 from regard.masks.tiles import band_edges
 from regard.seen import open_places, outline_of
+from regard.stopping import step
 from regard.traces import Trace
 
 PAIRS = 1 << 22
@@ -35,6 +36,7 @@ def blocks(trace: Trace, queries: Int[Tensor, "q"] | None = None) -> Iterator[Bl
     every = torch.arange(Q, device=x.q.device) if queries is None else queries
     start, stop = _edges(x)
     for q in every.split(max(1, PAIRS // max(B * H * K, 1))):
+        step()
         low, high = int(start[q].min()), int(stop[q].max())
         # A row that sees nothing still counts as one: its weights are 0.
         keys = torch.arange(min(low, K - 1), max(high, low + 1, 1), device=x.q.device)[:K]

@@ -1,6 +1,7 @@
 """The numbers behind every view: maps, their tiles, and what is said of heads and places."""
 
 from regard.view.atlas.atlas import Atlas
+from regard.view.atlas.badges import head_badges
 from regard.view.atlas.bare_weights import Weights, looked_at
 from regard.view.atlas.choice import Choice, Head, choose, layer_of, read
 from regard.view.atlas.cores import on_cores, one_core
@@ -52,6 +53,7 @@ __all__ = [
     "given",
     "got",
     "halves",
+    "head_badges",
     "head_figures",
     "layer_of",
     "levels",

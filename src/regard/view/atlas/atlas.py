@@ -6,7 +6,7 @@ were not kept there is a summary instead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from regard.errors import RegardError
@@ -99,6 +99,13 @@ class Atlas:
     def __getitem__(self, place: int) -> Map:
         check_place(place, len(self.maps), "map")
         return self.maps[place]
+
+    def know(self, badges: Mapping[str, Sequence[str]]) -> Atlas:
+        """The same atlas, which knows by the path of a layer what its heads do over many texts."""
+        for m in self.maps:
+            words = badges.get(m.name, ())
+            m.known = words if len(words) == m.shape[0] else ()
+        return self
 
     def index(self) -> dict[str, Any]:
         """Everything about the maps that is no weight, as JSON: O(n)."""

@@ -45,6 +45,8 @@ class Map:
     keys: Sequence[str] | None = None
     steps: Sequence[int] = ()
     """The first query of each step, where the steps are joined into one call."""
+    known: Sequence[str] = ()
+    """A word for each head, or none, where the model tells what its heads do over many texts."""
     _heads: dict[tuple[int, int], Trace] = field(default_factory=dict)
     _choosing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -239,6 +241,7 @@ class Map:
             "mask": "none" if mask is None else repr(mask)[:200],
             "width": x.q.shape[-1],
             "backend": self.traces[self.calls[0]].backend,
+            "known": list(self.known),
             "starts": list(self.steps or self.starts[:-1])[:10_000],
         }
 

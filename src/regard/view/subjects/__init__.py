@@ -1,6 +1,14 @@
 """What is looked at: words compared by their spelling, texts that models read, parts of them."""
 
-from regard.view.subjects.model_runs import SPELLING, Tell, Told, check_words, known_heads, run
+from regard.view.subjects.model_runs import (
+    SPELLING,
+    Tell,
+    Told,
+    check_words,
+    known_badges,
+    known_heads,
+    run,
+)
 from regard.view.subjects.spelled_words import SENTENCE, TOKEN, Spelling, no_word, spelled
 from regard.view.subjects.subject import Subject
 from regard.view.subjects.wanted import (
@@ -26,6 +34,7 @@ __all__ = [
     "Wanted",
     "check_words",
     "chosen_head",
+    "known_badges",
     "known_heads",
     "look",
     "no_word",

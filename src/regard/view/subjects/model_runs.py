@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -50,6 +50,8 @@ class Told:
     """Those of the text that it read meanwhile, if it writes another."""
     silent: str = ""
     """Why the model foretells nothing, if it does not."""
+    badges: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By the path of a layer, a word for each head, as the model's card has them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +73,11 @@ class Run:
     def told(self, reader: Reader, text: str) -> Told:
         """What is known of the text."""
         silent = reader.why_silent()
-        tokens = ((), ()) if silent else (self.ids, self.source)
-        return Told(text, reader.name, self.wrote, known_heads(reader), *tokens, silent)
+        ids, source = ((), ()) if silent else (self.ids, self.source)
+        return Told(
+            text, reader.name, self.wrote, known_heads(reader), ids, source, silent,
+            known_badges(reader),
+        )  # fmt: skip
 
     def atlas(self, model: str) -> Atlas:
         """The maps of all layers, their places named."""
@@ -149,6 +154,17 @@ def known_heads(reader: Reader) -> tuple[Known, ...]:
         for kind in KINDS
         if kind in measured and measured[kind][0]["score"] >= PLAIN
     )
+
+
+def known_badges(reader: Reader) -> dict[str, list[str]]:
+    """What the heads of a model do over many texts, by its card; nothing where it does not say."""
+    if "badges" not in reader.card or not isinstance(reader.card["badges"], dict):
+        return {}
+    return {
+        path: words
+        for path, words in reader.card["badges"].items()
+        if isinstance(words, list) and all(isinstance(word, str) for word in words)
+    }
 
 
 @contextmanager

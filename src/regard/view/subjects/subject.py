@@ -32,4 +32,5 @@ class Subject:
 
     def atlas(self) -> Atlas:
         """The maps of all layers."""
-        return named(Atlas.of(self.what, self.tokens), self.told.model, self.names)
+        made = Atlas.of(self.what, self.tokens).know(self.told.badges)
+        return named(made, self.told.model, self.names)

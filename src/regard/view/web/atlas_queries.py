@@ -12,13 +12,13 @@ import torch
 
 from regard.errors import RegardError
 from regard.stopping import stoppable
-from regard.view.atlas import Atlas, CancelledError, Go, one_core, raw, tile
+from regard.view.atlas import Atlas, CancelledError, Go, head_badges, one_core, raw, tile
 from regard.view.web.html_page import document
 from regard.view.web.turns import Turns
 
 Asked = Mapping[str, str]
 JSON, BYTES = "application/json", "application/octet-stream"
-PATIENT = ("page", "statistics")
+PATIENT = ("page", "statistics", "badges")
 """Questions that take long, and give way to others; and tiles that are read in full."""
 OFTEN = 0.05
 """Seconds between two looks at whether an answer is still wanted, at least."""
@@ -38,6 +38,7 @@ class Answers:
         self.atlas = atlas
         self._turns = Turns()
         self._statistics: dict[int, bytes] = {}
+        self._badges: dict[int, bytes] = {}
 
     def answer(
         self, name: str, asked: Asked, go: Callable[[], bool] = lambda: True
@@ -48,9 +49,9 @@ class Answers:
             raise RegardError(
                 "there is no such question", got=repr(name), accepted=", ".join(self.QUESTIONS)
             )
-        check = sometimes(go)
+        urgent = name not in PATIENT and "exact" not in asked
+        check = sometimes(go) if urgent else self._giving_way(go)
         try:
-            urgent = name not in PATIENT and "exact" not in asked
             with self._turns.taken(urgent=urgent), stoppable(check):
                 # Others were answered meanwhile.
                 check()
@@ -61,7 +62,19 @@ class Answers:
             raise
         except ValueError as error:
             raise RegardError(f"{name} was asked in words that make no sense: {error}") from None
-        return (JSON if name in ("index", "statistics", "cell") else BYTES), found
+        return (JSON if name in ("index", "statistics", "badges", "cell") else BYTES), found
+
+    def _giving_way(self, go: Callable[[], bool]) -> Callable[[], None]:
+        """Between two steps of what takes long, all who wait for something quick are answered."""
+        often = sometimes(go)
+
+        def check() -> None:
+            often()
+            if self._turns.wanted:
+                self._turns.give()
+                self._turns.take(urgent=False)
+
+        return check
 
     def _pausing(self, go: Callable[[], bool], urgent: bool) -> Go:
         def pause(done: float) -> bool:
@@ -85,6 +98,12 @@ class Answers:
         if place not in self._statistics:
             self._statistics[place] = json.dumps(self.atlas[place].statistics()).encode()
         return self._statistics[place]
+
+    def _badges_of(self, asked: Asked, go: Go) -> bytes:
+        place = int(asked["map"])
+        if place not in self._badges:
+            self._badges[place] = json.dumps(head_badges(self.atlas[place])).encode()
+        return self._badges[place]
 
     def _largest(self, asked: Asked, go: Go) -> bytes:
         return raw(self.atlas[int(asked["map"])].largest(int(asked["head"])))
@@ -146,6 +165,7 @@ class Answers:
     QUESTIONS: ClassVar[dict[str, Callable[[Any, Asked, Go], bytes]]] = {
         "index": _index,
         "statistics": _statistics_of,
+        "badges": _badges_of,
         "largest": _largest,
         "visible": _visible,
         "tile": _tile,

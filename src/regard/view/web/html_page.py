@@ -38,6 +38,7 @@ from regard.view.atlas import (
     Patches,
     Weights,
     halves,
+    head_badges,
     levels,
     on_cores,
     raw,
@@ -138,6 +139,7 @@ def document(
             "level": level,
             "strongest": strongest,
             "statistics": m.statistics(),
+            "badges": head_badges(m),
             "chunk": name,
         }
     return written(index, blocks, program, atlas.model)

@@ -133,7 +133,8 @@ class Session:
             reader = self._opened(model)
             with self._turn:
                 found = run(reader, text, tokens, tell)
-            atlas, told = found.atlas(model), found.told(reader, text)
+            told = found.told(reader, text)
+            atlas = found.atlas(model).know(told.badges)
         tell("drawing", 0, 0)
         self._keep(self._edition(self.now.number + 1, atlas, told))
 

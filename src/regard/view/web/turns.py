@@ -22,6 +22,11 @@ class Turns:
         self._urgent = 0
         """Urgent ones that wait."""
 
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody urgent waits."""
+        return self._urgent > 0
+
     def take(self, *, urgent: bool) -> None:
         """Wait for a turn."""
         with self._changed:

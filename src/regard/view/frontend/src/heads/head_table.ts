@@ -3,6 +3,7 @@
 import { el, refill } from "../elements/element";
 import { csv } from "../export/csv";
 import { download } from "../export/download";
+import { headName } from "../selection/layer_names";
 import type { State } from "../selection/view_state";
 import type { Source } from "../sources/source";
 import type { Index, Statistics } from "../sources/wire_format";
@@ -131,8 +132,8 @@ export class HeadTable {
     );
     const called = ({ map, name, head }: Row) => {
       const words = [
-        el("span", { class: "path" }, name),
-        el("span", { class: "place" }, `head ${head}`),
+        el("span", {}, map === null ? `Head ${head}` : headName(this.index.maps, map, head)),
+        el("span", { class: "path place" }, name),
       ];
       if (map === null) return el("span", { class: "jump" }, ...words);
       const onclick = () => this.change({ view: "map", map, head, span: 0 });

@@ -8,6 +8,7 @@ import { pictureItems } from "../export/file_menu";
 import { safeName } from "../export/file_name";
 import type { CachedTile } from "../plot/tile_cache";
 import { largestIn, rangeOf, tileImage } from "../plot/tile_image";
+import { headName, layerName } from "../selection/layer_names";
 import type { State } from "../selection/view_state";
 import type { Source } from "../sources/source";
 import { topLevel, type Index } from "../sources/wire_format";
@@ -76,7 +77,7 @@ export class Overview {
             class: group > 1 && head && head % group === 0 ? "thumb apart" : "thumb",
             "data-map": map,
             "data-head": head,
-            "aria-label": `${info.name}, head ${head}`,
+            "aria-label": headName(this.index.maps, map, head),
             onclick: () => this.change({ view: "map", map, head, span: 0 }),
           },
           canvas,
@@ -91,7 +92,8 @@ export class Overview {
         el(
           "h2",
           {},
-          el("span", { class: "path" }, info.name),
+          el("span", {}, layerName(this.index.maps, map)),
+          el("span", { class: "path place" }, info.name),
           el("span", { class: "place" }, `${size}${shared} · mask ${info.mask}`),
         ),
         el("div", { class: "thumbs", style: `--per: ${perRow(info.heads)}` }, ...thumbs),

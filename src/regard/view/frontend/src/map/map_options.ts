@@ -33,6 +33,7 @@ export function choices(
       (value) => change({ pool: value }),
     ),
   ];
+  made[1]!.classList.add("pool");
   if (quantities.length > 1)
     made.push(
       choice(

@@ -130,7 +130,10 @@ export class MapView implements MapActions {
   }
 
   open(query: number): void {
-    const view = this.index.pictures[this.map.queryText] ? "picture" : "text";
+    const { texts, pictures } = this.index;
+    const { queryText } = this.map;
+    const named = texts[queryText] === undefined ? "text" : "sentence";
+    const view = pictures[queryText] ? "picture" : named;
     this.change({ view, token: query, direction: "looks" });
   }
 

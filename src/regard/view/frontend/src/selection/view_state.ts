@@ -2,8 +2,8 @@
 
 import { POOLS, SCALES, type Pool, type Scale } from "../drawing/colour";
 
-export type View = "map" | "picture" | "overview" | "text" | "grids" | "heads";
-export const VIEWS: View[] = ["map", "picture", "overview", "text", "grids", "heads"];
+export type View = "sentence" | "map" | "picture" | "overview" | "text" | "grids" | "heads";
+export const VIEWS: View[] = ["sentence", "map", "picture", "overview", "text", "grids", "heads"];
 
 export interface State {
   view: View;
@@ -27,8 +27,11 @@ export interface State {
   layers: "one" | "all";
 }
 
+/** What a text is opened with, where an address does not say. */
+export type Defaults = Pick<State, "view" | "scale">;
+
 export const START: State = {
-  view: "map",
+  view: "sentence",
   map: 0,
   head: 0,
   query: 0,
@@ -59,11 +62,11 @@ const places = (value: string | null): number[] =>
     .filter((place) => Number.isInteger(place) && place >= 0);
 
 /** Nothing in an address is believed: what does not fit is the default. */
-export function read(address: string): State {
+export function read(address: string, defaults: Defaults): State {
   const given = new URLSearchParams(address.replace(/^#/, ""));
   const get = (name: string) => given.get(name);
   return {
-    view: one(get("view"), VIEWS, START.view),
+    view: one(get("view"), VIEWS, defaults.view),
     map: Math.max(0, Math.trunc(count(get("map"), 0))),
     head: Math.max(0, Math.trunc(count(get("head"), 0))),
     query: count(get("query"), 0),
@@ -71,7 +74,7 @@ export function read(address: string): State {
     span: Math.max(0, count(get("span"), 0)),
     picked: places(get("picked")),
     pool: one(get("pool"), POOLS, START.pool),
-    scale: one(get("scale"), SCALES, START.scale),
+    scale: one(get("scale"), SCALES, defaults.scale),
     quantity: get("quantity") ?? START.quantity,
     token: Math.max(-1, Math.trunc(count(get("token"), -1))),
     direction: one(get("direction"), ["looks", "seen"] as const, START.direction),
@@ -80,13 +83,21 @@ export function read(address: string): State {
   };
 }
 
-export function write(state: State): string {
+export function write(state: State, defaults: Defaults): string {
   const parts = new URLSearchParams();
   for (const [name, value] of Object.entries(state)) {
     const text = Array.isArray(value) ? value.join() : String(value);
-    const plain = START[name as keyof State];
+    const plain = { ...START, ...defaults }[name as keyof State];
     if (text !== String(plain))
       parts.set(name, typeof value === "number" ? String(+value.toFixed(2)) : text);
   }
   return parts.toString();
+}
+
+/** A pair that is picked is what every view asks about; another question lets go of it. */
+export function linked(part: Partial<State>, before: State): Partial<State> {
+  const [query] = part.picked ?? [];
+  if (query !== undefined) return { token: query, direction: "looks", ...part };
+  const other = part.token !== undefined && part.token !== before.picked[0];
+  return other ? { picked: [], ...part } : part;
 }

@@ -15,13 +15,24 @@ import { PictureView } from "../picture/picture_view";
 import { PredictionsPanel } from "../predictions/predictions_panel";
 import { ReadingBar } from "../reading/reading_bar";
 import { LayerPicker } from "../selection/layer_picker";
-import { read, START, write, type State, type View } from "../selection/view_state";
+import {
+  linked,
+  read,
+  START,
+  write,
+  type Defaults,
+  type State,
+  type View,
+} from "../selection/view_state";
 import { AppSource } from "../sources/app_source";
 import type { Source } from "../sources/source";
 import type { Index, MapInfo } from "../sources/wire_format";
+import { SentenceView } from "../sentence/sentence_view";
 import { TextView } from "../text/text_view";
+import { Address } from "./address";
 
 const TITLES: Record<View, string> = {
+  sentence: "Sentence",
   map: "Map",
   picture: "Picture",
   overview: "Overview",
@@ -30,8 +41,12 @@ const TITLES: Record<View, string> = {
   heads: "Heads",
 };
 const THEME = "regard-theme";
+/** Tokens up to which the sentence is what is seen first; of longer texts it is the map. */
+const HOME = 5000;
+/** Tokens up to which colours are the weight itself. */
+const LINEAR = 200;
 const KEYS =
-  "Drag or arrow keys: pan. Wheel or +\u00a0−: zoom. 0: whole text. [\u00a0]: head. {\u00a0}: layer. Shift\u00a0+\u00a0arrows: read cell by cell. Enter: its text.";
+  "Drag or arrow keys: pan. Wheel or +\u00a0−: zoom. 0: whole text. [\u00a0]: head. {\u00a0}: layer. Shift\u00a0+\u00a0arrows: read cell by cell. Enter: its sentence.";
 
 export interface Options {
   /** Keep the view in the address of the page. */
@@ -43,8 +58,9 @@ export interface Options {
 
 export class Shell {
   private state: State;
-  /** Made, like the four below it, where the index has maps. */
+  /** Made, like the five below it, where the index has maps. */
   private mapView!: MapView;
+  private sentence!: SentenceView;
   private text!: TextView;
   private overview!: Overview;
   private picture!: PictureView;
@@ -61,6 +77,7 @@ export class Shell {
   private chosen: "light" | "dark" | null = null;
   private system = window.matchMedia("(prefers-color-scheme: dark)");
   private written = 0;
+  private address = new Address();
 
   constructor(
     private root: HTMLElement,
@@ -69,7 +86,7 @@ export class Shell {
     private options: Options,
   ) {
     const address = options.address ? location.hash : "";
-    const start = read(address.length > 1 ? address : (index.view ?? ""));
+    const start = read(address.length > 1 ? address : (index.view ?? ""), this.defaults);
     this.state = this.sound({ ...start, ...options.view });
     try {
       const kept = localStorage.getItem(THEME);
@@ -113,8 +130,8 @@ export class Shell {
     ears.addEventListener("keydown", (event) => this.key(event as KeyboardEvent));
     if (options.address)
       window.addEventListener("hashchange", () => {
-        if (location.hash.slice(1) === write(this.state)) return;
-        this.state = this.sound(read(location.hash));
+        if (location.hash.slice(1) === write(this.state, this.defaults)) return;
+        this.state = this.sound(read(location.hash, this.defaults));
         this.render();
       });
     this.render();
@@ -123,7 +140,10 @@ export class Shell {
   /** Views of an index, which are made anew for another one. */
   private open(index: Index): void {
     const { source } = this;
-    if (this.index !== index && this.index.maps.length) this.mapView.close();
+    if (this.index !== index && this.index.maps.length) {
+      this.mapView.close();
+      this.sentence.close();
+    }
     this.index = index;
     this.model.title = this.model.textContent = index.model;
     const state = () => this.state;
@@ -140,13 +160,13 @@ export class Shell {
       (status) => this.explain(status),
       theme,
     );
-    this.text = new TextView(source, index, state, change, theme, (query, key) => {
-      this.change({
-        view: "map",
-        ...(this.state.set.length === 1 ? { head: this.state.set[0]! } : {}),
-      });
+    const jump = (query: number, key: number) => {
+      const { set, head } = this.state;
+      this.change({ view: "map", head: set.length === 1 ? set[0]! : head, picked: [query, key] });
       requestAnimationFrame(() => this.mapView.show(query, key));
-    });
+    };
+    this.sentence = new SentenceView(source, index, state, change, theme, jump);
+    this.text = new TextView(source, index, state, change, theme, jump);
     this.saving = new Menu("Save …", mapFiles(this.mapView, index, source, state));
     this.picture = new PictureView(source, index, state, change);
     this.overview = new Overview(source, index, state, change, theme);
@@ -174,7 +194,12 @@ export class Shell {
   }
 
   private async reopen(): Promise<void> {
+    const before = this.defaults;
     this.open(await this.source.index());
+    const { view, scale } = this.state;
+    // What nobody chose is what suits the text.
+    if (view === before.view) this.state.view = this.defaults.view;
+    if (scale === before.scale) this.state.scale = this.defaults.scale;
     this.state = this.sound(this.state);
     // What was chosen of the model holds for the next text as well; places in the text do not.
     const { query, key, span, token, picked } = START;
@@ -202,6 +227,7 @@ export class Shell {
     const { maps, summaries } = this.index;
     const mapped = maps.length > 0;
     const there: Record<View, boolean> = {
+      sentence: SentenceView.of(this.index),
       map: mapped,
       picture: PictureView.of(this.index),
       overview: mapped,
@@ -210,6 +236,15 @@ export class Shell {
       heads: true,
     };
     return (Object.keys(TITLES) as View[]).filter((view) => there[view]);
+  }
+
+  /** What suits a text: words are read as a sentence, as long as they can be. */
+  private get defaults(): Defaults {
+    const { maps } = this.index;
+    const longest = Math.max(0, ...maps.map(({ queries, keys }) => Math.max(queries, keys)));
+    const [first, next] = this.views;
+    const view = first === "sentence" && longest > HOME ? next! : first!;
+    return { view, scale: longest <= LINEAR ? "linear" : "log" };
   }
 
   private sound(state: State): State {
@@ -223,26 +258,16 @@ export class Shell {
     const [query, key] = state.picked;
     const there =
       query !== undefined && key !== undefined && of && query < of.queries && key < of.keys;
-    const view = views.includes(state.view) ? state.view : views[0]!;
+    const view = views.includes(state.view) ? state.view : this.defaults.view;
     return { ...state, view, map, head, quantity, picked: there ? [query, key] : [] };
   }
 
   private change(part: Partial<State>, quiet = false): void {
     const before = this.state;
-    this.state = this.sound({ ...before, ...part });
+    this.state = this.sound({ ...before, ...linked(part, before) });
     const [moved, now] = [this.index.maps[before.map], this.map];
     if (now?.queries !== moved?.queries || now?.keys !== moved?.keys) this.state.span = 0;
-    if (this.options.address) {
-      clearTimeout(this.written);
-      this.written = window.setTimeout(() => {
-        const address = write(this.state);
-        history.replaceState(
-          null,
-          "",
-          address ? `#${address}` : location.pathname + location.search,
-        );
-      }, 150);
-    }
+    if (this.options.address) this.address.write(before, this.state, this.defaults);
     if (this.options.changed) {
       clearTimeout(this.written);
       this.written = window.setTimeout(() => this.options.changed?.(this.state), 150);
@@ -253,7 +278,7 @@ export class Shell {
   /** Show another view; who asked for it is not told of it. */
   show(view: Partial<State>): void {
     const next = this.sound({ ...this.state, ...view });
-    if (write(next) === write(this.state)) return;
+    if (write(next, this.defaults) === write(this.state, this.defaults)) return;
     this.state = next;
     this.render();
   }
@@ -274,8 +299,10 @@ export class Shell {
     this.root.dataset["view"] = view;
     this.renderTabs();
     if (this.map) this.layerPicker.render(this.index.maps, this.state, (part) => this.change(part));
-    this.layerPicker.root.hidden = !this.map;
+    // Tables and grids show all heads alike.
+    this.layerPicker.root.hidden = !this.map || view === "heads" || view === "grids";
     const views = {
+      sentence: this.sentence,
       map: this.mapView,
       picture: this.picture,
       overview: this.overview,
@@ -341,6 +368,7 @@ export class Shell {
 
   private explain(status: MapStatus): void {
     const legend = legendOf(status, this.state, this.index.quantities);
+    this.side.dataset["level"] = String(status.level);
     this.legend.replaceChildren(...legendNodes(legend, status.failed, this.theme));
   }
 
@@ -359,6 +387,7 @@ export class Shell {
       this.change({ map: step(map, event.key === "}" ? 1 : -1, this.layers.length), set: [] });
     else if (this.state.view === "map" && (target === document.body || heard(target, event.key)))
       return pressKey(event, this.mapView);
+    else if (this.state.view === "sentence" && this.sentence.key(event)) event.preventDefault();
     else return;
     event.preventDefault();
   }

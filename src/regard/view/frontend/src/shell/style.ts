@@ -8,6 +8,8 @@ import map from "../map/map.css";
 import picture from "../picture/picture.css";
 import predictions from "../predictions/predictions.css";
 import reading from "../reading/reading.css";
+import badges from "../sentence/badges.css";
+import sentence from "../sentence/sentence.css";
 import text from "../text/text.css";
 import base from "./base.css";
 import narrow from "./narrow.css";
@@ -21,6 +23,8 @@ export const STYLE = [
   overview,
   headGrids,
   text,
+  sentence,
+  badges,
   picture,
   headTable,
   narrow,

@@ -14,7 +14,13 @@ import {
 } from "./wire_format";
 
 interface PageMap extends MapInfo {
-  page: { level: number; strongest: number; statistics: Statistics; chunk: string };
+  page: {
+    level: number;
+    strongest: number;
+    statistics: Statistics;
+    badges: string[] | null;
+    chunk: string;
+  };
 }
 
 interface PageHead {
@@ -44,6 +50,9 @@ export class PageSource implements Source {
   }
   statistics(map: number): Promise<Statistics> {
     return Promise.resolve(this.of(map).page.statistics);
+  }
+  badges(map: number): Promise<string[] | null> {
+    return Promise.resolve(this.of(map).page.badges);
   }
   finest(map: number): number {
     return this.of(map).page.level;

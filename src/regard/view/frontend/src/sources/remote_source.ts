@@ -22,6 +22,9 @@ export abstract class RemoteSource implements Source {
   statistics(map: number): Promise<Statistics> {
     return this.json("statistics", { map });
   }
+  badges(map: number, signal?: AbortSignal): Promise<string[] | null> {
+    return this.json("badges", { map }, signal);
+  }
   finest(): number {
     return 0;
   }

@@ -35,6 +35,8 @@ export interface Source {
   readonly kind: "app" | "page";
   index(): Promise<Index>;
   statistics(map: number): Promise<Statistics>;
+  /** A word for what each head of a map does, or none; null where the text is too long. */
+  badges(map: number, signal?: AbortSignal): Promise<string[] | null>;
   /** The finest level there is of a map. */
   finest(map: number): number;
   tile(place: Place, signal?: AbortSignal): Promise<Tile>;

@@ -13,6 +13,8 @@ export interface MapInfo {
   width: number;
   backend: string;
   starts: number[];
+  /** What the model tells of each head over many texts; empty where it does not. */
+  known: string[];
   queryText: number;
   keyText: number;
 }

@@ -14,6 +14,7 @@ import { pictureItems, tableItem } from "../export/file_menu";
 import { figureTitle, fileName } from "../export/file_name";
 import { tokenTable } from "../export/token_table";
 import { headButtons } from "../selection/head_buttons";
+import { layerName, lowered } from "../selection/layer_names";
 import { partOf } from "../selection/model_parts";
 import {
   directionChoice,
@@ -154,7 +155,7 @@ export class TextView {
         "h2",
         {},
         name === undefined ? "" : el("bdi", { class: "token" }, spelled(name, 32)),
-        ` #${token} ${verb(direction)}, in ${this.which()}`,
+        ` #${token} ${verb(direction)}, in ${this.layer}${this.which()}`,
       ),
       this.strongest(answer),
       legendBox(this.legend(answer), this.theme()),
@@ -170,6 +171,13 @@ export class TextView {
     return this.state().layers === "all"
       ? `the mean of all heads of ${this.alike.length} layers`
       : headsName(this.heads);
+  }
+
+  /** The layer of the heads, inside of a sentence. */
+  private get layer(): string {
+    const { map, layers } = this.state();
+    const name = layers === "one" ? layerName(this.index.maps, map) : "";
+    return name && `${lowered(name)} · `;
   }
 
   private layerChoice(): HTMLElement | string {
