@@ -235,7 +235,7 @@ def test_the_app_reads_a_text_after_statistics(open_page: Open) -> None:
         tab.wait_for_selector(".grid")
         app.session.read({"text": "to be or not", "model": "spelling", "tokens": 0})
         app.session.work.wait()
-        tab.reload()
+        tab = open_page(app.url)
         tab.wait_for_selector(".said .word")
         assert tab.locator(".said .word").all_inner_texts() == ["to", "be", "or", "not"]
         tab.locator("[data-view=map]").click()

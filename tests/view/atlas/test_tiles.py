@@ -214,7 +214,6 @@ def test_tiles_that_are_not_there_are_refused(place: tuple[int, int, int, int]) 
 def test_what_cannot_be_looked_at_is_refused() -> None:
     with pytest.raises(regard.RegardError, match="this cannot be looked at"):
         Atlas.of({"weights": 3})  # type: ignore[arg-type]
-
     with pytest.raises(regard.RegardError, match="no attention was seen"):
         Atlas.of(regard.seen.Seen())
     x = torch.zeros(4, 2)
