@@ -14,7 +14,9 @@ MASK = masks.causal() & masks.padding(SEEN["lengths"])
 
 
 @pytest.mark.parametrize(
-    "features", [linear.elu_plus_one, torch.relu, linear.random_features(5, 6)], ids=str
+    "features",
+    [linear.elu_plus_one, torch.relu, linear.random_features(5, 6)],
+    ids=["elu", "relu", "random"],
 )
 def test_every_question_is_exact(features):
     q, k, v = draw(150)
