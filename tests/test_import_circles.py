@@ -19,6 +19,7 @@ LEFT = {
     ("display", "shown"): "the same in marimo",
     ("traces", "save_trace"): "Trace.save: a trace is asked to save itself, files hold traces",
     ("traces", "given_trace"): "Trace.of: a trace of given numbers, made where choices are made",
+    ("traces", "trace_of_weights"): "Trace.of_weights: the same, of given weights",
     ("seen", "save"): "Seen.save: the same, for all layers of a model",
 }
 

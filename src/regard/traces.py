@@ -107,7 +107,7 @@ class Trace(Displayed):
         tensor([[0],
                 [1]])
         """
-        from regard.given_weights import trace_of_weights
+        from regard.given_traces import trace_of_weights
 
         return trace_of_weights(weights)
 
