@@ -217,3 +217,13 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 def test_a_trace_is_a_model_of_one_layer() -> None:
     trace: Trace = seen_model(6)["layers.1"].trace
     assert head_figures(trace).entropy[0] == head_figures(seen_model(6)).entropy[1]
+
+
+def test_an_encoder_decoder_says_which_rows_are_what() -> None:
+    seen = regard.seen.Seen()
+    x = torch.randn(1, 2, 4, 8)
+    for path in ("encoder.0", "encoder.1", "decoder.0.own", "decoder.0.memory"):
+        seen.layer(path).take(regard.trace(x, x, x), 0, keep=True)
+    said = drawn(head_grid(seen, plain=True))
+    assert "0, 1: encoder.*" in said
+    assert "3: decoder.*.memory, cross-attention" in said
