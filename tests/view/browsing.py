@@ -47,7 +47,7 @@ def contrast(one: str, other: str) -> float:
 
 def until(tab: Page, condition: str) -> None:
     """Wait for something to be true of the page, whose policy lets nobody evaluate text in it."""
-    for _ in range(200):
+    for _ in range(1200):
         if tab.evaluate(condition):
             return
         tab.wait_for_timeout(50)

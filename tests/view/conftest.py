@@ -41,7 +41,7 @@ def open_page(browser: Any) -> Iterator[Open]:
 
     def opened(url: str, **how: object) -> Any:
         context = browser.new_context(viewport={"width": 1200, "height": 800}, **how)
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(60_000)  # patience is free: a busy machine is no fault
         contexts.append(context)
         tab = context.new_page()
         tab.on("console", lambda message: complaints.append(message.text))

@@ -30,7 +30,7 @@ def until(what: Callable[[], bool], seconds: float = 5.0) -> bool:
 
 
 def dial(app: App) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", app.port), timeout=5)
+    return socket.create_connection(("127.0.0.1", app.port), timeout=30)
 
 
 @pytest.fixture(scope="module")

@@ -148,7 +148,7 @@ def test_the_frame_works_in_a_browser(tmp_path: Path) -> None:
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": 1000, "height": 700})
-        tab.set_default_timeout(10_000)
+        tab.set_default_timeout(60_000)
         tab.on("console", lambda message: complaints.append(message.text))
         tab.on("pageerror", lambda error: complaints.append(str(error)))
         tab.goto(cell.as_uri())

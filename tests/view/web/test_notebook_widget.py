@@ -196,7 +196,7 @@ def test_statistics_alone_are_grids() -> None:
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": 1000, "height": 1100})
-        tab.set_default_timeout(10_000)
+        tab.set_default_timeout(60_000)
         tab.on("console", lambda message: complaints.append(message.text))
         tab.on("pageerror", lambda error: complaints.append(str(error)))
         tab.expose_function("kernel", kernel(made, []))
@@ -218,7 +218,7 @@ def test_the_front_end_runs_on_a_kernel() -> None:
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         tab = browser.new_page(viewport={"width": 1000, "height": 1100})
-        tab.set_default_timeout(10_000)
+        tab.set_default_timeout(60_000)
         tab.on("console", lambda message: complaints.append(message.text))
         tab.on("pageerror", lambda error: complaints.append(str(error)))
         tab.expose_function("kernel", kernel(made, numbers))

@@ -63,7 +63,7 @@ class Running:
     def end(self) -> tuple[int, str]:
         """Interrupt it, as Ctrl+C does."""
         self.process.send_signal(signal.SIGINT)
-        _, said = self.process.communicate(timeout=15)
+        _, said = self.process.communicate(timeout=60)
         return self.process.returncode, said
 
 
