@@ -40,16 +40,24 @@ PROMPTS = (
 class Windows:
     """Windows of text, each behind a mark: all on the device, drawn from seed and step."""
 
-    def __init__(self, streams: dict[str, Tensor], size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        streams: dict[str, Tensor],
+        size: int,
+        device: torch.device,
+        shares: dict[str, float] = SHARES,
+        repeats: float = REPEATS,
+    ) -> None:
         self.streams = {name: ids.to(device) for name, ids in streams.items()}
         self.size, self.device = size, device
+        self.shares, self.repeats = shares, repeats
 
     def draw(self, step: int, batch: int, seed: int) -> tuple[Tensor, Tensor]:
         """[batch, size] ids, and what follows each."""
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        names = list(SHARES)
+        names = list(self.shares)
         counts = torch.multinomial(
-            torch.tensor(list(SHARES.values())), batch, replacement=True, generator=generator
+            torch.tensor(list(self.shares.values())), batch, replacement=True, generator=generator
         ).bincount(minlength=len(names))
         rows = [self._some(name, int(n), generator) for name, n in zip(names, counts, strict=True)]
         text = torch.cat(rows)
@@ -57,7 +65,7 @@ class Windows:
         labels = text.clone()
         # Where a window begins is chance: the mark at its front cannot know what follows.
         labels[:, 0] = IGNORED
-        repeated = int((torch.rand(batch, generator=generator) < REPEATS).sum())
+        repeated = int((torch.rand(batch, generator=generator) < self.repeats).sum())
         for row in torch.randperm(batch, generator=generator)[:repeated].tolist():
             inputs[row], labels[row] = self._repeated(generator)
         return inputs, labels
@@ -105,7 +113,7 @@ def held_losses(model: CausalModel, windows: Windows, count: int = 64) -> dict[s
     """The loss a token on text that is not learned from."""
     model.eval()
     found = {}
-    for name in SHARES:
+    for name in windows.shares:
         inputs, labels = windows.held(name, count)
         with autocast(windows.device):
             parts = [

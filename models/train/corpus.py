@@ -6,6 +6,7 @@ import ast
 import re
 from array import array
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from models.train.packages import BIBLES, BOOKS, KING_JAMES, Package
 from regard.models.tokenizer import MARK
+from regard.models.tokenizer import Tokenizer as Own
 
 DATA = Path(__file__).parents[1] / "data"
 """Where everything that is prepared and sampled lies; not part of the repository."""
@@ -133,7 +135,11 @@ def encoded(tokenizer: Path, texts: Sequence[str], at_once: int = 20_000) -> Ten
 
 
 def batches(tokenizer: Path, texts: Sequence[str]) -> list[list[int]]:
-    """The ids of each text, by the library that made the vocabulary: quicker than ours."""
+    """The ids of each text, by the library that made the vocabulary: quicker than ours, which does
+    where that is not installed."""
+    if find_spec("tokenizers") is None:
+        own = Own.read(tokenizer)
+        return [own.encode(text) for text in texts]
     from tokenizers import Tokenizer
 
     made = Tokenizer.from_file(str(tokenizer))

@@ -49,6 +49,21 @@ def stories(count: int, batch: int = 96) -> list[str]:
     return told
 
 
+def parted(name: str, texts: list[str]) -> tuple[list[str], list[str]]:
+    """What is learned from, and what is not: the last part of each book, every fiftieth chapter.
+
+    >>> parted("books", ["one\\n" * 50])[1], parted("bibles", ["Ruth 1", "Ruth 2"])
+    (['one\\n'], (['Ruth 2'], ['Ruth 1']))
+    """
+    if name != "books":
+        return [text for i, text in enumerate(texts) if i % 50], texts[::50]
+    cuts = [text.rfind("\n", 0, len(text) * 49 // 50) for text in texts]
+    return (
+        [text[:cut] for text, cut in zip(texts, cuts, strict=True)],
+        [text[cut + 1 :] for text, cut in zip(texts, cuts, strict=True)],
+    )
+
+
 def small(told: list[str]) -> None:
     """What the language model reads."""
     tokenizer = DATA / "small-tokenizer.json"
@@ -58,14 +73,7 @@ def small(told: list[str]) -> None:
     vocabulary.train([*streams["books"], *streams["bibles"], *(told * weight)], SIZE, tokenizer)
     kept = {}
     for name, texts in streams.items():
-        # The last part of each book, or every fiftieth chapter, is not learned from.
-        if name == "books":
-            cuts = [text.rfind("\n", 0, len(text) * 49 // 50) for text in texts]
-            learned = [text[:cut] for text, cut in zip(texts, cuts, strict=True)]
-            held = [text[cut + 1 :] for text, cut in zip(texts, cuts, strict=True)]
-        else:
-            learned = [text for i, text in enumerate(texts) if i % 50]
-            held = texts[::50]
+        learned, held = parted(name, texts)
         kept[name] = encoded(tokenizer, learned)
         kept[f"{name}.held"] = encoded(tokenizer, held)
     save_file(kept, DATA / "small.safetensors")

@@ -106,12 +106,36 @@ def _spelled(piece: str) -> bytes:
     return piece.encode()
 
 
-def teller(device: torch.device) -> tuple[Teller, list[str]]:
-    """stories15M as prepare.py left it."""
+def teller(device: torch.device, folder: Path = DATA) -> tuple[Teller, list[str]]:
+    """stories15M as prepare.py left it, or as carried.py did, in bytes."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    about = json.loads((DATA / "stories15m.json").read_text())
-    weights = load_file(DATA / "stories15m.safetensors")
+    about = json.loads((folder / "stories15m.json").read_text())
+    weights = from_bytes(load_file(folder / "stories15m.safetensors"))
     return Teller(weights, about["heads"], device, dtype), about["pieces"]
+
+
+def to_bytes(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Each row as whole numbers from -127 to 127, and the size of one beside it: half of half.
+
+    >>> kept = to_bytes({"w": torch.tensor([[1.0, -2.0], [0.1, 0.0]]), "norm": torch.ones(2)})
+    >>> kept["w"].dtype, kept["w.row"].shape, from_bytes(kept)["w"]
+    (torch.int8, torch.Size([2, 1]), tensor([[ 1.0079, -2.0000], [ 0.1000,  0.0000]]))
+    """
+    kept = {name: w for name, w in weights.items() if w.ndim < 2}
+    for name, w in weights.items():
+        if w.ndim == 2:
+            row = w.float().abs().amax(1, keepdim=True).clamp_min(1e-30) / 127
+            kept |= {name: (w.float() / row).round().to(torch.int8), f"{name}.row": row}
+    return kept
+
+
+def from_bytes(kept: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights again, of `to_bytes`; others as they are."""
+    return {
+        name: w * kept[f"{name}.row"] if f"{name}.row" in kept else w
+        for name, w in kept.items()
+        if not name.endswith(".row")
+    }
 
 
 def main() -> None:
@@ -121,10 +145,13 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256, help="the longest story, in its tokens")
     parser.add_argument("--floor", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--teacher", type=Path, default=DATA, help="where stories15M lies")
+    tokenizer = DATA / "small-tokenizer.json"
+    parser.add_argument("--tokenizer", type=Path, default=tokenizer, help="of the model to train")
     parser.add_argument("--out", type=Path, default=DATA / "stories.safetensors")
     given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model, pieces = teller(device)
+    model, pieces = teller(device, given.teacher)
     batch = given.batch or (4096 if device.type == "cuda" else 64)
     generator = torch.Generator(device).manual_seed(given.seed)
     start, told = time.monotonic(), []
@@ -134,9 +161,9 @@ def main() -> None:
     found = list(dict.fromkeys(text for batch in told for text in texts(batch, pieces)))
     letters = sum(map(len, found))
     print(f"{len(found):,} distinct stories, {letters / 1e6:.1f} M letters; encoding", flush=True)
-    tokenizer, held = DATA / "small-tokenizer.json", min(len(found) // 10, 1000)
-    ids = {"stories": encoded(tokenizer, found[held:]),
-           "stories.held": encoded(tokenizer, found[:held])}  # fmt: skip
+    held = min(len(found) // 10, 1000)
+    ids = {"stories": encoded(given.tokenizer, found[held:]),
+           "stories.held": encoded(given.tokenizer, found[:held])}  # fmt: skip
     given.out.parent.mkdir(parents=True, exist_ok=True)
     save_file(ids, given.out)
     seconds = time.monotonic() - start
