@@ -105,6 +105,13 @@ def describable(t: Tensor) -> bool:
     return not (last != 1 or batch % step or head % step or row % step or t.data_ptr() % 16)
 
 
+def described_by_rows(t: Tensor, rows: int, wide: int) -> Any:
+    """A tensor that TMA reads, or adds to, by so many rows of a head at a time."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, rows, wide])
+
+
 @cache
 def capability(device: torch.device) -> int:
     """The compute capability of a GPU: 90 is Hopper's. 0 where there is none."""

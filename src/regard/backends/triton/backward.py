@@ -6,6 +6,10 @@ program adds to what another writes, so gradients are the same in every run; onl
 and a dense bias that several rows, heads or batch entries share, are added up by atomics. Those are
 refused where PyTorch is asked for deterministic algorithms.
 
+On Hopper, unless such algorithms or a gradient of the bias are asked for, one kernel does both: it
+owns keys, and adds each tile's part of the gradients of queries to sums in float32. That takes five
+products for a tile of pairs instead of seven.
+
 With p the weights, D = g_out·out - g_lse and E = lse - entropy,
 
     ∂/∂s = p · (g_out·v - D - g_entropy (s - E)).
@@ -26,6 +30,8 @@ from regard.backends.triton import cudnn
 from regard.backends.triton.arguments import (
     added,
     broadcast_strides,
+    describable,
+    described_by_rows,
     dropping,
     score,
     sheet,
@@ -38,14 +44,15 @@ from regard.backends.triton.backward_kernels import (
     RowNumbers,
     keys_and_values,
     queries,
+    rounded,
     row_shift,
 )
 from regard.backends.triton.launches.launched import together
 from regard.backends.triton.layout import rule_of
-from regard.backends.triton.pairs import LOG2E, MANY
+from regard.backends.triton.pairs import INTERPRETED, LOG2E, MANY
 from regard.backends.triton.refusals import is_shared
 from regard.backends.triton.rules import ALL
-from regard.backends.triton.tuning import backward_settings, forward_settings
+from regard.backends.triton.tuning import AtOnce, at_once, backward_settings, forward_settings
 from regard.biases.alibi import Alibi
 from regard.biases.dense import Dense
 from regard.biases.relative import Relative
@@ -63,6 +70,8 @@ class Memory(NamedTuple):
     key_flags: Tensor | None
     """One for each tile of keys that a hidden NaN may have spoilt."""
     query_flags: Tensor | None
+    sums: Tensor | None
+    """Gradients of queries in float32, where one kernel computes all gradients; 0 at first."""
 
 
 def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: bool) -> Given:
@@ -79,8 +88,9 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: 
     norm = norm_of(x, rows, kept)
     given_bias = _bias_gradient(x) if bias else None
     handed = cudnn.pulls(x, pull)
-    to = memory_for(x, rows, cudnn.backward(x, rows, g_out) if handed else None)
-    numbers = RowNumbers(norm, to.shift, g_entropy, expected, rows.lse.numel())
+    found = cudnn.backward(x, rows, g_out) if handed else None
+    to = memory_for(x, rows, found, apart=given_bias is not None)
+    numbers = RowNumbers(norm, to.shift, g_entropy, expected, rows.lse.numel(), rows.lse)
     launch(x, rows, g_out, g_lse, numbers, to, given_bias, handed=handed)
     if given_bias is not None and isinstance(x.bias, Alibi):
         given_bias = given_bias.sum((0, 2))
@@ -89,21 +99,32 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: 
 
 
 def memory_for(
-    x: AttentionInputs, rows: Rows, found: tuple[Tensor, Tensor, Tensor] | None
+    x: AttentionInputs,
+    rows: Rows,
+    found: tuple[Tensor, Tensor, Tensor] | None,
+    *,
+    apart: bool = False,
 ) -> Memory:
-    """Fresh memory for a pass, or where cuDNN gave gradients, these and the rest."""
+    """Fresh memory for a pass, or where cuDNN gave gradients, these and the rest. `apart` asks for
+    a kernel that owns queries."""
     dq, dk, dv = found or (_empty_rows(t) for t in (x.q, x.k, x.v))
     shift = torch.empty_like(rows.lse)
+    sums = None
+    if found is None and not apart and at_once(x) is not None:
+        sums = torch.zeros(x.q.shape, dtype=torch.float32, device=x.q.device)
     if found is not None or x.mask is None:
-        return Memory(dq, dk, dv, shift, None, None)
-    flags = [shift.new_empty(across * down, dtype=torch.int8) for across, down in _grids(x)]
-    return Memory(dq, dk, dv, shift, *flags)
+        return Memory(dq, dk, dv, shift, None, None, sums)
+    grids = _grids(x, None if sums is None else at_once(x))
+    of_keys, of_queries = (
+        shift.new_empty(across * down, dtype=torch.int8) for across, down in grids
+    )
+    return Memory(dq, dk, dv, shift, of_keys, of_queries, sums)
 
 
-def _grids(x: AttentionInputs) -> tuple[tuple[int, int], tuple[int, int]]:
+def _grids(x: AttentionInputs, once: AtOnce | None) -> tuple[tuple[int, int], tuple[int, int]]:
     """Tiles of keys, and of queries, and the programs that have them."""
     how, (B, H, Q, K) = backward_settings(x), x.shape
-    of_keys = tiles_of(K, how.keys.keys), B * x.k.shape[1]
+    of_keys = tiles_of(K, (once or how.keys).keys), B * x.k.shape[1]
     return of_keys, (tiles_of(Q, how.queries.rows), B * H)
 
 
@@ -119,21 +140,22 @@ def launch(
     handed: bool,
 ) -> None:
     """Write a backward pass to memory; where cuDNN did, only what a hidden NaN may have spoilt."""
-    how = backward_settings(x)
+    how, once = backward_settings(x), None if to.sums is None else at_once(x)
     B, H, Q, _ = x.shape
     D, E = x.q.shape[-1], x.v.shape[-1]
     n, g, out = sizes(x), sheet(g_out), sheet(rows.out)
     tensors = (sheet(x.q), sheet(x.k), sheet(x.v), g)
     widths: dict[str, Any] = {"D": D, "E": E, "BD": wide(D), "BE": wide(E)}
     widths["PRECISION"] = how.precision
-    of_keys, of_queries = _grids(x)
+    of_keys, of_queries = _grids(x, once)
     with together():
         if not handed or x.mask is not None:
             row_shift[(tiles_of(Q, 64), B * H)](
                 out, g, g_lse, to.shift, n, E=E, BE=wide(E), BM=64, MENDING=handed
             )
         for kernel, tile, grid, flags, own in (
-            (keys_and_values, how.keys, of_keys, to.key_flags, (sheet(to.k), sheet(to.v))),
+            (keys_and_values, once or how.keys, of_keys, to.key_flags,
+             (None, sheet(to.k), sheet(to.v))),
             (queries, how.queries, of_queries, to.query_flags,
              (sheet(to.q), _to_bias(x, given_bias))),
         ):  # fmt: skip
@@ -141,25 +163,62 @@ def launch(
             rule = rule_of(x.mask, x.shape, (tile.rows, tile.keys), x.q.device, by_keys=by_keys)
             may_leak = rule.kind is not ALL or rule.limits is not None
             flags = flags if may_leak else None
-            rest = (*own, numbers, flags, rule, added(x), dropping(x), score(x), n, out, grid[0])
+            rest = (numbers, flags, rule, added(x), dropping(x), score(x), n, out, grid[0])
             size = {"BM": tile.rows, "BN": tile.keys, "num_warps": tile.warps}
-            if not handed:
+            kind = {"DESCRIBED": False} if by_keys else {}
+            if once is not None and to.sums is not None:
+                if by_keys:
+                    _launch_at_once(x, once, grid, g_out, to, rest, widths | size)
+                else:
+                    rounded[grid](
+                        sheet(to.sums), sheet(to.q), flags, score(x), n, grid[0],
+                        D=D, BD=wide(D), BM=tile.rows,
+                    )  # fmt: skip
+            elif not handed:
                 kernel[grid](
-                    *tensors, *rest, **widths, **size, STAGES=tile.stages, MANY=0,
+                    *tensors, *own, *rest, **widths, **size, **kind, STAGES=tile.stages, MANY=0,
                     num_stages=tile.stages,
                 )  # fmt: skip
             if may_leak:
                 kernel[(tiles_of(grid[0], MANY), grid[1])](
-                    *tensors, *rest, **widths, **size, STAGES=1, MANY=MANY, num_stages=1
-                )
+                    *tensors, *own, *rest, **widths, **size, **kind, STAGES=1, MANY=MANY,
+                    num_stages=1,
+                )  # fmt: skip
 
 
-def norm_of(x: AttentionInputs, rows: Rows, kept: Tensor) -> Tensor:
+def _launch_at_once(
+    x: AttentionInputs,
+    how: AtOnce,
+    grid: tuple[int, int],
+    g_out: Tensor,
+    to: Memory,
+    rest: tuple[Any, ...],
+    constants: dict[str, Any],
+) -> None:
+    """The kernel that owns keys, and adds to the gradients of queries too."""
+    assert to.sums is not None
+    q: Any = sheet(x.q)
+    g: Any = sheet(g_out)
+    sums: Any = sheet(to.sums)
+    described = how.described and describable(x.q) and describable(g.ptr)
+    if described:
+        q = described_by_rows(x.q, how.rows, constants["BD"])
+        g = described_by_rows(g.ptr, how.rows, constants["BE"])
+        if not INTERPRETED.value:
+            sums = described_by_rows(to.sums, how.rows, constants["BD"])
+    keys_and_values[grid](
+        q, sheet(x.k), sheet(x.v), g, sums, sheet(to.k), sheet(to.v), *rest, **constants,
+        DESCRIBED=described, STAGES=how.stages, MANY=0, num_stages=how.stages,
+        maxnreg=how.registers,
+    )  # fmt: skip
+
+
+def norm_of(x: AttentionInputs, rows: Rows, kept: Tensor) -> Tensor | None:
     """The shift and one over the sum of each row. cuDNN's forward pass keeps none: there the
     shift is lse."""
     if rows.entropy.numel() or not forward_settings(x, statistics=False).cudnn:
         return kept
-    return torch.stack((rows.lse * LOG2E.value, torch.ones_like(rows.lse)))
+    return None
 
 
 def _empty_rows(t: Tensor) -> Tensor:
@@ -190,7 +249,7 @@ def _to_bias(x: AttentionInputs, t: Tensor | None) -> BiasGradient:
 
 def _sink_gradient(
     x: AttentionInputs,
-    norm: Tensor,
+    norm: Tensor | None,
     shift: Tensor,
     g_entropy: Tensor | None,
     expected: Tensor | None,
@@ -198,6 +257,7 @@ def _sink_gradient(
     """The sink is a key without a value: its weight times what every weight is shifted by."""
     if x.sink is None:
         return None
+    assert norm is not None
     sink = x.sink.to(torch.float32)[:, None]
     p = torch.exp2(sink * LOG2E.value - norm[0]) * norm[1]
     ds = -shift

@@ -1,7 +1,8 @@
 """The kernels of the backward pass; backward.py says what they compute, and runs them.
 
 `keys_and_values` owns a tile of keys and loops over the queries that attend to it; `queries` owns a
-tile of queries and loops over its keys. Both recompute the weights from q, k and the row norms.
+tile of queries and loops over its keys. Both recompute the weights from q, k and the row norms. Or
+the first adds to the gradients of queries as well, which `rounded` then writes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.pairs import (
     ALIBI,
     DENSE,
+    INTERPRETED,
     LN2,
     LOG2E,
     NO_BIAS,
@@ -26,6 +28,7 @@ from regard.backends.triton.pairs import (
     kept,
     load_rows,
     logits_of,
+    norms,
     product,
     spoilt,
 )
@@ -33,14 +36,15 @@ from regard.backends.triton.rules import allowed, full_at, keys_for, part_at, ro
 
 
 class RowNumbers(NamedTuple):
-    """Per row [B, H, Q]: norm [2, ...], D, and with a gradient of entropy, that and E; and how
-    many rows there are."""
+    """Per row [B, H, Q]: norm [2, ...], D, and with a gradient of entropy, that and E; how many
+    rows there are; and lse, for where there is no norm."""
 
     norm: Any
     shift: Any
     entropy: Any
     expected: Any
     rows: Any
+    lse: Any
 
 
 class BiasGradient(NamedTuple):
@@ -81,9 +85,13 @@ def row_shift(
 @triton.jit
 def _numbers(rows, at, inside):
     """The statistics of some rows; rows past the last query get weight 0."""
-    norm = tl.load(rows.norm + at, mask=inside, other=0.0)
-    inverse = tl.load(rows.norm + rows.rows + at, mask=inside, other=0.0)
     shift = tl.load(rows.shift + at, mask=inside, other=0.0)
+    if rows.norm is not None:
+        norm = tl.load(rows.norm + at, mask=inside, other=0.0)
+        inverse = tl.load(rows.norm + rows.rows + at, mask=inside, other=0.0)
+    else:
+        norm = norms(rows.lse, at, inside)
+        inverse = tl.full(norm.shape, 1.0, tl.float32)
     g_entropy, expected = shift, shift
     if rows.entropy is not None:
         g_entropy = tl.load(rows.entropy + at, mask=inside, other=0.0)
@@ -134,7 +142,8 @@ def _pull_keys(
     BM: tl.constexpr, BN: tl.constexpr, PARTIAL: tl.constexpr, CAREFUL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add a tile of queries' part of the gradients of keys and values. Keys are rows."""
+    """Add a tile of queries' part of the gradients of keys and values; and the slopes of its pairs,
+    for the gradients of the queries. Keys are rows."""
     row = start + tl.arange(0, BM)
     at = (b * n.heads + h).to(tl.int64) * n.queries + row
     norm, inverse, shift, g_entropy, expected = _numbers(rows, at, row < n.queries)
@@ -153,18 +162,20 @@ def _pull_keys(
     if CAREFUL:
         qs = finite_only(qs)
         slopes = tl.where(ds == 0, 0.0, slopes)
-    dk = product(slopes.to(qs.dtype), qs, dk, PRECISION)
-    return dk, dv
+    slopes = slopes.to(qs.dtype)
+    dk = product(slopes, qs, dk, PRECISION)
+    return dk, dv, slopes
 
 
 @triton.jit
 def _tile_of_keys(
-    tile, tiles, q, k, v, g_out, dk, dv, rows, flags, rule, bias, drop, scoring, n,
+    tile, tiles, q, k, v, g_out, dq, dk, dv, rows, flags, rule, bias, drop, scoring, n,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CAREFUL: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a tile of keys and their values, from all query heads of their group."""
+    """Gradients of a tile of keys and their values, from all query heads of their group; and its
+    part of the gradients of queries, added to those of other tiles."""
     groups = n.heads // n.group
     b, g = tl.program_id(1) // groups, tl.program_id(1) % groups
     first = tile * BN
@@ -179,20 +190,36 @@ def _tile_of_keys(
         full, part, limit, path = rows_for(rule, n, b, h, tile, first, last, BM)
         for i in tl.range(full, num_stages=STAGES):
             start = full_at(rule, path, i, BM)
-            qs = load_rows(q, b, h, start, n.queries, D, BD, BM, True)
-            gs = load_rows(g_out, b, h, start, n.queries, E, BE, BM, True)
-            sum_k, sum_v = _pull_keys(
+            if DESCRIBED:
+                qs = q.load([b, h, start, 0]).reshape(BM, BD)
+                gs = g_out.load([b, h, start, 0]).reshape(BM, BE)
+            else:
+                qs = load_rows(q, b, h, start, n.queries, D, BD, BM, True)
+                gs = load_rows(g_out, b, h, start, n.queries, E, BE, BM, True)
+            sum_k, sum_v, slopes = _pull_keys(
                 qs, gs, ks, vs, sum_k, sum_v, rows, rule, bias, scoring, drop, b, h, start,
                 columns, n, limit, 0, BM, BN, False, CAREFUL, PRECISION,
             )  # fmt: skip
+            if dq is not None:
+                _add_rows(
+                    dq, product(slopes.T, ks, None, PRECISION), b, h, start, n, D, BD, BM, DESCRIBED
+                )
         for i in tl.range(part, num_stages=STAGES):
             start, table = part_at(rule, path, i, BM)
-            qs = load_rows(q, b, h, start, n.queries, D, BD, BM, False)
-            gs = load_rows(g_out, b, h, start, n.queries, E, BE, BM, False)
-            sum_k, sum_v = _pull_keys(
+            if DESCRIBED:
+                qs = q.load([b, h, start, 0]).reshape(BM, BD)
+                gs = g_out.load([b, h, start, 0]).reshape(BM, BE)
+            else:
+                qs = load_rows(q, b, h, start, n.queries, D, BD, BM, False)
+                gs = load_rows(g_out, b, h, start, n.queries, E, BE, BM, False)
+            sum_k, sum_v, slopes = _pull_keys(
                 qs, gs, ks, vs, sum_k, sum_v, rows, rule, bias, scoring, drop, b, h, start,
                 columns, n, limit, table, BM, BN, True, CAREFUL, PRECISION,
             )  # fmt: skip
+            if dq is not None:
+                _add_rows(
+                    dq, product(slopes.T, ks, None, PRECISION), b, h, start, n, D, BD, BM, DESCRIBED
+                )
     sum_k *= scoring.scale
     if not CAREFUL and flags is not None:
         found = tl.max(tl.max((sum_k != sum_k).to(tl.int32), 1), 0).to(tl.int8)
@@ -201,20 +228,52 @@ def _tile_of_keys(
     _store_rows(dv, sum_v, b, g, first, n.keys, E, BE, BN)
 
 
+@triton.jit
+def _add_rows(
+    sums, t, b, h, start, n, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
+    DESCRIBED: tl.constexpr,
+):  # fmt: skip
+    """Add to rows that other programs add to as well: by the copy engine, or by atomics."""
+    if DESCRIBED and not INTERPRETED:
+        sums.atomic_add([b, h, start, 0], t.reshape(1, 1, BM, BD))
+    else:
+        row, column = start + tl.arange(0, BM), tl.arange(0, BD)
+        at = sums.ptr + b.to(tl.int64) * sums.batch + h.to(tl.int64) * sums.head
+        at += row.to(tl.int64)[:, None] * sums.row + column[None, :]
+        inside = (row < n.queries)[:, None] & (column < D)[None, :]
+        tl.atomic_add(at, t, mask=inside, sem="relaxed")
+
+
+@launched
+@triton.jit
+def rounded(
+    sums, dq, flags, scoring, n, tiles, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr
+):
+    """The gradients of a tile of queries from their sums in float32; and whether a masked NaN may
+    have leaked into it."""
+    tile = tl.program_id(0)
+    b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
+    total = load_rows(sums, b, h, tile * BM, n.queries, D, BD, BM, False) * scoring.scale
+    if flags is not None:
+        found = tl.max(tl.max((total != total).to(tl.int32), 1), 0).to(tl.int8)
+        tl.store(flags + tl.program_id(1) * tiles + tile, found)
+    _store_rows(dq, total, b, h, tile * BM, n.queries, D, BD, BM)
+
+
 @launched
 @triton.jit
 def keys_and_values(
-    q, k, v, g_out, dk, dv, rows, flags, rule, bias, drop, scoring, n, out, tiles,
+    q, k, v, g_out, dq, dk, dv, rows, flags, rule, bias, drop, scoring, n, out, tiles,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    MANY: tl.constexpr,
+    MANY: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """A tile of keys; or, of MANY tiles, those where a masked NaN may have leaked, with checks.
     (Without flags there is one query head per key head: the output of its last query tells.)"""
     if MANY == 0:
         _tile_of_keys(
-            tl.program_id(0), tiles, q, k, v, g_out, dk, dv, rows, flags, rule, bias, drop,
-            scoring, n, D, E, BD, BE, BM, BN, False, PRECISION, STAGES,
+            tl.program_id(0), tiles, q, k, v, g_out, dq, dk, dv, rows, flags, rule, bias, drop,
+            scoring, n, D, E, BD, BE, BM, BN, False, PRECISION, STAGES, DESCRIBED,
         )  # fmt: skip
     else:
         first = tl.program_id(0) * MANY
@@ -223,8 +282,8 @@ def keys_and_values(
             for tile in range(first, tl.minimum(first + MANY, tiles)):
                 if flagged(flags, tiles, tile):
                     _tile_of_keys(
-                        tile, tiles, q, k, v, g_out, dk, dv, rows, flags, rule, bias, drop,
-                        scoring, n, D, E, BD, BE, BM, BN, True, PRECISION, 1,
+                        tile, tiles, q, k, v, g_out, None, dk, dv, rows, flags, rule, bias, drop,
+                        scoring, n, D, E, BD, BE, BM, BN, True, PRECISION, 1, False,
                     )  # fmt: skip
 
 
@@ -258,7 +317,7 @@ def _pull_query(
     if d_bias.ptr is not None and not CAREFUL:
         inside = (place < n.queries) & (columns < n.keys)
         if bias.kind == ALIBI:
-            slopes -= tl.sum(ds * distance_of(bias, place, columns).to(tl.float32), 1)
+            slopes -= tl.sum(ds * distance_of(bias, place, columns), 1)
         if bias.kind == RELATIVE:
             at = d_bias.ptr + h * d_bias.head + cell_of(bias, place, columns)
             tl.atomic_add(at, ds, mask=inside)

@@ -49,23 +49,27 @@ def pulls_output(x: AttentionInputs) -> bool:
     )
 
 
-def forward(x: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """The output, in memory like the queries, and the log-sum-exp."""
+def asked(x: AttentionInputs) -> tuple[float, bool]:
+    """The scale of a call, and whether it is causal."""
     assert isinstance(x.comparison, Dot)
+    return float(x.comparison.scale), x.mask is not None
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    """The output, in memory like the queries, and the log-sum-exp."""
     out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        x.q, x.k, x.v, None, True, 0.0, x.mask is not None, False, scale=float(x.comparison.scale)
+        q, k, v, None, True, 0.0, causal, False, scale=scale
     )
     return out, lse.squeeze(-1).contiguous()
 
 
 def backward(x: AttentionInputs, rows: Rows, g_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values."""
-    assert isinstance(x.comparison, Dot)
+    scale, causal = asked(x)
     nothing = _nothing(x.q.device)
     dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
         g_out.contiguous(), x.q, x.k, x.v, rows.out, rows.lse[..., None], nothing, nothing,
-        None, None, None, x.shape.Q, x.shape.K, 0.0, x.mask is not None,
-        scale=float(x.comparison.scale),
+        None, None, None, x.shape.Q, x.shape.K, 0.0, causal, scale=scale,
     )  # fmt: skip
     return dq, dk, dv
 

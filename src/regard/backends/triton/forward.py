@@ -20,6 +20,7 @@ from regard.backends.triton import cudnn
 from regard.backends.triton.arguments import (
     added,
     describable,
+    described_by_rows,
     dropping,
     score,
     sheet,
@@ -80,7 +81,7 @@ class Memory(NamedTuple):
 
 def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Tensor]:
     """The forward pass with given settings."""
-    found = cudnn.forward(x) if how.cudnn else None
+    found = cudnn.forward(x.q, x.k, x.v, *cudnn.asked(x)) if how.cudnn else None
     rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=False)
     to = memory_for(x, how, rule, statistics=statistics, found=found)
     launch(x, how, rule, to, statistics=statistics)
@@ -172,8 +173,8 @@ def launch(x: AttentionInputs, how: Forward, rule: Rule, to: Memory, *, statisti
         elif not how.cudnn:
             forward_tiles[(tiles, programs, how.splits)](
                 q,
-                _description(x.k, how.keys, wide(D)) if described else k,
-                _description(x.v, how.keys, wide(E)) if described else v,
+                described_by_rows(x.k, how.keys, wide(D)) if described else k,
+                described_by_rows(x.v, how.keys, wide(E)) if described else v,
                 *rest, **constants, BM=how.rows, BN=how.keys, SPLIT=how.splits > 1,
                 CAREFUL=how.careful, DESCRIBED=described, STAGES=how.stages, num_warps=how.warps,
                 num_stages=how.stages, maxnreg=how.registers,
@@ -199,9 +200,3 @@ def empty_out(q: Tensor, v: Tensor) -> Tensor:
         if fresh.stride(-1) == 1:
             return fresh
     return v.new_empty(*q.shape[:3], v.shape[-1])
-
-
-def _description(t: Tensor, rows: int, wide: int) -> Any:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor(t, list(t.shape), list(t.stride()), [1, 1, rows, wide])

@@ -21,6 +21,8 @@ INSTALLED = find_spec("triton") is not None
 WIDEST = 256
 MOST = 65_535
 """The most programs along the axis of a grid that counts heads: CUDA's own limit."""
+FARTHEST = 2**24
+"""Tokens up to which float32 counts distances exactly."""
 _WRONG_DEVICE = "its kernels run on CUDA; elsewhere only interpreted, with TRITON_INTERPRET=1"
 
 
@@ -39,6 +41,8 @@ def why_not(x: AttentionInputs) -> list[str]:
         reasons.append("it has no kernel for a bias made of a function")
     elif x.bias is not None and not isinstance(x.bias, (Alibi, Dense, Relative)):
         reasons.append("it has no kernel for such a bias")
+    if isinstance(x.bias, Alibi) and max(x.shape.Q, x.shape.K) > FARTHEST:
+        reasons.append(f"it counts distances of a bias up to {FARTHEST:,} tokens")
     if max(x.q.shape[-1], x.v.shape[-1]) > WIDEST:
         reasons.append(f"its tiles hold heads up to {WIDEST} wide")
     # A compiled graph holds for any batch size: the kernels themselves refuse a larger one.

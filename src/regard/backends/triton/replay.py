@@ -106,13 +106,16 @@ class RepeatedPass:
     def __init__(self, passes: Passes, rest: tuple[Any, ...], statistics: bool) -> None:
         self.passes, self.rest, self.statistics = passes, rest, statistics
         self.replay: tuple[list[Fresh | None], list[Step]] | None = None
+        self.handed: tuple[float, bool] | None = None
+        """Of calls that cuDNN takes: the scale, and whether they are causal."""
         self.asked = False
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Tensor]:
         if self.replay is None:
             return self._first(q, k, v)
         fresh, steps = self.replay
-        memory = made(fresh, q.device)
+        found = () if self.handed is None else cudnn.forward(q, k, v, *self.handed)
+        memory = [*found, *made(fresh[len(found) :], q.device)]
         launch_again(steps, [q, k, v, *memory])
         to = Memory._make(memory)
         return to.rows(), to.norm
@@ -121,11 +124,13 @@ class RepeatedPass:
         # Distinct objects even for one tensor: launches identify tensors by object.
         x = AttentionInputs(q.detach(), k.detach(), v.detach(), *self.rest)
         how = forward_settings(x, statistics=self.statistics)
-        if self.asked or how.cudnn:
+        if self.asked:
             return self.passes.forward(x, statistics=self.statistics)
         self.asked = True
+        handed = cudnn.asked(x) if how.cudnn else None
+        found = None if handed is None else cudnn.forward(x.q, x.k, x.v, *handed)
         rule = rule_of(x.mask, x.shape, (how.rows, how.keys), q.device, by_keys=False)
-        to = memory_for(x, how, rule, statistics=self.statistics)
+        to = memory_for(x, how, rule, statistics=self.statistics, found=found)
         with recorded() as launches:
             launch(x, how, rule, to, statistics=self.statistics)
         steps = steps_of(launches, (x.q, x.k, x.v), to)
@@ -133,7 +138,7 @@ class RepeatedPass:
             fresh = [
                 None if t is None else Fresh.like(t, zero=how.hopper and t is to.marks) for t in to
             ]
-            self.replay = fresh, steps
+            self.replay, self.handed = (fresh, steps), handed
         return to.rows(), to.norm
 
 
@@ -170,20 +175,17 @@ class RepeatedPull:
     ) -> Sequence[Tensor]:
         assert pull.out is not None
         g = pull.out.detach()
-        if norm_of(x, rows, kept) is not kept:
-            # It is computed anew each time.
-            self.known[key] = None
-            return self.passes.backward(x, rows, kept, pull, bias=False)[:3]
         x = AttentionInputs(x.q.detach(), x.k.detach(), x.v.detach(), *x.beside_tensors())
         handed = cudnn.pulls(x, pull)
         to = pulling_memory(x, rows, cudnn.backward(x, rows, g) if handed else None)
-        numbers = RowNumbers(kept, to.shift, None, None, rows.lse.numel())
+        norm = norm_of(x, rows, kept)
+        numbers = RowNumbers(norm, to.shift, None, None, rows.lse.numel(), rows.lse)
         with recorded() as launches:
             launch_pulling(x, rows, g, None, numbers, to, None, handed=handed)
         steps = steps_of(launches, (x.q, x.k, x.v, rows.out, rows.lse, kept, g), to)
         if handed and not launches:
             steps = []
-        fresh = [None if t is None else Fresh.like(t) for t in to]
+        fresh = [None if t is None else Fresh.like(t, zero=t is to.sums) for t in to]
         self.known[key] = None if steps is None else (handed, fresh, steps)
         return to[:3]
 

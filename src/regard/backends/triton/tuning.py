@@ -224,6 +224,29 @@ class Backward:
     precision: Precision = "ieee"
 
 
+@dataclass(frozen=True)
+class AtOnce(Tiled):
+    """How the one kernel of all gradients runs."""
+
+    described: bool = True
+    """Whether TMA reads queries and adds to the sums of their gradients."""
+    registers: int | None = None
+
+
+def at_once(x: AttentionInputs) -> AtOnce | None:
+    """How one kernel computes all gradients, where that is quicker: its sums have no fixed order,
+    and its atomics are quick on Hopper."""
+    if generation(x.q.device) != 9 or torch.are_deterministic_algorithms_enabled():
+        return None
+    width = _width(x)
+    if x.q.dtype == torch.float32 or width > 128:
+        return None
+    if width <= 64:
+        return AtOnce(64, 64, warps=4, stages=2)
+    # Wider heads have no registers left for a third sum: it pays where logits cost much.
+    return None if x.softcap is None else AtOnce(64, 64, warps=4, stages=1)
+
+
 def backward_settings(x: AttentionInputs) -> Backward:
     how, card = _backward_settings(x), card_of(x.q.device)
     if card.measured:
