@@ -42,13 +42,16 @@ def attention(
     mask: Mask | None = None,
     state: State | None = None,
     chunk: int = CHUNK,
+    backend: str | None = None,
 ) -> Float[Tensor, "*bh q e"]:
     """Σ φ(q)·φ(k) v / Σ φ(q)·φ(k), in time and memory that grow with the length.
 
     `features` is φ: `elu_plus_one`, `torch.relu`, `random_features(width, count)`, or any function
     to numbers of 0 or more. `mask` is `causal()`, `padding(lengths)`, `documents(ids)`, or several
     joined by `&`. With `state` the call goes on from the tokens that the state has seen, which
-    every query sees. A query whose features meet no key's gives 0.
+    every query sees. A query whose features meet no key's gives 0. On CUDA, Triton's kernels run
+    the calls that they can, and PyTorch's operations the others; `backend` asks for "triton" or
+    "tiled" by name. (`chunk` is of the latter.)
 
     >>> import torch
     >>> from regard import linear, masks
@@ -57,7 +60,7 @@ def attention(
     torch.Size([1, 2, 1000, 16])
     """
     x, order = checked(q, k, v, mask, chunk)
-    return x.in_kind(mixed(x.q, x.k, x.v, features, order, chunk, state).out)
+    return x.in_kind(mixed(x.q, x.k, x.v, features, order, chunk, state, backend).out)
 
 
 def trace(
@@ -68,6 +71,7 @@ def trace(
     features: FeatureMap = elu_plus_one,
     mask: Mask | None = None,
     chunk: int = CHUNK,
+    backend: str | None = None,
 ) -> Trace:
     """A trace of the same call: its weights are φ(q)·φ(k) / Σ φ(q)·φ(k).
 
@@ -93,7 +97,7 @@ def trace(
         a = of_queries(features, x.q.to(dtype))
         b = of_keys(features, wide_k, shift, seen)
         _check_shares(features, a, b)
-        out, total = mixed(a, b, x.v, as_it_is, order, chunk)
+        out, total = mixed(a, b, x.v, as_it_is, order, chunk, backend=backend)
     held = AttentionInputs(a, b, x.v.to(dtype), FeatureProduct(), x.mask, rank=x.rank, lead=x.lead)
     known = {"out": out, "lse": total.squeeze(-1).log()}
     asked = choose(held, None, statistics=True)

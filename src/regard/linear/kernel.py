@@ -9,6 +9,7 @@ weights is the mix of values that are all 1: one more column carries it along.
 from __future__ import annotations
 
 import math
+from copy import copy
 from functools import partial
 from typing import NamedTuple
 
@@ -18,11 +19,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.backends.passes import no_autocast
+from regard.backends.triton.linear.refusals import SHORT, why_not
+from regard.errors import RegardError
 from regard.linear.chunks import Decays, decays, running
 from regard.linear.features import FeatureMap, as_it_is, is_fixed, largest, of_keys, of_queries
 from regard.linear.order import Order
 from regard.linear.scan import scan
 from regard.linear.state import State
+from regard.transforms import transformed
 
 NONE = Decays(None, None, None, None)
 Stepped = tuple[tuple[Tensor, ...], Tensor]
@@ -43,10 +47,11 @@ def mixed(
     order: Order,
     chunk: int,
     state: State | None = None,
+    backend: str | None = None,
 ) -> Mixed:
     """Attention of heads already split and checked, in O(n) memory and time."""
     with no_autocast(q):
-        return Kernel(q, k, v, features, order, chunk, state).run()
+        return Kernel(q, k, v, features, order, chunk, state).run(backend)
 
 
 class Kernel:
@@ -98,7 +103,9 @@ class Kernel:
         one = self.k.new_zeros(1, 1, 1, self.k.shape[-1], dtype=self.dtype)
         return of_queries(self.features, one).shape[-1]
 
-    def run(self) -> Mixed:
+    def run(self, backend: str | None = None) -> Mixed:
+        if self._takes_kernels(backend):
+            return self._in_kernels()
         parts = self.q, self.k, self.v, self.seen
         runs = self.order.runs(None if self.state is None else self.state.last)
         if runs is not None and self.k.shape[2]:
@@ -111,6 +118,69 @@ class Kernel:
         self._remember(last)
         out, total = found
         return Mixed(out.flatten(1, 2), total.flatten(1, 2))
+
+    def _takes_kernels(self, backend: str | None) -> bool:
+        """Whether Triton's kernels run it: when asked to, or on a GPU where they can."""
+        if backend not in (None, "triton", "tiled"):
+            raise RegardError(
+                "unknown backend", got=repr(backend), accepted="'triton', 'tiled' or None"
+            )
+        moved = torch.compiler.is_compiling() or transformed((self.q, self.k, self.v, self.start))
+        if backend == "tiled" or (backend is None and (moved or self.q.device.type != "cuda")):
+            return False
+        reasons = ["PyTorch transforms or compiles the call"] if moved else self._why_not()
+        if backend is None:
+            return not reasons and self.q.shape[3] >= SHORT
+        if reasons:
+            raise RegardError(
+                f"backend 'triton' cannot run this call: {'; '.join(reasons)}",
+                accepted="backend='tiled', PyTorch's operations, can",
+                do="leave backend= out",
+            )
+        return True
+
+    def _why_not(self) -> list[str]:
+        q = self.q.flatten(1, 2)
+        if self.start.shape[2] != q.shape[-1]:
+            q = q[..., :1].expand(*q.shape[:-1], self.start.shape[2])
+        return why_not(q, self.k, self.v, documents=self.order.ids is not None)
+
+    def _in_kernels(self) -> Mixed:
+        from regard.backends.triton.linear.function import Fused
+        from regard.backends.triton.linear.passes import MAPS, Call
+
+        q, k, name = self.q, self.k, getattr(self.features, "__name__", "")
+        if name not in MAPS:
+            # What no kernel knows is made before.
+            q, k = self._queries(q), of_keys(self.features, k.to(self.dtype), self.shift, self.seen)
+            name = as_it_is.__name__
+            plain = self._with(as_it_is)
+        else:
+            plain = self
+        call = Call(name, self.order.causal, self.order.lengths)
+        out, total, last = Fused.apply(  # type: ignore[no-untyped-call]
+            plain._plainly, call, q.flatten(1, 2), k, self.v, self.start
+        )
+        self._remember(last)
+        return Mixed(out, total)
+
+    def _with(self, features: FeatureMap) -> Kernel:
+        """The same call with features in place of what they are made of."""
+        other = copy(self)
+        other.features, other.shift = features, None
+        return other
+
+    def _plainly(
+        self, q: Tensor, k: Tensor, v: Tensor, start: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """In PyTorch's operations, as one segment."""
+        q = q.unflatten(1, (k.shape[1], -1))
+        if self.order.causal:
+            (out, total), last = self._causal(start, q, k, v, self.seen)
+        else:
+            _, last = self._absorb(start, k, v, self.seen)
+            (out, total), _ = self._read(last, q)
+        return out.flatten(1, 2), total.flatten(1, 2), last
 
     def _remember(self, last: Tensor) -> None:
         if self.state is None:

@@ -30,9 +30,7 @@ def why_not(x: AttentionInputs) -> list[str]:
     """Every reason why the kernels cannot run a call."""
     if not INSTALLED:
         return ["triton is not installed"]
-    reasons = []
-    if x.q.device.type != "cuda" and not (x.q.device.type == "cpu" and _interpreted()):
-        reasons.append(_WRONG_DEVICE)
+    reasons = runs_on(x.q.device)
     if x.q.dtype == torch.float64:
         reasons.append("its kernels compute in float32")
     if not isinstance(x.comparison, Dot):
@@ -53,6 +51,12 @@ def why_not(x: AttentionInputs) -> list[str]:
     if torch.are_deterministic_algorithms_enabled() and (learned := _added_by_many(x)):
         reasons.append(f"its gradient of {learned} is added up by atomics, in no fixed order")
     return reasons
+
+
+def runs_on(device: torch.device) -> list[str]:
+    """Why kernels do not run on a device."""
+    runs = device.type == "cuda" or (device.type == "cpu" and _interpreted())
+    return [] if runs else [_WRONG_DEVICE]
 
 
 def is_shared(bias: Dense, shape: Shape) -> bool:

@@ -1,0 +1,66 @@
+"""The passes as one function of autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends.triton.linear.passes import Call, Found, backward, forward
+from regard.transforms import is_batched
+
+Plain = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""The same in PyTorch's operations: from q, k, v and a state to output, sums and the next state."""
+
+
+class Fused(torch.autograd.Function):
+    """Output, sums of weights, and the state at the end. A derivative that is itself
+    differentiated, and many at once, are left to PyTorch's operations."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plain: Plain, call: Call, q: Tensor, k: Tensor, v: Tensor, start: Tensor
+    ) -> Any:
+        found = forward(call, q, k, v, start)
+        ctx.plain, ctx.call = plain, call
+        ctx.save_for_backward(q, k, v, start, *found)
+        ctx.set_materialize_grads(False)
+        return found.out, found.total, found.last
+
+    @staticmethod
+    def backward(ctx: Any, *pulls: Tensor | None) -> Any:
+        q, k, v, start, *rest = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[2:]
+        if all(pull is None for pull in pulls):
+            return None, None, *(None for _ in wanted)
+        if torch.is_grad_enabled() or any(map(is_batched, pulls)):
+            return None, None, *_plainly(ctx.plain, (q, k, v, start), wanted, pulls)
+        g, g_total, g_last = pulls
+        found = Found(*rest)
+        g = torch.zeros_like(found.out) if g is None else g
+        given = backward(ctx.call, q, k, v, found, g, g_total, g_last)
+        return None, None, *(t if want else None for t, want in zip(given, wanted, strict=True))
+
+
+def _plainly(
+    plain: Plain,
+    inputs: tuple[Tensor, ...],
+    wanted: tuple[bool, ...],
+    pulls: tuple[Tensor | None, ...],
+) -> list[Tensor | None]:
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        if not again:
+            inputs = tuple(
+                t.detach().requires_grad_(want) for t, want in zip(inputs, wanted, strict=True)
+            )
+        answers = plain(*inputs)
+    learned = [(a, g) for a, g in zip(answers, pulls, strict=True) if g is not None]
+    asked = [t for t, want in zip(inputs, wanted, strict=True) if want]
+    outputs, gradients = zip(*learned, strict=True)
+    found = iter(
+        torch.autograd.grad(outputs, asked, gradients, allow_unused=True, create_graph=again)
+    )
+    return [next(found) if want else None for want in wanted]
