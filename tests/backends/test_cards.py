@@ -6,6 +6,7 @@ These are the hungriest; `python -m regard.backends.triton.prepared.check_cards`
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -13,9 +14,12 @@ import torch
 
 pytest.importorskip("triton")
 
+from regard.backends.passes import Pull
 from regard.backends.triton import arguments, second_pass, tuning
+from regard.backends.triton.additive import passes as additive
 from regard.backends.triton.cards import CARDS
 from regard.backends.triton.forward import forward
+from regard.backends.triton.linear import passes as linear
 from regard.backends.triton.pairs import INTERPRETED
 from regard.backends.triton.prepared import check_cards
 from regard.backends.triton.prepared.check_cards import Taken, call, taken
@@ -27,6 +31,7 @@ from regard.backends.triton.shared_memory import (
     of_second_pass,
 )
 from regard.inputs import AttentionInputs
+from regard.scores.comparison import TanhSum
 
 pytestmark = [
     pytest.mark.skipif(INTERPRETED.value, reason="interpreted kernels are not launched"),
@@ -125,6 +130,52 @@ def test_checks_for_hidden_nan_fit_tensor_memory(dtype: torch.dtype, width: int)
     found = list(taken(wanted, 100, allocate=True))
     assert {one.name for one in found} == {"forward_tiles", "mend"}
     assert all(one.fits(CARDS[100]) for one in found)
+
+
+def _linear(dtype: torch.dtype, width: int) -> None:
+    """Both passes of linear attention, with a limit of keys and a state at the start."""
+    q, k = (torch.empty(1, heads, 4096, width, dtype=dtype, device="meta") for heads in (4, 2))
+    call = linear.Call("elu_plus_one", True, torch.empty(1, dtype=torch.int32, device="meta"))
+    start = torch.empty(1, 2, width, width + 1, device="meta")
+    found = linear.forward(call, q, k, k, start)
+    linear.backward(call, q, k, k, found, torch.empty_like(q), found.total, None)
+
+
+def _additive(dtype: torch.dtype, width: int) -> None:
+    """Both passes of additive attention."""
+    x = replace(
+        call(dtype, width, "causal", 512, 512, 2),
+        comparison=TanhSum(torch.empty(width, device="meta")),
+    )
+    found, kept = additive.forward(x, statistics=True)
+    additive.backward(x, found, kept, Pull(torch.empty_like(found.out), None, None))
+
+
+@pytest.mark.parametrize("passes", [_linear, _additive], ids=["linear", "additive"])
+@pytest.mark.parametrize(("dtype", "width"), [(FLOAT, 256), (BFLOAT, 128)], ids=str)
+def test_linear_and_additive_kernels_fit(
+    passes: Callable[[torch.dtype, int], None], dtype: torch.dtype, width: int
+) -> None:
+    """The card that has least memory."""
+    wanted = launches(89, [partial(passes, dtype, width)])
+    found = list(taken(wanted, 89, allocate=True))
+    assert len({one.name for one in found}) >= 4
+    assert all(one.fits(CARDS[89]) for one in found)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(
+    ("passes", "name"),
+    [(_linear, "outputs"), (_linear, "key_gradients"), (_additive, "additive_queries")],
+    ids=["outputs", "key_gradients", "additive_queries"],
+)
+def test_linear_and_additive_kernels_compile(
+    capability: int, passes: Callable[[torch.dtype, int], None], name: str
+) -> None:
+    wanted = launches(capability, [partial(passes, BFLOAT, 64)])
+    mine = {what: one for what, one in wanted.items() if one[0].kernel.fn.__name__ == name}
+    (found,) = taken(mine, capability, allocate=False)
+    assert found.fits(CARDS[capability])
 
 
 def test_what_does_not_fit_is_seen() -> None:

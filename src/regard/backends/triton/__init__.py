@@ -6,11 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.backends.contract import Repeated, Rows, SecondPass, Work
+from regard.backends.contract import Repeated, Rows, SecondPass, Work, run_again
+from regard.backends.triton.additive.refusals import why_not as why_not_additive
 from regard.backends.triton.refusals import INSTALLED, why_not
 from regard.cost.counting import visited_pairs
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
+from regard.scores.comparison import Dot, TanhSum
 from regard.transforms import under_torch_func
 
 __all__ = ["INSTALLED", "Triton", "outruns_cudnn", "why_not"]
@@ -21,6 +23,8 @@ class Triton:
     observes = True
 
     def refuses(self, inputs: AttentionInputs, *, statistics: bool) -> list[str]:
+        if isinstance(inputs.comparison, TanhSum):
+            return why_not_additive(inputs)
         return why_not(inputs)
 
     def reserved(self, inputs: AttentionInputs) -> str:
@@ -37,6 +41,8 @@ class Triton:
         return run(inputs, statistics=True)
 
     def repeated(self, inputs: AttentionInputs, *, statistics: bool) -> Repeated:
+        if not isinstance(inputs.comparison, Dot):
+            return run_again(self, inputs, statistics=statistics)
         from regard.backends.triton.operators import repeated
 
         return repeated(inputs, statistics=statistics)
@@ -49,6 +55,8 @@ class Triton:
     def work(self, inputs: AttentionInputs, *, statistics: bool) -> Work:
         if not INSTALLED:
             raise RegardError("triton is not installed", do="pip install triton")
+        if isinstance(inputs.comparison, TanhSum):
+            return _additive_work(inputs)
         from regard.backends.triton.tuning import forward_settings
 
         how = forward_settings(inputs, statistics=statistics)
@@ -59,10 +67,20 @@ class Triton:
         return Work(visited_pairs(inputs, how.rows, how.keys), B * H * Q * (2 + split) * 4, loop)
 
 
+def _additive_work(x: AttentionInputs) -> Work:
+    from regard.backends.triton.additive.passes import tiles_for
+
+    tile = tiles_for(x).forward
+    B, H, Q, K = x.shape
+    # Queries and keys turned, and two numbers per row for the backward pass.
+    held = (B * H * Q + B * x.k.shape[1] * K) * x.q.shape[-1] + 2 * B * H * Q
+    return Work(visited_pairs(x, tile.rows, tile.keys), held * 4)
+
+
 def outruns_cudnn(x: AttentionInputs) -> bool:
     """Whether the kernels give the output of a call that they can run sooner than cuDNN, and its
     gradients no later. While a call is compiled or transformed, GPUs and addresses are unknown."""
-    if torch.compiler.is_compiling() or under_torch_func():
+    if torch.compiler.is_compiling() or under_torch_func() or not isinstance(x.comparison, Dot):
         return False
     from regard.backends.triton import cudnn, tuning
 

@@ -9,21 +9,27 @@ from regard.backends.operators import Way, register
 from regard.backends.passes import Given, Moved, Passes, Pull
 from regard.backends.tiled.forward import forward as tiled_forward
 from regard.backends.tiled.tangent import push
+from regard.backends.triton.additive import passes as additive
 from regard.backends.triton.arguments import on_card
 from regard.backends.triton.backward import backward
 from regard.backends.triton.forward import empty_out, forward
 from regard.backends.triton.layout import is_simple
 from regard.backends.triton.replay import RepeatedPass, RepeatedPull
 from regard.inputs import AttentionInputs
+from regard.scores.comparison import TanhSum
 
 
 def _forward(x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]:
     with on_card(x.q):
+        if isinstance(x.comparison, TanhSum):
+            return additive.forward(x, statistics=statistics)
         return forward(x, statistics=statistics)
 
 
 def _backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: bool) -> Given:
     with on_card(x.q):
+        if isinstance(x.comparison, TanhSum):
+            return additive.backward(x, rows, kept, pull)
         return backward(x, rows, kept, pull, bias=bias)
 
 
