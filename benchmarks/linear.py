@@ -2,15 +2,15 @@
 features are from softmax. Causal, one thread's seconds of the processor, each form run once: a busy
 machine makes them longer, and what the first call of a kind loads (some 25 MiB) is in them.
 
-python benchmarks/linear.py [--quick]
+python benchmarks/linear.py [--quick] [--device cuda]
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import platform
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -118,7 +118,16 @@ def random_errors(counts: list[int]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    quick = "--quick" in sys.argv
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--quick", action="store_true", help="fewer and shorter sequences")
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    asked = options.parse_args()
+    quick = asked.quick
+    if asked.device == "cuda":
+        import linear_gpu
+
+        linear_gpu.main(quick=quick)
+        return
     torch.set_num_threads(1)
     lengths = [1024] if quick else [1024, 4096, 16384]
     with torch.no_grad():

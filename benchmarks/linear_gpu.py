@@ -1,0 +1,210 @@
+"""Linear and additive attention on a CUDA GPU, beside regard's and PyTorch's fused attention and
+the plain forms. First whether they are right: nothing is measured otherwise.
+
+python benchmarks/linear.py --device cuda [--quick]
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import gpu_setup
+import torch
+from gpu_setup import assert_finite, in_turns
+from measuring import write
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+import regard
+from regard import linear, masks, scores
+
+CAUSAL = masks.causal()
+HEADS = 16
+UNITS = 64
+Form = Callable[..., Tensor]
+Row = dict[str, Any]
+
+
+def drawn(*shapes: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
+    source = torch.Generator("cuda").manual_seed(seed)
+    return [
+        torch.randn(shape, generator=source, device="cuda").to(dtype).requires_grad_()
+        for shape in shapes
+    ]
+
+
+def by_pairs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal linear attention with all pairs at once."""
+    weights = (linear.elu_plus_one(q) @ linear.elu_plus_one(k).mT).tril()
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
+def additive_by_pairs(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    """Additive attention with all pairs and units at once."""
+    logits = torch.tanh(q[..., :, None, :] + k[..., None, :, :]) @ w
+    return logits.float().softmax(-1).to(v.dtype) @ v
+
+
+def ours_linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return linear.attention(q, k, v, mask=CAUSAL, backend="triton")
+
+
+def ours_additive(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
+    one = torch.eye(q.shape[-1], device=q.device, dtype=q.dtype)
+    return regard.attention(q, k, v, score=scores.additive(one, one, w), backend="triton")
+
+
+def answers(form: Form, inputs: list[Tensor]) -> list[Tensor]:
+    """The output, and gradients of its squares' sum."""
+    out = form(*inputs)
+    return [out, *torch.autograd.grad(out.float().square().sum(), inputs)]
+
+
+def errors(form: Form, right: Form, inputs: list[Tensor]) -> list[tuple[float, float]]:
+    """For output and gradients: our error against float64, and that of the plain form in the
+    inputs' own precision."""
+    wide = [t.detach().double().requires_grad_() for t in inputs]
+    truth = answers(right, wide)
+    found = [answers(f, inputs) for f in (form, right)]
+    return [
+        tuple(float((t.double() - exact).norm() / exact.norm()) for t in (ours, plain))  # type: ignore[misc]
+        for ours, plain, exact in zip(*found, truth, strict=True)
+    ]
+
+
+def checks() -> list[Row]:
+    """Ours may err four times as much as the plain form, and one rounding."""
+    rows = []
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for width in (64, 128):
+            inputs = drawn(*[(1, 2, 1000, width)] * 3, dtype=dtype)
+            for (ours, plain), what in zip(
+                errors(ours_linear, by_pairs, inputs), ("out", "dq", "dk", "dv"), strict=True
+            ):
+                rows.append(_checked("linear", dtype, width, what, ours, plain))
+        inputs = drawn(*[(1, 2, 300, UNITS)] * 3, (UNITS,), dtype=dtype)
+        for (ours, plain), what in zip(
+            errors(ours_additive, additive_by_pairs, inputs),
+            ("out", "dq", "dk", "dv", "dw"),
+            strict=True,
+        ):
+            rows.append(_checked("additive", dtype, UNITS, what, ours, plain))
+    return rows
+
+
+def _checked(
+    form: str, dtype: torch.dtype, width: int, what: str, ours: float, plain: float
+) -> Row:
+    if not ours <= 4 * plain + torch.finfo(dtype).eps:
+        sys.exit(f"not measured: {form} {dtype} {width} {what} errs {ours:.3g}, plain {plain:.3g}")
+    name = str(dtype).removeprefix("torch.")
+    return {"form": form, "type": name, "width": width, "of": what, "ours": ours, "plain": plain}
+
+
+def peers() -> dict[str, Form]:
+    """Linear attention of others, where it is installed."""
+    if find_spec("fla") is None:
+        return {}
+    from fla.ops.linear_attn import chunk_linear_attn  # type: ignore[import-not-found]
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        turned = (t.transpose(1, 2) for t in (linear.elu_plus_one(q), linear.elu_plus_one(k), v))
+        found: Tensor = chunk_linear_attn(*turned, scale=1.0, normalize=True)[0]
+        return found.transpose(1, 2)
+
+    return {"fla": run}
+
+
+def forms() -> dict[str, Form]:
+    return {
+        "linear": ours_linear,
+        "linear, plain": lambda q, k, v: linear.attention(q, k, v, mask=CAUSAL, backend="tiled"),
+        "regard.attention": lambda q, k, v: regard.attention(q, k, v, mask=CAUSAL),
+        "SDPA": lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True),
+        **peers(),
+    }
+
+
+def timed(runs: dict[str, Form], inputs: list[Tensor], *, backward: bool) -> dict[str, float]:
+    """Milliseconds of each form, in turns."""
+
+    def made(form: Form) -> Callable[[], Any]:
+        if not backward:
+            return lambda: form(*(t.detach() for t in inputs))
+        pull = torch.ones_like(form(*inputs))
+        return lambda: torch.autograd.grad(form(*inputs), inputs, pull)
+
+    asked = {name: made(form) for name, form in runs.items()}
+    for name, run in asked.items():
+        assert_finite(name, run())
+    return in_turns(asked)
+
+
+def compared(lengths: list[int], *, backward: bool) -> list[Row]:
+    rows = []
+    for width in (64, 128):
+        for n in lengths:
+            inputs = drawn(*[(1, HEADS, n, width)] * 3, dtype=torch.bfloat16)
+            found = timed(forms(), inputs, backward=backward)
+            first = found["linear"]
+            row: Row = {"width": width, "n": n, "linear ms": first}
+            row |= {f"{name} ÷ linear": t / first for name, t in found.items() if name != "linear"}
+            rows.append(row)
+    return rows
+
+
+def compared_additive(lengths: list[int], *, backward: bool) -> list[Row]:
+    rows = []
+    for n in lengths:
+        inputs = drawn(*[(1, 2, n, UNITS)] * 3, (UNITS,), dtype=torch.bfloat16)
+        one = torch.eye(UNITS, device="cuda", dtype=torch.bfloat16)
+
+        def tiled(q: Tensor, k: Tensor, v: Tensor, w: Tensor, one: Tensor = one) -> Tensor:
+            return regard.attention(q, k, v, score=scores.additive(one, one, w), backend="tiled")
+
+        runs = {"triton": ours_additive, "tiled": tiled, "n×n": additive_by_pairs}
+        found = timed(runs, inputs, backward=backward)
+        row: Row = {"n": n, "triton ms": found["triton"]}
+        row |= {f"{name} ÷ triton": found[name] / found["triton"] for name in ("tiled", "n×n")}
+        rows.append(row)
+    return rows
+
+
+def summary(tables: dict[str, list[Row]]) -> list[Row]:
+    """Of every ratio its mean and its worst, which is the least."""
+    rows = []
+    for title, table in tables.items():
+        for name in table[0]:
+            if "÷" in name:
+                all_of_it = [row[name] for row in table]
+                mean, worst = statistics.mean(all_of_it), min(all_of_it)
+                rows.append({"table": title, "ratio": name, "mean": mean, "worst": worst})
+    return rows
+
+
+def main(*, quick: bool) -> None:
+    gpu_setup.CASE_MS = 100 if quick else 400
+    tables = {"Errors against float64, forward and backward": checks()}
+    lengths = [1024, 16384] if quick else [1024, 4096, 16384, 65536]
+    measured = {}
+    for backward, what in ((False, "forward"), (True, "forward and backward")):
+        title = f"Causal, {HEADS} heads, bfloat16, {what}"
+        measured[title] = compared(lengths, backward=backward)
+        title = f"Additive, 2 heads, {UNITS} units, bfloat16, {what}"
+        measured[title] = compared_additive(
+            [256, 1024, 4096][: 2 if quick else 3], backward=backward
+        )
+    tables |= measured
+    tables["How many times as long others take"] = summary(measured)
+    import triton
+
+    about = {
+        "gpu": torch.cuda.get_device_name(),
+        "triton": triton.__version__,
+        "peers": "fla" if peers() else "flash-linear-attention is not installed here",
+    }
+    write("linear_gpu", tables, about)
