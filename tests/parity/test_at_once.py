@@ -6,7 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+import regard
 from regard.backends.reference import ReferencePass
+from tests.parity import cases
 from tests.parity.cases import Case, Sizes, assert_conforms, observed
 
 pytestmark = pytest.mark.interpreted
@@ -42,6 +44,21 @@ def test_all_gradients_at_once(case: Case) -> None:
 
     inputs, learned = case.build()
     assert_conforms(case, observed(Triton(), inputs, learned, ReferencePass()), ReferencePass())
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_past_the_last_key_there_is_nothing() -> None:
+    """Very small logits alone: of the zeros that fill up the last tile, weights would be huge."""
+    q, k, v = (torch.randn(1, 1, 19, 8, requires_grad=True, device=cases.DEVICE) for _ in "qkv")
+    far = regard.biases.dense(torch.full((1, 1, 19, 19), -1e4, device=cases.DEVICE))
+    grads = [
+        torch.autograd.grad(
+            regard.attention(q, k, v, bias=far, backend=backend).square().sum(), (q, k, v)
+        )
+        for backend in ("triton", "reference")
+    ]
+    for got, want in zip(*grads, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-2 * float(want.abs().max()))
 
 
 def test_where_order_must_be_fixed_or_registers_are_few_there_are_two_kernels() -> None:

@@ -201,8 +201,8 @@ def _tile_of_keys(
                 columns, n, limit, 0, BM, BN, False, CAREFUL, PRECISION,
             )  # fmt: skip
             if dq is not None:
-                _add_rows(
-                    dq, product(slopes.T, ks, None, PRECISION), b, h, start, n, D, BD, BM, DESCRIBED
+                _add_to_queries(
+                    dq, slopes, ks, columns, b, h, start, n, D, BD, BM, PRECISION, DESCRIBED
                 )
         for i in tl.range(part, num_stages=STAGES):
             start, table = part_at(rule, path, i, BM)
@@ -217,8 +217,8 @@ def _tile_of_keys(
                 columns, n, limit, table, BM, BN, True, CAREFUL, PRECISION,
             )  # fmt: skip
             if dq is not None:
-                _add_rows(
-                    dq, product(slopes.T, ks, None, PRECISION), b, h, start, n, D, BD, BM, DESCRIBED
+                _add_to_queries(
+                    dq, slopes, ks, columns, b, h, start, n, D, BD, BM, PRECISION, DESCRIBED
                 )
     sum_k *= scoring.scale
     if not CAREFUL and flags is not None:
@@ -229,11 +229,15 @@ def _tile_of_keys(
 
 
 @triton.jit
-def _add_rows(
-    sums, t, b, h, start, n, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
-    DESCRIBED: tl.constexpr,
+def _add_to_queries(
+    sums, slopes, ks, columns, b, h, start, n, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr,
+    PRECISION: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Add to rows that other programs add to as well: by the copy engine, or by atomics."""
+    """Add a tile's part to gradients of queries that other programs add to as well: by the copy
+    engine, or by atomics."""
+    # Past the last key there are zeros, whose weights may be infinite beside very small logits.
+    slopes = tl.where((columns < n.keys)[:, None], slopes, 0.0).to(ks.dtype)
+    t = product(slopes.T, ks, None, PRECISION)
     if DESCRIBED and not INTERPRETED:
         sums.atomic_add([b, h, start, 0], t.reshape(1, 1, BM, BD))
     else:

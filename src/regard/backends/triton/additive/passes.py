@@ -111,7 +111,7 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull) -> Given:
     (B, H, Q, K), D, E = x.shape, x.q.shape[-1], x.v.shape[-1]
     how, call, n = tiles_for(x), _prepared(x), sizes(x)
     shift = torch.empty_like(rows.lse)
-    numbers = RowNumbers(kept, shift, g_entropy, expected, rows.lse.numel())
+    numbers = RowNumbers(kept, shift, g_entropy, expected, rows.lse.numel(), rows.lse)
     dq, dk = (torch.empty_like(t, dtype=torch.float32).contiguous() for t in (x.q, x.k))
     dv = torch.empty_like(x.v).contiguous()
     few = tiles_of(Q, how.by_queries.rows)
