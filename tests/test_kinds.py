@@ -15,8 +15,8 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
-from regard import masks
-from regard.kinds import kind_of, marked
+from regard import dispatch, masks
+from regard.kinds import kind_of, marked, step_of
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -189,3 +189,43 @@ def test_masks_with_tensors_on_a_card_are_known_until_they_change() -> None:
     for _ in range(40):
         attended()
         ids = ids.clone()
+
+
+def test_steps_of_generating_are_one_kind_of_call() -> None:
+    def step(keys: int, heads: int = 1, mask: masks.Mask | None = None, **how: Any) -> Any:
+        k, v = tensor(1, heads, keys, 8), tensor(1, heads, keys, 8)
+        found: Any = kind(q=tensor(1, 2, 1, 8), k=k, v=v, mask=mask, **how)
+        return step_of(found, k, v)
+
+    assert step(33) is not None
+    assert step(33) == step(34) == step(63, mask=masks.causal())
+    assert len({step(33), step(64), step(33, heads=2), step(33, scale=0.5)}) == 4
+    for other in (masks.causal(0), masks.window(9)):
+        assert step(33, mask=other) is None
+    assert step(1) is None
+    assert step(33, statistics=True) is None
+
+
+def test_a_step_is_checked_once_and_right_for_any_number_of_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[int] = []
+    check = dispatch.check
+
+    def counted(*given: Any, **how: Any) -> Any:
+        checked.append(given[1].shape[2])
+        return check(*given, **how)
+
+    monkeypatch.setattr(dispatch, "check", counted)
+    monkeypatch.setattr(dispatch, "_KNOWN", {})
+    q = torch.randn(1, 4, 1, 8)
+    for keys in (40, 41, 42, 63):
+        k, v = torch.randn(2, 1, 2, keys, 8)
+        out = regard.attention(q, k, v, mask=masks.causal())
+        weights = (q @ k.repeat_interleave(2, 1).mT / 8**0.5).softmax(-1)
+        torch.testing.assert_close(out, weights @ v.repeat_interleave(2, 1))
+    assert checked == [40]
+    # One query alone may still see less, and then it is another call.
+    k, v = torch.randn(2, 1, 2, 50, 8)
+    alone = regard.attention(q, k, v, mask=masks.causal(0))
+    torch.testing.assert_close(alone, v[:, :, :1].repeat_interleave(2, 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from regard.choice import BACKENDS, choose, refusals
 from regard.cost.counting import dense_pairs, forward_flops, least_bytes, needed_pairs
 from regard.inputs import AttentionInputs, check
 from regard.jagged import JaggedInputs, JaggedTrace, any_nested, pack, pack_tokens
-from regard.kinds import kind_of
+from regard.kinds import kind_of, step_of
 from regard.masks.algebra import Mask
 from regard.peer_arguments import Unknown, refuse_arguments
 from regard.plans import Plan
@@ -89,6 +89,10 @@ def attention(
         # Who watches is shown a trace, so one is made, unless a backend is asked for by name.
         kind = kind_of(q, k, v, mask, scale, softcap, backend, seen and backend is None)
     known = None if kind is None else _KNOWN.get(kind)
+    step = None
+    if known is None and kind is not None and not seen:
+        step = step_of(kind, k, v)
+        known = None if step is None else _KNOWN.get(step)
     if known is not None and not seen:
         return known.run(q, k, v)  # type: ignore[return-value]
     if kind is not None and seen and backend is None:
@@ -110,6 +114,9 @@ def attention(
         # There are no numbers: only what the answer would look like.
         return inputs.in_kind(inputs.q.new_empty(*inputs.shape[:3], inputs.v.shape[-1]))
     chosen = choose(inputs, backend, statistics=False)
+    if step is not None and chosen.name == "sdpa":
+        # Its way with all keys in sight is the same whatever their number: no mask is needed.
+        kind, inputs = step, replace(inputs, mask=None)
     known = _remembered(kind, inputs, chosen, (q, k, v), mask, statistics=False)
     if known is not None:
         return known.run(q, k, v)  # type: ignore[return-value]

@@ -18,10 +18,13 @@ from torch.autograd import forward_ad
 from torch.utils import _python_dispatch
 
 from regard.masks.algebra import Mask
+from regard.masks.causal import Causal
 from regard.values import Value
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _SPELLED = "_spelled"
+_PLAINLY_CAUSAL = (Causal, None)
+"""As it is spelled: the last query sees all keys."""
 SMALL = 1 << 22
 """Bytes of a mask's tensor up to which it may be held for calls to come."""
 
@@ -72,6 +75,29 @@ def kind_of(
         hidden, scale, softcap, backend, statistics, learned, place,
         torch.is_inference_mode_enabled(),
     )  # fmt: skip
+
+
+def step_of(kind: Any, k: Tensor, v: Tensor) -> Hashable | None:
+    """The kind of one query that sees all keys, about how many they are: steps of generating differ
+    by a key each. None for any other."""
+    shape, hidden = kind[0], kind[12]
+    if shape[2] != 1 or k.shape[2] < 2 or k.shape[2] != v.shape[2] or kind[16]:
+        return None
+    if hidden is not None and hidden != _PLAINLY_CAUSAL:
+        return None
+    return (
+        "step", kind[:4], k.shape[2].bit_length(), _but_for_keys(k), _but_for_keys(v),
+        kind[6:8], kind[10:12], kind[13:],
+    )  # fmt: skip
+
+
+def _but_for_keys(t: Tensor) -> tuple[int, ...]:
+    """What decides how keys or values are read but for how many they are: of strides, whether rows
+    start at multiples of 16 bytes."""
+    batch, heads, _, width = t.shape
+    a, b, c, last = t.stride()
+    step = 16 // t.element_size()
+    return batch, heads, width, a % step, b % step, c % step, last
 
 
 def spelled(value: Value) -> tuple[Any, ...] | None:
