@@ -1,5 +1,87 @@
-"""The checker behind the shape annotations, in tests only: an int is a float, as Python has it."""
+"""The checker behind the shape annotations, in tests only: an int is a float, as Python has it.
 
+jaxtyping's decorator binds the signature at each call and checks arguments a second time with the
+result, which takes a third of the time of all tests. What stands in for it here checks each once,
+and makes the check of a function when it is first called. Errors are told by jaxtyping's own.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jaxtyping
 from beartype import BeartypeConf, beartype
+from jaxtyping import TypeCheckError, _decorator, _storage
 
 check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+_thorough = jaxtyping.jaxtyped
+
+
+def jaxtyped(fn: Any = None, *, typechecker: Any) -> Any:
+    """jaxtyping.jaxtyped, for functions and dataclasses."""
+    if fn is None:
+        return functools.partial(jaxtyped, typechecker=typechecker)
+    if inspect.isclass(fn):
+        made = vars(fn).get("__init__")
+        if hasattr(fn, "__dataclass_fields__") and inspect.isfunction(made):
+            fn.__init__ = made if hasattr(made, "__wrapped__") else _checked(made, typechecker)
+        return fn
+    if not inspect.isfunction(fn) or inspect.isgeneratorfunction(fn):
+        return _thorough(fn, typechecker=typechecker)
+    return _checked(fn, typechecker)
+
+
+def _checked(fn: Callable[..., Any], typechecker: Any) -> Callable[..., Any]:
+    checks: list[tuple[Callable[..., Any], Callable[..., Any] | None]] = []
+
+    @functools.wraps(fn)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if jaxtyping.config.jaxtyping_disable:
+            return fn(*args, **kwargs)
+        if not checks:
+            checks.append(_checks(fn))
+        (given, returned), memos = checks[0], _storage.push_shape_memo({})
+        try:
+            try:
+                given(*args, **kwargs)
+            except Exception:
+                # Raises as well, and says what was wrong.
+                return _thorough(fn, typechecker=typechecker)(*args, **kwargs)
+            out = fn(*args, **kwargs)
+            # Operators give NotImplemented, whatever they are said to return.
+            if returned is not None and out is not NotImplemented:
+                try:
+                    returned(out)
+                except Exception as error:
+                    name, axes = f"{fn.__module__}.{fn.__qualname__}", _storage.shape_str(memos)
+                    raise TypeCheckError(f"{name} returned what it may not.\n{axes}") from error
+            return out
+        finally:
+            _storage.pop_shape_memo()
+
+    # Who looks for the caller of a function passes over such names.
+    wrapped.__code__ = wrapped.__code__.replace(co_filename="<@tests.shapes>")
+    return wrapped
+
+
+def _checks(fn: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
+    """Of what a function is given, and of what it returns."""
+    signature = inspect.signature(fn)
+    given = [
+        p.replace(annotation=_decorator._destring_annotation(p.annotation, fn.__globals__))
+        for p in signature.parameters.values()
+    ]
+    asked = signature.replace(parameters=given, return_annotation=Any)
+    named = fn.__name__, fn.__qualname__, fn.__module__
+    arguments = check(_decorator._make_fn_with_signature(*named, asked, output=False))
+    returned = _decorator._destring_annotation(signature.return_annotation, fn.__globals__)
+    if returned is inspect.Signature.empty or returned is Any:
+        return arguments, None
+    out = inspect.Parameter("out", inspect.Parameter.POSITIONAL_ONLY, annotation=returned)
+    only = inspect.Signature([out], return_annotation=Any)
+    return arguments, check(_decorator._make_fn_with_signature(*named, only, output=False))
+
+
+jaxtyping.jaxtyped = jaxtyped
