@@ -33,6 +33,7 @@ def jaxtyped(fn: Any = None, *, typechecker: Any) -> Any:
 
 
 def _checked(fn: Callable[..., Any], typechecker: Any) -> Callable[..., Any]:
+    signature = _understood(fn)
     checks: list[tuple[Callable[..., Any], Callable[..., Any] | None]] = []
 
     @functools.wraps(fn)
@@ -41,7 +42,7 @@ def _checked(fn: Callable[..., Any], typechecker: Any) -> Callable[..., Any]:
         if jaxtyping.config.jaxtyping_disable:
             return fn(*args, **kwargs)
         if not checks:
-            checks.append(_checks(fn))
+            checks.append(_checks(fn, signature))
         (given, returned), memos = checks[0], _storage.push_shape_memo({})
         try:
             try:
@@ -66,20 +67,41 @@ def _checked(fn: Callable[..., Any], typechecker: Any) -> Callable[..., Any]:
     return wrapped
 
 
-def _checks(fn: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
-    """Of what a function is given, and of what it returns."""
+_types: dict[tuple[str, str], Any] = {}
+"""What annotations mean, by module and text; those that have a meaning where they stand."""
+
+
+def _understood(fn: Callable[..., Any]) -> inspect.Signature:
+    """Its annotations as types; what is not known yet where a function is made may be anything."""
+
+    def meant(annotation: Any) -> Any:
+        if annotation is inspect.Signature.empty:
+            return Any
+        if not isinstance(annotation, str):
+            return annotation
+        found = _types.get((fn.__module__, annotation), Any)
+        if found is Any:
+            found = _decorator._destring_annotation(annotation, fn.__globals__)
+            _types[fn.__module__, annotation] = found
+        return found
+
     signature = inspect.signature(fn)
-    given = [
-        p.replace(annotation=_decorator._destring_annotation(p.annotation, fn.__globals__))
-        for p in signature.parameters.values()
-    ]
-    asked = signature.replace(parameters=given, return_annotation=Any)
+    given = [p.replace(annotation=meant(p.annotation)) for p in signature.parameters.values()]
+    return signature.replace(parameters=given, return_annotation=meant(signature.return_annotation))
+
+
+def _checks(
+    fn: Callable[..., Any], signature: inspect.Signature
+) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
+    """Of what a function is given, and of what it returns."""
     named = fn.__name__, fn.__qualname__, fn.__module__
+    asked = signature.replace(return_annotation=Any)
     arguments = check(_decorator._make_fn_with_signature(*named, asked, output=False))
-    returned = _decorator._destring_annotation(signature.return_annotation, fn.__globals__)
-    if returned is inspect.Signature.empty or returned is Any:
+    if signature.return_annotation is Any:
         return arguments, None
-    out = inspect.Parameter("out", inspect.Parameter.POSITIONAL_ONLY, annotation=returned)
+    out = inspect.Parameter(
+        "out", inspect.Parameter.POSITIONAL_ONLY, annotation=signature.return_annotation
+    )
     only = inspect.Signature([out], return_annotation=Any)
     return arguments, check(_decorator._make_fn_with_signature(*named, only, output=False))
 
