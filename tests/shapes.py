@@ -51,8 +51,7 @@ def _checked(fn: Callable[..., Any], typechecker: Any) -> Callable[..., Any]:
                 # Raises as well, and says what was wrong.
                 return _thorough(fn, typechecker=typechecker)(*args, **kwargs)
             out = fn(*args, **kwargs)
-            # Operators give NotImplemented, whatever they are said to return.
-            if returned is not None and out is not NotImplemented:
+            if returned is not None:
                 try:
                     returned(out)
                 except Exception as error:
@@ -99,11 +98,10 @@ def _checks(
     arguments = check(_decorator._make_fn_with_signature(*named, asked, output=False))
     if signature.return_annotation is Any:
         return arguments, None
-    out = inspect.Parameter(
-        "out", inspect.Parameter.POSITIONAL_ONLY, annotation=signature.return_annotation
-    )
-    only = inspect.Signature([out], return_annotation=Any)
-    return arguments, check(_decorator._make_fn_with_signature(*named, only, output=False))
+    only = inspect.Signature(return_annotation=signature.return_annotation)
+    returned, name = _decorator._make_fn_with_signature(*named, only, output=True)
+    returned = check(returned)
+    return arguments, lambda out: returned(**{name: out})
 
 
 jaxtyping.jaxtyped = jaxtyped

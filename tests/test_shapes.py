@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import jaxtyping
 import pytest
@@ -55,6 +55,11 @@ def each(x: Float[Tensor, "n d"]) -> Iterator[Tensor]:
     yield from x
 
 
+@checked
+def refuse(why: str) -> NoReturn:
+    raise ValueError(why)
+
+
 X, Y = torch.ones(3, 2), torch.ones(4, 2)
 
 
@@ -64,7 +69,9 @@ def test_what_is_right_passes() -> None:
     assert Pair(X, Y).logits.shape == (3, 4)
     assert Pair.of(X) != Pair.of(X)
     assert [len(row) for row in each(X)] == [2, 2, 2]
-    # Each call has axes of its own, also where calls are nested.
+    with pytest.raises(ValueError, match="because"):
+        refuse("because")
+    # Each call has axes of its own.
     assert rows(Y, Y).shape == (4,)
 
 
@@ -81,6 +88,7 @@ def test_what_is_right_passes() -> None:
         (lambda: scaled(1.0, 2), "scaled returned what it may not"),
         (lambda: Pair(X, torch.ones(3, 5)), "parameters of .*Pair.*parameter 'k'"),
         (lambda: Pair.of(X[0]), "parameters of .*Pair.of.*parameter 'x'"),
+        (lambda: refuse(1), "parameters of .*refuse.*parameter 'why'"),
         (lambda: each(X[0]), "parameters of .*each.*parameter 'x'"),
     ],
 )
@@ -92,7 +100,7 @@ def test_what_is_wrong_is_found(call: Any, said: str, monkeypatch: pytest.Monkey
         call()
     except TypeCheckError:
         pytest.fail("checked where checks are switched off")
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, ValueError):
         pass
 
 
