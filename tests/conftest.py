@@ -1,5 +1,6 @@
 """Shared set-up: quick, repeatable property tests, and the device that parity is tested on."""
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from regard.backends.tiled import inner_loop
+from tests.fresh_process import FreshProcesses
 from tests.parity import cases
 
 # Only laws need it, and a machine with a GPU may be bare.
@@ -40,6 +42,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     mine, n = map(int, config.getoption("--share").split("/"))
     config.hook.pytest_deselected(items=[t for i, t in enumerate(items) if i % n != mine])
     items[:] = items[mine::n]
+
+
+@pytest.fixture(scope="session")
+def fresh() -> Iterator[FreshProcesses]:
+    """Runs programs as if nothing but torch had been imported before."""
+    with FreshProcesses() as processes:
+        yield processes
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +15,7 @@ import regard
 from regard import RegardError, biases, dispatch, masks, scores
 from regard.dispatch import BACKENDS
 from regard.values import Shape
+from tests.fresh_process import FreshProcesses
 from tests.test_traces import Largest
 
 N = 300
@@ -331,17 +330,14 @@ HEAVY = (
 )
 
 
-def test_importing_is_light() -> None:
+def test_importing_is_light(fresh: FreshProcesses) -> None:
     """What torch itself imports is its own business; regard adds none of these."""
     program = (
         "import sys, torch; before = set(sys.modules); import regard; "
         f"heavy = {HEAVY.split()!r}; "
         "print([m for m in heavy if m in sys.modules and m not in before])"
     )
-    found = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == "[]"
+    assert fresh(program).out.strip() == "[]"
 
 
 def test_the_import_test_names_real_modules() -> None:

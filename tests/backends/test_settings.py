@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import pytest
 import torch
@@ -26,8 +27,13 @@ def on(capability: int) -> Iterator[None]:
         arguments.stands_for.reset(token)
 
 
-def calls() -> Iterator[tuple[str, AttentionInputs]]:
+@cache
+def calls() -> list[tuple[str, AttentionInputs]]:
     """Calls of all kinds that settings differ for, by name."""
+    return list(_calls())
+
+
+def _calls() -> Iterator[tuple[str, AttentionInputs]]:
     for dtype in (torch.bfloat16, torch.float32):
         for width in (32, 64, 80, 128, 256):
             for kind in ("none", "causal", "padding", "documents", "holes", "dense", "relative"):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,6 +12,7 @@ from hypothesis import strategies as some
 
 from regard import RegardError, cost, masks
 from regard.cost import units
+from tests.fresh_process import FreshProcesses
 
 LLAMA = cost.preset("llama-3-8b")
 SIZES = some.fixed_dictionaries(
@@ -132,14 +131,13 @@ def test_eager_is_bound_by_memory_and_fused_by_arithmetic_on_a_gpu() -> None:
     assert found.time(how="eager").seconds > 5 * found.time().seconds
 
 
-def test_everything_public_is_there_and_comes_late() -> None:
+def test_everything_public_is_there_and_comes_late(fresh: FreshProcesses) -> None:
     assert dir(cost) == sorted(cost.__all__)
     assert all(hasattr(cost, name) for name in cost.__all__)
     with pytest.raises(AttributeError, match=r"'regard.cost' has no attribute 'flops'"):
         cost.flops  # noqa: B018
     code = "import sys, regard; print([m for m in sys.modules if m.startswith('regard.cost.')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['regard.cost.counting']"
+    assert fresh(code).out.strip() == "['regard.cost.counting']"
 
 
 def test_what_is_asked_wrongly_is_explained() -> None:

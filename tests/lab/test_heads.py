@@ -49,7 +49,7 @@ def test_eight_heads_read_better_than_one_of_equal_parameters() -> None:
         with seeded(0):
             data = heads.Windows(Corpus.words(64), length=24, batch=32, repeats=0.5)
             model = heads.Reader(64, 64, count, 2)
-            last = heads.train(model, data, 250, lambda: None, looks=1, rate=4e-3)[-1]
+            last = heads.train(model, data, 120, lambda: None, looks=1, rate=4e-3)[-1]
             loss[count] = last["text_loss"]
             sizes.add(sum(p.numel() for p in model.parameters()))
     assert len(sizes) == 1

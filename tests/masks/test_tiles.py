@@ -171,7 +171,7 @@ def test_the_largest_tensor_is_seen():
     assert seen.bytes >= 1000 * 1000
 
 
-N = 1_000_000
+N = 250_000
 LENGTH = 1000
 PACKED = masks.documents(torch.arange(N) // LENGTH)
 
@@ -192,13 +192,13 @@ PACKED = masks.documents(torch.arange(N) // LENGTH)
     ids=["causal", "window", "dilated-or-near", "dilated", "documents", "packed", "prefix-lm",
          "global", "padded"],
 )  # fmt: skip
-def test_a_million_tokens_are_counted_without_a_square(mask, pairs):
+def test_long_texts_are_counted_without_a_square(mask, pairs):
     with LargestTensor() as seen:
         assert mask.count(N) == pairs
     assert seen.bytes <= 64 * N
 
 
-def test_a_million_tokens_are_drawn_without_a_square():
+def test_long_texts_are_drawn_without_a_square():
     with LargestTensor() as seen:
         text = masks.causal().draw(N, width=4)
     assert text == "▒▒······\n██▒▒····\n████▒▒··\n██████▒▒"

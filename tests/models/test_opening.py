@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 
 from regard import RegardError, models
 from regard.models import HuggingFaceReader, OwnReader, installed, opening
+from tests.fresh_process import FreshProcesses
 from tests.models.test_own_models import causal, written
 from tests.models.test_recording import TEXT, write
 
@@ -135,6 +135,5 @@ def test_without_transformers_the_own_models_are_named(
         models.load(str(write(tmp_path / "llama")))
 
 
-def test_transformers_is_not_imported_for_the_own_models() -> None:
-    code = "import sys, regard.models; sys.exit('transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+def test_transformers_is_not_imported_for_the_own_models(fresh: FreshProcesses) -> None:
+    assert fresh("import sys, regard.models; sys.exit('transformers' in sys.modules)").code == 0

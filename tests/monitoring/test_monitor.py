@@ -506,24 +506,6 @@ def test_a_model_whose_attention_is_not_seen_is_trained_on() -> None:
             monitor.step()
 
 
-@pytest.mark.skipif(
-    hasattr(regard.Monitor.step, "__wrapped__"), reason="checked calls have more frames"
-)
-def test_warnings_point_at_the_training_loop() -> None:
-    linear = nn.Linear(16, 16)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        with regard.Monitor(linear, every=1, to=broken) as monitor:
-            linear(X)
-            monitor.step()
-        monitor = regard.Monitor(linear, every=1, to=broken)
-        linear(X)
-        monitor.step()
-        monitor.close()
-    assert len(told) == 6
-    assert {warning.filename for warning in told} == {__file__}
-
-
 def test_a_closed_monitor_says_so_once() -> None:
     monitor, strict = regard.Monitor(model()), regard.Monitor(model(), on_error="raise")
     monitor.close()

@@ -22,16 +22,12 @@ LONG = 100
 
 def outcomes(cases: Mapping[str, Case], folder: Path) -> dict[str, list[str]]:
     """What went wrong in each case on each rank; empty if nothing did."""
-    context = torch.multiprocessing.get_context("spawn")
-    before = dict(os.environ)
-    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    try:
-        ranks = [context.Process(target=_rank, args=(r, cases, folder)) for r in (0, 1)]
-        for rank in ranks:
-            rank.start()
-    finally:
-        os.environ.clear()
-        os.environ |= before
+    # Forked from a process that never learned, so that packages are imported once.
+    context = torch.multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, *{case.__module__ for case in cases.values()}])
+    ranks = [context.Process(target=_rank, args=(r, cases, folder)) for r in (0, 1)]
+    for rank in ranks:
+        rank.start()
     for rank in ranks:
         rank.join(LONG + 10)
         if rank.is_alive():
@@ -46,6 +42,7 @@ def _said(file: Path) -> str:
 def _rank(rank: int, cases: Mapping[str, Case], folder: Path) -> None:
     signal.alarm(LONG)
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     distributed.init_process_group(

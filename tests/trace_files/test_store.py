@@ -859,6 +859,11 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
         regard.load(tmp_path / "weights")
 
 
+@pytest.fixture
+def whole(small: Path) -> tuple[Any, ...]:
+    return everything(small)
+
+
 def load_or_refuse(path: Path, want: tuple[Any, ...]) -> bool:
     try:
         assert everything(path) == want
@@ -873,14 +878,16 @@ many = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @pytest.mark.usefixtures("_without_hook")
 @many
 @given(st.data())
-def test_flipped_bytes_are_noticed(small: Path, tmp_path_factory: Any, data: st.DataObject) -> None:
+def test_flipped_bytes_are_noticed(
+    small: Path, whole: tuple[Any, ...], data: st.DataObject
+) -> None:
     raw = bytearray(small.read_bytes())
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(raw) - 1))
         raw[at] ^= data.draw(st.integers(1, 255))
     path = small.with_name("flipped")
     path.write_bytes(raw)
-    load_or_refuse(path, everything(small))
+    load_or_refuse(path, whole)
 
 
 @pytest.mark.usefixtures("_without_hook")
@@ -888,11 +895,13 @@ def test_flipped_bytes_are_noticed(small: Path, tmp_path_factory: Any, data: st.
 @given(cut=st.integers(0, 1 << 16), more=st.binary(max_size=16))
 @example(cut=0, more=b"")
 @example(cut=1, more=b"")
-def test_cut_and_grown_files_are_refused(small: Path, cut: int, more: bytes) -> None:
+def test_cut_and_grown_files_are_refused(
+    small: Path, whole: tuple[Any, ...], cut: int, more: bytes
+) -> None:
     raw = small.read_bytes()
     path = small.with_name("cut")
     path.write_bytes(raw[: max(len(raw) - cut, 0)] + more)
-    assert load_or_refuse(path, everything(small)) == (cut == 0 and not more)
+    assert load_or_refuse(path, whole) == (cut == 0 and not more)
 
 
 JSON = st.recursive(

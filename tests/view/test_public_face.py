@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from regard import view
+from tests.fresh_process import FreshProcesses
 
-SOURCE = Path(__file__).parents[2] / "src"
-
-
-def run(program: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": str(SOURCE), "PATH": ""},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+Run = Callable[[str], str]
 
 
-def test_pictures_are_there_without_an_import_of_their_own() -> None:
+@pytest.fixture
+def run(fresh: FreshProcesses) -> Run:
+    def said(program: str) -> str:
+        done = fresh(program)
+        assert done.code == 0, done.err
+        return done.out.strip()
+
+    return said
+
+
+def test_pictures_are_there_without_an_import_of_their_own(run: Run) -> None:
     pytest.importorskip("matplotlib")
     program = (
         "import sys; from regard import view; assert 'matplotlib' not in sys.modules; "
@@ -34,7 +31,7 @@ def test_pictures_are_there_without_an_import_of_their_own() -> None:
     assert run(program) == "regard.view.pictures.trace_pictures cost_plot"
 
 
-def test_the_view_is_there_without_an_import_of_its_own() -> None:
+def test_the_view_is_there_without_an_import_of_its_own(run: Run) -> None:
     program = (
         "import sys, regard; assert 'regard.view' not in sys.modules; "
         "print(regard.view.page.__name__, 'view' in dir(regard))"
@@ -42,7 +39,7 @@ def test_the_view_is_there_without_an_import_of_its_own() -> None:
     assert run(program) == "page True"
 
 
-def test_functions_stay_functions_when_their_files_are_imported() -> None:
+def test_functions_stay_functions_when_their_files_are_imported(run: Run) -> None:
     program = (
         "import regard.view.web.html_page, regard.view.web.notebook_widget\n"
         "from regard import view\n"
@@ -59,7 +56,7 @@ def test_dir_lists_what_there_is() -> None:
         _ = view.vibes  # type: ignore[attr-defined]
 
 
-def test_without_matplotlib_the_extra_is_named() -> None:
+def test_without_matplotlib_the_extra_is_named(run: Run) -> None:
     program = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "import regard; from regard import view\n"

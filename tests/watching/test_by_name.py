@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ import regard
 transformers = pytest.importorskip("transformers")
 
 from regard.watching.huggingface.later_weights import LaterWeights  # noqa: E402
+from tests.fresh_process import FreshProcesses  # noqa: E402
 from tests.watching.test_huggingface import (  # noqa: E402
     FAMILIES,
     answers,
@@ -186,7 +185,7 @@ def test_watching_a_compiled_model_sees_it() -> None:
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_importing_either_first_registers_the_name(order: str) -> None:
+def test_importing_either_first_registers_the_name(order: str, fresh: FreshProcesses) -> None:
     first, second = ("import transformers.modeling_utils", "import regard")
     if order == "before":
         first, second = second, first
@@ -199,4 +198,5 @@ def test_importing_either_first_registers_the_name(order: str) -> None:
         "assert not any('regard' in type(x).__module__ for x in sys.meta_path)\n"
         "assert 'class AttentionInterface' in inspect.getsource(u)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+    done = fresh(code)
+    assert done.code == 0, done.err

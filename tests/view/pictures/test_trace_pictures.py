@@ -6,8 +6,6 @@ import errno
 import math
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -30,6 +28,7 @@ from regard.view import picture
 from regard.view.pictures import fonts
 from regard.view.pictures.ink import DARK, LIGHT, LONGEST
 from regard.view.terminal.colours import luminance
+from tests.fresh_process import FreshProcesses
 
 WORDS = ["to", "be", "or", "not"]
 HOSTILE = [
@@ -247,11 +246,18 @@ def every_picture() -> dict[str, Any]:
     }
 
 
+@pytest.fixture(scope="module")
+def twice() -> tuple[dict[str, Any], dict[str, Any]]:
+    return every_picture(), every_picture()
+
+
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
-def test_files_are_whole_and_the_same_twice(kind: str, tmp_path: Path) -> None:
-    for name, figure in every_picture().items():
+def test_files_are_whole_and_the_same_twice(
+    kind: str, twice: tuple[dict[str, Any], dict[str, Any]], tmp_path: Path
+) -> None:
+    for name, figure in twice[0].items():
         picture.save(figure, tmp_path / f"{name}.{kind}")
-    for name, figure in every_picture().items():
+    for name, figure in twice[1].items():
         again = tmp_path / f"{name} again.{kind}"
         picture.save(figure, again)
         data = again.read_bytes()
@@ -350,12 +356,11 @@ def test_a_full_disk_leaves_the_picture_that_was_there(
     assert os.listdir(tmp_path) == ["map.png"]
 
 
-def test_without_matplotlib_the_reason_is_said() -> None:
+def test_without_matplotlib_the_reason_is_said(fresh: FreshProcesses) -> None:
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "import regard.view\n"
         "try:\n    import regard.view.picture\n"
         "except regard.RegardError as error:\n    print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install regard[picture]" in done.stdout
+    assert "pip install regard[picture]" in fresh(code).out

@@ -46,17 +46,15 @@ def test_vectors_do_not_depend_on_the_salt_of_hash() -> None:
     code = (
         "from regard.view.subjects import vectors\nprint(vectors(['attention']).nonzero().tolist())"
     )
-    texts = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert texts == {f"{vectors(['attention']).nonzero().tolist()}\n"}
+    # This process has a salt of its own.
+    other = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONHASHSEED": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert other.stdout == f"{vectors(['attention']).nonzero().tolist()}\n"
 
 
 def test_no_words_give_no_vectors() -> None:
