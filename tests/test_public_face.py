@@ -27,7 +27,7 @@ FACE = {
         EncoderBlock LinearAttention MultiHeadAttention Rotary StaticAttention elu_plus_one
         from_torch linear_attention load_weights replace_attention
     """,
-    "regard.caches": "EvictingCache HeavyHitters PerHead Policy WindowVotes",
+    "regard.caches": "EvictingCache HeavyHitters PerHead Policy ReceivedPress WindowVotes",
     "regard.linear": """
         RandomFeatures SignedTrace State attention delta delta_trace elu_plus_one gated gated_trace
         random_features trace

@@ -17,7 +17,7 @@ weights: dict[int, Tensor] = {}
 """For each layer [H, N, N]: what the last forward pass gave."""
 
 
-def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, _: Any, **how: Any) -> Any:
+def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, *_: Any, **how: Any) -> Any:
     group, N = q.shape[1] // k.shape[1], q.shape[2]
     k, v = (t.repeat_interleave(group, 1) for t in (k, v))
     logits = (q @ k.mT)[0] * (how.get("scaling") or q.shape[-1] ** -0.5)

@@ -12,11 +12,12 @@ from regard.caches.policies import HeavyHitters, PerHead, Policy, WindowVotes
 
 if TYPE_CHECKING:
     from regard.caches.evicting_cache import EvictingCache
+    from regard.caches.press import ReceivedPress
 
-__all__ = ["EvictingCache", "HeavyHitters", "PerHead", "Policy", "WindowVotes"]
+__all__ = ["EvictingCache", "HeavyHitters", "PerHead", "Policy", "ReceivedPress", "WindowVotes"]
 
 # What needs other packages is imported when it is asked for.
-_LATER = {"EvictingCache": "evicting_cache"}
+_LATER = {"EvictingCache": "evicting_cache", "ReceivedPress": "press"}
 
 
 def __getattr__(name: str) -> Any:

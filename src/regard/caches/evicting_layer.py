@@ -123,8 +123,10 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]
         """How many tokens there were: the position of the next."""
         return self.seen
 
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+    def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
         """How many keys a call will see, and where the first would stand if none were missing."""
+        if isinstance(query_length, Tensor):  # transformers before 5.3: the queries' positions
+            query_length = len(query_length)
         held = 0 if self.slots is None else self.slots.filled.shape[-1]
         return held + query_length, self.seen - held
 

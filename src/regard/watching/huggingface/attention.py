@@ -69,7 +69,7 @@ def attend(
         cache = cached_keys.asker(key, bias=position_bias, indices=indices, window=sliding_window)
         if cache is not None:
             attention_mask = cache.mask(query, attention_mask)
-        mask, bias = _mask_and_bias(module, attention_mask, position_bias, is_causal, Q, K)
+        mask, bias = mask_and_bias(module, attention_mask, position_bias, is_causal, Q, K)
         if indices is not None:
             mask = _and(mask, _chosen(indices, Q, K))
         packed = cu_seq_lens_q is not None and cu_seq_lens_k is not None
@@ -183,7 +183,7 @@ def _unknown(others: dict[str, Any]) -> list[str]:
     return found
 
 
-def _mask_and_bias(
+def mask_and_bias(
     module: nn.Module,
     attention_mask: Tensor | None,
     position_bias: Tensor | None,
@@ -191,6 +191,7 @@ def _mask_and_bias(
     Q: int,
     K: int,
 ) -> tuple[Mask | None, Bias | None]:
+    """What a module's mask and position bias are to regard."""
     if (
         type(attention_mask) is SymbolicMask
         and attention_mask.lengths == (Q, K)
