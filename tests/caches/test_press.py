@@ -25,6 +25,9 @@ class Scorer:
 
     compression_ratio: float = 0.0
 
+    def __post_init__(self) -> None:
+        assert 0 <= self.compression_ratio < 1
+
     def compress(self, module: Any, hidden: Tensor, k: Tensor, v: Tensor, w: Any, kw: Any) -> Any:
         kept = max(1, int(k.shape[2] * (1 - self.compression_ratio)))
         best = self.score(module, hidden, k, v, w, kw).topk(kept, dim=-1).indices  # type: ignore[attr-defined]
@@ -158,4 +161,5 @@ def test_without_kvpress_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "kvpress.attention_patch", None)
     monkeypatch.delitem(sys.modules, "regard.caches.press", raising=False)
     with pytest.raises(regard.RegardError, match=r"(?s)press of kvpress.*regard\[kvpress\]"):
-        caches.ReceivedPress  # noqa: B018
+        caches.ReceivedPress(0.5)
+    sys.modules.pop("regard.caches.press", None)

@@ -18,26 +18,24 @@ from regard.watching.huggingface import by_name
 from regard.watching.huggingface.attention import mask_and_bias
 from regard.watching.huggingface.later_weights import LaterWeights
 
+Press: Any = object
+missing = ""
+"""Why kvpress cannot be imported; said when a press is made."""
 try:
     from kvpress.attention_patch import attention_patch
-    from kvpress.presses.scorer_press import ScorerPress
+    from kvpress.presses.scorer_press import ScorerPress as Press  # type: ignore[no-redef]
     from kvpress.utils import get_prerope_query_states
 except ImportError as error:
-    raise RegardError(
-        "ReceivedPress is a press of kvpress, which cannot be imported",
-        got=str(error),
-        do="pip install regard[kvpress]; without kvpress, regard.caches.EvictingCache chooses by "
-        "the same scores",
-    ) from None
-
-# kvpress wraps the attention functions that are there when it is imported, to mask what AdaKV takes
-# from single heads. Ours may have come later, and would see it.
-if ALL_ATTENTION_FUNCTIONS[by_name.NAME] is by_name.attend_by_name:
-    ALL_ATTENTION_FUNCTIONS[by_name.NAME] = attention_patch(by_name.attend_by_name)
+    missing = str(error)
+else:
+    # kvpress wraps the attention functions that are there when it is imported, to mask what AdaKV
+    # takes from single heads. Ours may have come later, and would see it.
+    if ALL_ATTENTION_FUNCTIONS[by_name.NAME] is by_name.attend_by_name:
+        ALL_ATTENTION_FUNCTIONS[by_name.NAME] = attention_patch(by_name.attend_by_name)
 
 
 @dataclass
-class ReceivedPress(ScorerPress):  # type: ignore[misc]
+class ReceivedPress(Press):  # type: ignore[misc]
     """Keep the keys that received most attention: the scores of kvpress's
     `ObservedAttentionPress`, with any attention implementation but eager, so that `AdaKVPress` can
     be put around it.
@@ -50,6 +48,16 @@ class ReceivedPress(ScorerPress):  # type: ignore[misc]
 
     compression_ratio: float = 0.0
     average: bool = True
+
+    def __post_init__(self) -> None:
+        if missing:
+            raise RegardError(
+                "ReceivedPress is a press of kvpress, which cannot be imported",
+                got=missing,
+                do="pip install regard[kvpress]; without it, regard.caches.EvictingCache chooses "
+                "by such scores",
+            )
+        super().__post_init__()
 
     @torch.no_grad()
     def score(
