@@ -13,8 +13,8 @@ from regard.lab.experiments import NAMES
 
 FACE = {
     "regard": """
-        Monitor Plan RegardError RegardWarning Trace attention biases cost interpret lab linear
-        load masks models nn parallel plan scores trace view warm_up watch
+        Monitor Plan RegardError RegardWarning Trace attention biases caches cost interpret lab
+        linear load masks models nn parallel plan scores trace view warm_up watch
     """,
     "regard.masks": """
         Mask blocks causal dilated documents from_flash from_huggingface from_multihead from_sdpa
@@ -27,6 +27,7 @@ FACE = {
         EncoderBlock LinearAttention MultiHeadAttention Rotary StaticAttention elu_plus_one
         from_torch linear_attention load_weights replace_attention
     """,
+    "regard.caches": "EvictingCache HeavyHitters PerHead Policy ReceivedPress WindowVotes",
     "regard.linear": """
         RandomFeatures SignedTrace State attention delta delta_trace elu_plus_one gated gated_trace
         random_features trace

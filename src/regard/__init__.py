@@ -15,7 +15,7 @@ from regard.warming import warm_up
 from regard.watching import registration, watch
 
 if TYPE_CHECKING:
-    from regard import lab, models, parallel, view
+    from regard import caches, lab, models, parallel, view
 
 __all__ = [
     "Monitor",
@@ -25,6 +25,7 @@ __all__ = [
     "Trace",
     "attention",
     "biases",
+    "caches",
     "cost",
     "interpret",
     "lab",
@@ -45,7 +46,7 @@ __all__ = [
 registration.offer()
 
 # What is seldom wanted, and brings other packages with it, is imported when it is asked for.
-_LATER = ("lab", "models", "parallel", "view")
+_LATER = ("caches", "lab", "models", "parallel", "view")
 
 
 def __getattr__(name: str) -> Any:

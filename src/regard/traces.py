@@ -15,6 +15,7 @@ from regard.backends.contract import Pool, Rows, SecondPass, Top
 from regard.backends.largest_logit import largest_logit
 from regard.backends.questions import GRADIENTS, Learned, Question, answer
 from regard.biases.bias import Bias
+from regard.block_mass import Blocks, Recall, indexer_target, recall
 from regard.display import Displayed
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
@@ -260,6 +261,42 @@ class Trace(Displayed):
 
         (pooled,) = self._answer(Question("map()", ask, pull))
         return self.inputs.in_kind(pooled)
+
+    def recall(self, blocks: Blocks, size: int | tuple[int, int] = 64) -> Recall:
+        """How much of each row a choice of key blocks keeps, and the mean over rows.
+
+        `blocks` says for each block of queries which blocks of keys it looks at: booleans [..,
+        query blocks, key blocks], or indices [.., query blocks, many] with -1 for none; for each
+        head, each key head, or all. A block has `size` places, or (queries, keys). Exact, without
+        n×n; differentiable.
+
+        >>> import regard, torch
+        >>> q, k = torch.randn(2, 1, 2, 100, 8)
+        >>> t = regard.trace(q, k, k, mask=regard.masks.causal())
+        >>> near = torch.eye(4, dtype=torch.bool)                       # each block its own keys
+        >>> found = t.recall(near, 32)
+        >>> found.rows.shape, found.mean.shape, float(found.rows[0, 0, 10])
+        (torch.Size([1, 2, 100]), torch.Size([1, 2]), 1.0)
+        """
+        return recall(self.inputs, self.rows.lse, blocks, size)
+
+    def indexer_target(
+        self, size: int = 64, queries: Region = None
+    ) -> Float[Tensor, "*b q key_blocks"]:
+        """What an indexer that chooses keys for all heads should find: the weights summed over
+        heads and over each block of `size` keys, as shares of 1 for each query.
+
+        A query that sees nothing has zeros. `queries` is (start, stop) for some of them. Exact,
+        without n×n for each head; differentiable.
+
+        >>> import regard, torch
+        >>> q, k = torch.randn(2, 1, 4, 100, 8)
+        >>> target = regard.trace(q, k, k).indexer_target(32)
+        >>> target.shape, torch.allclose(target.sum(-1), torch.ones(1, 100))
+        (torch.Size([1, 100, 4]), True)
+        """
+        region = _region(queries, self.inputs.shape.Q, "queries")
+        return indexer_target(self.inputs, self.rows.lse, size, region)
 
     def __getitem__(self, which: Chosen | tuple[Chosen, ...]) -> Trace:
         """A trace of some batch entries, or of some batch entries and heads; all axes stay.

@@ -76,6 +76,12 @@ class JaggedTrace(Trace):
     def mass(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse("mass")
 
+    def recall(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("recall")
+
+    def indexer_target(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._refuse("indexer_target")
+
     def save(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._refuse("save")
 

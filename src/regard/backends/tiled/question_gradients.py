@@ -50,7 +50,7 @@ class QuestionGradients:
             here = (tile.slab.batch, tile.slab.heads, cut.keys)
             return g[here].to(p.dtype)[:, :, None].expand_as(p)
 
-        return _of_weights(x, lse, asks, bias=bias)
+        return of_weights(x, lse, asks, bias=bias)
 
     @torch.no_grad()
     def pooled(
@@ -90,7 +90,7 @@ class QuestionGradients:
             asked[found.inside] = mine
             return asked
 
-        return _of_weights(x, lse, asks, bias=bias)
+        return of_weights(x, lse, asks, bias=bias)
 
     @torch.no_grad()
     def mean_logit(self, x: AttentionInputs, g: Tensor, *, bias: bool) -> Learned:
@@ -165,12 +165,18 @@ class _Regions(NamedTuple):
         whole[at.here] += part.index_add_(-2, at.rows.cell, columns)
 
 
-def _of_weights(
-    x: AttentionInputs, lse: Float[Tensor, "b h q"], asks: Asks, *, bias: bool
+def of_weights(
+    x: AttentionInputs,
+    lse: Float[Tensor, "b h q"],
+    asks: Asks,
+    *,
+    bias: bool,
+    queries: tuple[int, int] | None = None,
 ) -> Learned:
+    """The gradient of what is asked of weights; of some queries alone, where that is said."""
     wide, norm = norm_of(x, lse)
     d_lse = torch.zeros_like(norm.lse)
-    given = _walked(x, wide, asks, bias=bias, norm=norm, d_lse=d_lse)
+    given = _walked(x, wide, asks, bias=bias, norm=norm, d_lse=d_lse, queries=queries)
     return Learned(d_lse.to(lse.dtype), given)
 
 
@@ -186,10 +192,14 @@ def _walked(
     bias: bool,
     norm: Norm | None = None,
     d_lse: Float[Tensor, "b h q"] | None = None,
+    queries: tuple[int, int] | None = None,
 ) -> Given:
+    start, stop = (0, x.shape.Q) if queries is None else queries
     found = PairGradients(replace(wide, comparison=x.comparison), bias=bias)
     for slab in slabs(wide):
         for tile in slab.row_tiles():
+            if tile.rows.start >= stop or tile.rows.stop <= start:
+                continue
             dq = torch.zeros_like(tile.q)
             for cut in tile.cuts:
                 s, slope = tile.logits_and_slope(cut)

@@ -15,6 +15,7 @@ from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.transforms import may_learn
 from regard.watchers import changed
+from regard.watching.huggingface import cached_keys
 from regard.watching.huggingface.later_weights import LaterWeights
 from regard.watching.huggingface.shared_values import once
 from regard.watching.huggingface.switch import own_implementation
@@ -65,7 +66,10 @@ def attend(
     # The watcher has PyTorch ask about each function and each shape; here it need not.
     with torch._C.DisableTorchFunction():
         Q, K = query.size(2), key.size(2)
-        mask, bias = _mask_and_bias(module, attention_mask, position_bias, is_causal, Q, K)
+        cache = cached_keys.asker(key, bias=position_bias, indices=indices, window=sliding_window)
+        if cache is not None:
+            attention_mask = cache.mask(query, attention_mask)
+        mask, bias = mask_and_bias(module, attention_mask, position_bias, is_causal, Q, K)
         if indices is not None:
             mask = _and(mask, _chosen(indices, Q, K))
         packed = cu_seq_lens_q is not None and cu_seq_lens_k is not None
@@ -76,12 +80,15 @@ def attend(
         _check_window(module, attention_mask, sliding_window, Q, K)
         how |= {"mask": mask, "bias": bias, "sink": None if s_aux is None else s_aux.flatten()}
         weights: Tensor | None = None
-        if _weights_wanted(others):
+        wanted = _weights_wanted(others)
+        if wanted or cache is not None:
             trace = dispatch.trace(query, key, value, **how)
             out = trace.out
-            if not may_learn(trace.inputs.tensors()):
+            if cache is not None:
+                cache.saw(trace)
+            if wanted and not may_learn(trace.inputs.tensors()):
                 weights = LaterWeights.of(trace, query.dtype)
-            else:
+            elif wanted:
                 weights = trace.weights().to(query.dtype)
                 if not changed():
                     # Whoever asks for their gradients finds them between output and scores.
@@ -176,7 +183,7 @@ def _unknown(others: dict[str, Any]) -> list[str]:
     return found
 
 
-def _mask_and_bias(
+def mask_and_bias(
     module: nn.Module,
     attention_mask: Tensor | None,
     position_bias: Tensor | None,
@@ -184,6 +191,7 @@ def _mask_and_bias(
     Q: int,
     K: int,
 ) -> tuple[Mask | None, Bias | None]:
+    """What a module's mask and position bias are to regard."""
     if (
         type(attention_mask) is SymbolicMask
         and attention_mask.lengths == (Q, K)

@@ -16,11 +16,18 @@ from regard.watching.huggingface.switch import own_functions
 NAME = "regard"
 
 
-def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **how: Any
+def attend_by_name(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Any,
+    dropout: float = 0.0,
+    **how: Any,
 ) -> tuple[Tensor, Tensor | None]:
+    """Attention for models with this name. Others wrap it, and some give dropout by place."""
     function = attend_in_graph if torch.compiler.is_compiling() else attend
-    return function(module, query, key, value, mask, **how)
+    return function(module, query, key, value, mask, dropout=dropout, **how)
 
 
 def _make_mask(*args: Any, **how: Any) -> Any:
@@ -28,6 +35,6 @@ def _make_mask(*args: Any, **how: Any) -> Any:
     return (sdpa_mask if torch.compiler.is_compiling() else make_mask)(*args, **how)
 
 
-own_functions.append(_attend)
-AttentionInterface.register(NAME, _attend)
+own_functions.append(attend_by_name)
+AttentionInterface.register(NAME, attend_by_name)
 AttentionMaskInterface.register(NAME, _make_mask)

@@ -23,16 +23,24 @@ from regard.watching.huggingface.symbolic_mask import SymbolicMask
 # of which a graph can hold.
 @uncompiled
 def _attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **how: Any
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Any,
+    dropout: float = 0.0,
+    **how: Any,
 ) -> tuple[Tensor, Tensor | None]:
     own = None if type(mask) is SymbolicMask else _own_function(module)
     if own is None:
         before = caller.set(module)
         try:
-            return attend(module, query, key, value, mask, **how)
+            return attend(module, query, key, value, mask, dropout=dropout, **how)
         finally:
             caller.reset(before)
-    answer: tuple[Tensor, Tensor | None] = own(module, query, key, value, mask, **how)
+    answer: tuple[Tensor, Tensor | None] = own(
+        module, query, key, value, mask, dropout=dropout, **how
+    )
     return answer
 
 

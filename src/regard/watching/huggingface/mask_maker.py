@@ -19,24 +19,32 @@ from regard.watching.whole_masks import EVERYTHING
 
 def make_mask(
     batch_size: int,
-    q_length: int,
-    kv_length: int,
+    q_length: int = 0,
+    kv_length: int = 0,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = masking_utils.causal_mask_function,
     attention_mask: Tensor | None = None,
     device: torch.device | str = "cpu",
+    cache_position: Tensor | None = None,
     **others: Any,
 ) -> Tensor:
     """The mask of a call as transformers describes it: symbolic where its parts are known."""
+    queries: tuple[Any, ...] = (q_length,)
+    if cache_position is not None:
+        # transformers before 5.3 names the positions of the queries.
+        q_length, q_offset = len(cache_position), int(cache_position[0])
+        device, queries = cache_position.device, (cache_position,)
     where = torch.device(device)
     at = Places(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), where)
     mask = recovered(mask_function, attention_mask, at, _kinds())
     if mask is None:
         others |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        if cache_position is None:
+            others |= {"q_offset": q_offset, "device": device}
         dense: Tensor = masking_utils.sdpa_mask(
-            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
-            device=device, **others,
+            batch_size, *queries, kv_length, kv_offset=kv_offset, mask_function=mask_function,
+            attention_mask=attention_mask, **others,
         )  # fmt: skip
         return dense
     shape = Shape(batch_size, 1, q_length, kv_length)

@@ -1,0 +1,97 @@
+"""The weights that fall on blocks of keys, added up tile by tile, and their gradients."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.backends.precision import in_full_precision
+from regard.backends.tiled.norms import norm_of
+from regard.backends.tiled.question_gradients import Learned, Pairs, of_weights
+from regard.backends.tiled.second_pass import cuts, weights_of
+from regard.backends.tiled.walk import Cut, RowTile
+from regard.inputs import AttentionInputs
+
+
+class ChosenBlocks(NamedTuple):
+    """Which blocks of keys each block of queries keeps."""
+
+    kept: Bool[Tensor, "b h query_blocks key_blocks"]
+    queries: int
+    keys: int
+    """How many places a block has; the last may have fewer."""
+
+    def pairs(self, tile: RowTile, cut: Cut) -> Bool[Tensor, "b h q k"]:
+        """Whether the block of each pair of a cut is kept."""
+        q, k = tile.places(cut)
+        here = self.kept[tile.slab.batch, tile.slab.heads]
+        return here[:, :, q // self.queries][..., k // self.keys]
+
+
+class BlockMass:
+    """Answers and gradients, for any backend's trace."""
+
+    @torch.no_grad()
+    @in_full_precision
+    def kept(
+        self, x: AttentionInputs, lse: Float[Tensor, "b h q"], blocks: ChosenBlocks
+    ) -> Float[Tensor, "b h q"]:
+        """The sum of each row's weights in the blocks that are kept."""
+        x, norm = norm_of(x, lse)
+        total = torch.zeros_like(norm.lse)
+        for tile, cut in cuts(x):
+            kept = blocks.pairs(tile, cut)
+            total[tile.where] += weights_of(tile, cut, norm).masked_fill_(~kept, 0.0).sum(-1)
+        return total.to(lse.dtype)
+
+    @torch.no_grad()
+    def pull_kept(
+        self, x: AttentionInputs, lse: Tensor, g: Tensor, blocks: ChosenBlocks, *, bias: bool
+    ) -> Learned:
+        def asks(tile: RowTile, cut: Cut, p: Pairs) -> Pairs:
+            return g[tile.where][..., None].to(p.dtype) * blocks.pairs(tile, cut)
+
+        return of_weights(x, lse, asks, bias=bias)
+
+    @torch.no_grad()
+    @in_full_precision
+    def summed(
+        self, x: AttentionInputs, lse: Float[Tensor, "b h q"], size: int, queries: tuple[int, int]
+    ) -> Float[Tensor, "b some_q key_blocks"]:
+        """The weights of some queries summed over all heads, for each block of keys."""
+        x, norm = norm_of(x, lse)
+        start, stop = queries
+        total = norm.lse.new_zeros(x.shape.B, stop - start, -(-x.shape.K // size))
+        for tile, cut in cuts(x):
+            first, last = max(start, tile.rows.start), min(stop, tile.rows.stop)
+            if first >= last:
+                continue
+            mine = slice(first - tile.rows.start, last - tile.rows.start)
+            p = weights_of(tile, cut, norm)[:, :, mine].sum(1)
+            _, k = tile.places(cut)
+            total[tile.slab.batch, first - start : last - start].index_add_(-1, k // size, p)
+        return total.to(lse.dtype)
+
+    @torch.no_grad()
+    def pull_summed(
+        self,
+        x: AttentionInputs,
+        lse: Tensor,
+        g: Float[Tensor, "b some_q key_blocks"],
+        size: int,
+        queries: tuple[int, int],
+        *,
+        bias: bool,
+    ) -> Learned:
+        start, stop = queries
+
+        def asks(tile: RowTile, cut: Cut, p: Pairs) -> Pairs:
+            q, k = tile.places(cut)
+            inside = ((q >= start) & (q < stop))[:, None]
+            rows = g[tile.slab.batch][:, (q - start).clamp(0, stop - start - 1)][..., k // size]
+            return (rows * inside).to(p.dtype)[:, None].expand_as(p)
+
+        return of_weights(x, lse, asks, bias=bias, queries=queries)
