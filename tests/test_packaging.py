@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,11 +18,15 @@ import pytest
 
 import regard
 from regard import RegardError
+from regard.models import installed, opening
 from regard.view.web import bundle
 
 pytest.importorskip("hatchling", reason="the build backend; pip install regard[dev]")
 ROOT = Path(__file__).parents[1]
 BUNDLE = "src/regard/view/bundle/regard.js"
+MODELS = ROOT / "packages/regard-models"
+LARGEST = 20e6
+"""Bytes of a wheel. Models for which there is no room are in a package of their own."""
 NPM = """#!/bin/sh
 echo "$@" >> {log}
 case "$*" in *build) mkdir -p {root}/src/regard/view/bundle && echo built > {root}/{bundle} ;; esac
@@ -162,6 +167,8 @@ def test_an_sdist_becomes_a_wheel_without_npm(tmp_path: Path) -> None:
         assert archive.read("regard/view/bundle/regard.js") == bundle.BUNDLE.read_bytes()
         entry = next(name for name in inside if name.endswith("entry_points.txt"))
         assert b"regard = regard_command:main" in archive.read(entry)
+    assert wheel.stat().st_size < LARGEST
+    assert not [name for name in inside if "regard-king-james" in name]
     assert "regard_command/__init__.py" in inside
     assert not [name for name in inside if "frontend" in name]
     for held in (
@@ -170,6 +177,41 @@ def test_an_sdist_becomes_a_wheel_without_npm(tmp_path: Path) -> None:
         "py.typed",
     ):
         assert f"regard/{held}" in inside
+
+
+def test_models_in_a_package_of_their_own_are_data_and_built_alike(tmp_path: Path) -> None:
+    (name,) = installed.OWN
+    made = []
+    for i in range(2):
+        # The second as from another checkout: other times, another place.
+        root = shutil.copytree(MODELS, tmp_path / f"clone-{i}")
+        for path in root.rglob("*"):
+            os.utime(path, (i * 1e6 + 1e9,) * 2)
+        sdist = built("sdist", root, tmp_path / f"sdist-{i}", os.environ["PATH"])
+        with tarfile.open(sdist) as archive:
+            archive.extractall(tmp_path / f"unpacked-{i}", filter="data")
+        (tree,) = (tmp_path / f"unpacked-{i}").iterdir()
+        wheel = built("wheel", tree, tmp_path / f"wheel-{i}", os.environ["PATH"])
+        made.append((sdist.read_bytes(), wheel.read_bytes()))
+    assert made[0] == made[1]
+    assert len(made[0][1]) < LARGEST
+    with zipfile.ZipFile(wheel) as archive:
+        inside = archive.namelist()
+        kept = archive.read(f"regard_models/{name}/model.safetensors")
+        about = next(archive.read(n) for n in inside if n.endswith("METADATA")).decode()
+    assert kept == (opening.own_place(name) / "model.safetensors").read_bytes()
+    assert [n for n in inside if n.endswith(".py")] == ["regard_models/__init__.py"]
+    assert "Requires-Dist" not in about
+
+
+def test_the_extra_asks_for_models_that_are_there() -> None:
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    project = tomllib.loads((MODELS / "pyproject.toml").read_text("utf-8"))["project"]
+    (asked,) = wanted["project"]["optional-dependencies"]["models"]
+    name, least = asked.split(">=")
+    assert name == project["name"] == installed.OWN["regard-king-james"].package
+    assert project["version"].startswith(least)
+    assert (MODELS / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 def test_the_version_is_written_once() -> None:

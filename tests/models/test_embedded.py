@@ -8,7 +8,7 @@ import torch
 import regard
 from regard import models
 from regard.models import OwnReader, OwnTranslator
-from regard.models.opening import EMBEDDED
+from regard.models.opening import own_place
 
 pytest.importorskip("tokenizers")
 
@@ -24,7 +24,7 @@ def small() -> OwnReader:
 
 def test_they_are_small_and_say_where_they_are_from(small: OwnReader) -> None:
     for name, room in (("regard-small", 15e6), ("regard-king-james", 8e6)):
-        assert (EMBEDDED / name / "model.safetensors").stat().st_size < room
+        assert (own_place(name) / "model.safetensors").stat().st_size < room
     for fact in ("data", "training", "loss", "licence", "heads", "badges"):
         assert fact in small.card
 

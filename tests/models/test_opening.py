@@ -13,21 +13,44 @@ import torch
 from regard import RegardError, models
 from regard.models import HuggingFaceReader, OwnReader, installed, opening
 from tests.fresh_process import FreshProcesses
-from tests.models.test_own_models import causal, written
+from tests.models.test_own_models import causal, translator, written
 from tests.models.test_recording import TEXT, write
 
 pytest.importorskip("transformers")
 
 
-@pytest.mark.parametrize("name", models.NAMES)
 def test_embedded_weights_that_are_not_there_can_be_made(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(opening, "EMBEDDED", tmp_path)
     with pytest.raises(RegardError) as refused:
-        models.load(name)
-    for part in (f"the weights of {name!r} are not there", "docs/models.md", "models.train"):
+        models.load("regard-small")
+    for part in ("the weights of 'regard-small' are not there", "docs/models.md", "models.train"):
         assert part in str(refused.value)
+    assert "regard-small" not in opening.own_names()
+
+
+def test_models_of_the_package_beside_this_one_are_found_where_that_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "regard-king-james"
+    cloned = opening.own_place(name)
+    assert cloned.is_relative_to(installed.CLONE / "packages/regard-models")
+    monkeypatch.setattr(installed, "CLONE", tmp_path / "no-clone")
+    monkeypatch.setattr(installed, "find_spec", lambda module: None)
+    with pytest.raises(RegardError) as refused:
+        models.load(name)
+    for part in ("not installed", "no package regard-models", "pip install 'regard[models]'"):
+        assert part in str(refused.value)
+    assert name not in opening.own_names()
+    monkeypatch.setattr(installed, "find_spec", find_spec)
+    package = tmp_path / "regard_models"
+    written(translator(), package / name)
+    (package / "__init__.py").write_text("raise SystemExit('code of the package was run')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert opening.own_place(name) == package / name
+    assert models.load(name, device="cpu").longest == 48
+    assert name in opening.own_names()
 
 
 def test_embedded_models_are_read_from_the_package(

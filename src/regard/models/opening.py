@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from regard.files import expanded, is_folder
 from regard.models import folder as own
 from regard.models.card import Card
 from regard.models.devices import chosen_device
-from regard.models.installed import MODELS
+from regard.models.installed import MODELS, OWN
 from regard.models.readers import HuggingFaceReader, OwnReader, OwnTranslator, Reader
 from regard.models.translator import TranslatorModel
 
@@ -19,25 +20,47 @@ NAMES = {
     "regard-small": "a causal language model",
     "regard-king-james": "an encoder–decoder: newer English into that of the King James Bible",
 }
-"""The models that come with this package."""
+"""The models of this repository: in this package, or in one beside it."""
+
+
+def own_place(name: str) -> Path:
+    """The folder of one of `NAMES`, or the reason why it is not there."""
+    place = EMBEDDED / name
+    if (place / "model.safetensors").exists():
+        return place
+    if name in OWN:
+        return OWN[name].place(name)
+    raise RegardError(
+        f"the weights of {name!r} are not there",
+        got=f"no {place / 'model.safetensors'}",
+        do="make them from a clone of the repository, as docs/models.md says: "
+        "python -m models.train.prepare, then sample, causal or translate, and heads",
+    )
+
+
+def own_names() -> dict[str, str]:
+    """Those of `NAMES` that are there.
+
+    >>> own_names()["regard-small"]
+    'a causal language model'
+    """
+    found = {}
+    for name, about in NAMES.items():
+        with suppress(RegardError):
+            own_place(name)
+            found[name] = about
+    return found
 
 
 def load(name: str, *, dtype: str = "auto", device: str = "auto") -> Reader:
     """A model and its tokenizer, ready to read.
 
-    `name` is one of this package's own (`regard-small`, `regard-king-james`), one that lies in an
-    installed package (`smollm2`, `minilm`), a folder, or a name on the Hugging Face hub. Weights
+    `name` is this package's own `regard-small`, one that lies in an installed package
+    (`regard-king-james`, `smollm2`, `minilm`), a folder, or a name on the Hugging Face hub. Weights
     are never unpickled, and code that comes with a model is never run.
     """
     where = chosen_device(device)
-    place = EMBEDDED / name if name in NAMES else expanded(name)
-    if name in NAMES and not (place / "model.safetensors").exists():
-        raise RegardError(
-            f"the weights of {name!r} are not there",
-            got=f"no {place / 'model.safetensors'}",
-            do="make them from a clone of the repository, as docs/models.md says: "
-            "python -m models.train.prepare, then sample, causal or translate, and heads",
-        )
+    place = own_place(name) if name in NAMES else expanded(name)
     if own.is_own(place):
         model, tokenizer = own.read(place, where)
         kind = OwnTranslator if isinstance(model, TranslatorModel) else OwnReader

@@ -20,6 +20,7 @@ import regard
 from regard import RegardError
 from regard.commands.first_view import first_view
 from regard.commands.named_subject import subject_of
+from regard.models import opening
 from regard.view.atlas import Atlas
 from regard.view.subjects import Spelling, Told, Wanted, look
 from regard.view.terminal import show
@@ -357,7 +358,7 @@ def test_the_text_before_and_the_model_before_are_freed(
 
 
 def test_models_that_are_there_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "EMBEDDED", tmp_path)
+    monkeypatch.setattr(opening, "EMBEDDED", tmp_path)
     assert list(known_models("spelling"))[-1] == "spelling"
     assert "regard-small" not in known_models()
     assert "owner/name" in known_models("owner/name")

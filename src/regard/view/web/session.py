@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.errors import RegardError
 from regard.models.installed import MODELS
-from regard.models.opening import EMBEDDED, NAMES, load
+from regard.models.opening import load, own_names
 from regard.models.readers import Reader
 from regard.stopping import telling
 from regard.view.atlas import Atlas
@@ -174,11 +174,7 @@ def known_models(also: str = "") -> dict[str, str]:
     >>> known_models()["spelling"]
     'no model: words are compared by their spelling'
     """
-    found = {
-        name: about
-        for name, about in NAMES.items()
-        if (EMBEDDED / name / "model.safetensors").exists()
-    }
+    found = own_names()
     for name, package in MODELS.items():
         try:
             package.place(name)

@@ -1,0 +1,1 @@
+"""Trained models for regard: folders beside this file, found by name and never imported."""
