@@ -6,13 +6,14 @@ the top lead to pages of the site, as they do where the repository is browsed.
 
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent / "site"))
 
 project = "regard"
 author = "the authors of regard"
 copyright = "the authors of regard, Apache-2.0"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "markdown_docstrings"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "markdown_docstrings"]
 root_doc = "docs/index"
 include_patterns = [
     "docs/*.md",
@@ -26,6 +27,16 @@ include_patterns = [
     "LOG.md",
     "SECURITY.md",
 ]
+
+# The chapters are notebooks, run at every build: a cell that fails stops it. What they print as
+# progress or warning is not shown. Nothing is asked of the network, so no widgets either.
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_in_temp = True
+nb_execution_timeout = 900
+nb_merge_streams = True
+nb_output_stderr = "remove"
+nb_ipywidgets_js = {}
 
 # Anchors as where the repository is browsed.
 myst_heading_anchors = 6
@@ -44,3 +55,10 @@ html_css_files = ["site.css"]
 html_extra_path = ["site/entrance"]
 html_copy_source = False
 html_show_sphinx = False
+
+
+def setup(app: Any) -> None:
+    # What a chapter shows depends on all of regard, of which Sphinx knows nothing.
+    app.connect("env-get-outdated", lambda app, env, added, changed, removed: [
+        name for name in env.found_docs if name.startswith("docs/chapters/")
+    ])  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from regard.display import Displayed
 from regard.errors import RegardError
 from regard.files import finite_or_null
 from regard.lab.panels import Panel
@@ -59,8 +60,8 @@ class Check(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Result:
-    """What came out.
+class Result(Displayed):
+    """What came out. As the last line of a notebook's cell it draws its panels.
 
     >>> about = About("toy", "A toy", "One is less than two.", (), ())
     >>> checks = (Check("1 < 2", "1 and 2", True), Check("2 < 1", "2 and 1", False))

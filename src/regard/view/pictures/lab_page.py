@@ -155,7 +155,7 @@ def _said(value: object) -> str:
 
 
 def _figure(result: Result, panel: Panel) -> str:
-    light, dark = (_picture(result, panel, dark) for dark in (False, True))
+    light, dark = (panel_data(result, panel, dark) for dark in (False, True))
     return (
         f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
         f'<img src="{light}" alt="{escape(f"{panel.title}. {panel.caption}")}"></picture>'
@@ -163,7 +163,8 @@ def _figure(result: Result, panel: Panel) -> str:
     )
 
 
-def _picture(result: Result, panel: Panel, dark: bool) -> str:
+def panel_data(result: Result, panel: Panel, dark: bool) -> str:
+    """A panel as the address of an image that holds it."""
     figure, png = panel_picture(result, panel, dark=dark), io.BytesIO()
     figure.savefig(png, format="png", dpi=200, facecolor="none")
     return f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"

@@ -1,4 +1,4 @@
-"""What a notebook shows of a trace that is the last line of a cell.
+"""What a notebook shows of a trace, or of an experiment, that is the last line of a cell.
 
 The widget, where anywidget and the front end are installed. Else a page inside the cell, which
 holds as many layers as are quick to write and small to keep; else what a terminal would show.
@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from regard.errors import RegardError
+from regard.lab.experiments import Result
 from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.atlas import Atlas, read
@@ -65,8 +66,14 @@ def bundle(what: object) -> dict[str, Any]:
 
 def shown(what: object) -> Any:
     """The widget, or HTML; what was given, if there is nothing to see but its text."""
+    if isinstance(what, Result):
+        return _drawn(what)
     if not isinstance(what, Trace | Seen):
-        raise RegardError("this cannot be shown", got=type(what).__name__, accepted="Trace or Seen")
+        raise RegardError(
+            "this cannot be shown",
+            got=type(what).__name__,
+            accepted="Trace, Seen or the Result of an experiment",
+        )
     layers = [[what]] if isinstance(what, Trace) else [layer.traces for layer in what.values()]
     first = [traces[0] for traces in layers if len(traces)]
     if any(0 in trace.inputs.shape for trace in first):
@@ -84,6 +91,15 @@ def shown(what: object) -> Any:
     frame = FRAME.format(page=html.escape(document(some, MOST_BYTES)), height=HEIGHT)
     n, total = len(some.maps), len(atlas.maps)
     return Html(frame if n == total else frame + _left_out(f"{n} of {total} layers are shown here"))
+
+
+def _drawn(result: Result) -> Any:
+    """The panels of an experiment; its text, where there is no matplotlib to draw them with."""
+    try:
+        from regard.view.pictures.lab_cell import lab_cell
+    except RegardError:
+        return result
+    return Html(lab_cell(result))
 
 
 def fitting(atlas: Atlas) -> Atlas:
