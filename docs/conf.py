@@ -4,6 +4,7 @@ The root of the sources is the repository, not docs/: so links to results, examp
 the top lead to pages of the site, as they do where the repository is browsed.
 """
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ include_patterns = [
 
 # The chapters are notebooks, run at every build: a cell that fails stops it. What they print as
 # progress or warning is not shown. Nothing is asked of the network, so no widgets either.
+logging.getLogger("traitlets").setLevel(logging.WARNING)
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True

@@ -12,6 +12,7 @@ import pytest
 
 from regard.lab.experiments import NAMES, Check, Result, experiment
 
+pytest.importorskip("IPython")
 CHAPTERS = Path(__file__).parents[1] / "docs/chapters"
 CELL = re.compile(r"^```\{code-cell\}\n((?::.*\n)*)(.*?)^```$", re.DOTALL | re.MULTILINE)
 
