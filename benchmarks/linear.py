@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
 import regard
-from regard import linear, masks
+from regard import linear, masks, scores
+from regard.backends.tiled import inner_loop
 
 HEADS, WIDTH = 2, 64
 CAUSAL = masks.causal()
@@ -117,6 +118,52 @@ def random_errors(counts: list[int]) -> list[dict[str, Any]]:
     return rows
 
 
+def additive(length: int, widths: list[int]) -> list[dict[str, Any]]:
+    """Additive attention in the compiled loop and in PyTorch's operations, one head: seconds of the
+    processor, of a second call, and how far outputs and gradients are from each other."""
+    rows = []
+    loop, why_not = inner_loop.found()
+    for width in widths:
+        source = torch.Generator().manual_seed(0)
+        shapes = [(1, 1, length, width)] * 3 + [(width,)]
+        inputs = [torch.randn(shape, generator=source).requires_grad_() for shape in shapes]
+        one = torch.eye(width)
+
+        def run(inputs: list[Tensor] = inputs, one: Tensor = one) -> Tensor:
+            score = scores.additive(one, one, inputs[3])
+            return regard.attention(*inputs[:3], score=score, backend="tiled")
+
+        def learn(run: Callable[[], Tensor] = run, inputs: list[Tensor] = inputs) -> list[Tensor]:
+            out = run()
+            return [out.detach(), *torch.autograd.grad(out.square().sum(), inputs)]
+
+        row: dict[str, Any] = {"n": length, "units": width}
+        answers = []
+        for name in ("compiled", "PyTorch"):
+            if loop is None and name == "compiled":
+                row["compiled"] = why_not
+                continue
+            if loop is not None:
+                loop.compares_units = name == "compiled"
+            answers.append(learn())
+            with torch.no_grad():
+                row[f"{name} forward CPU-s"] = processor_seconds(run)
+            row[f"{name} with backward CPU-s"] = processor_seconds(learn)
+        if loop is not None:
+            loop.compares_units = True
+            pairs = zip(*answers, strict=True)
+            row["apart at most"] = max(float((a - b).norm() / b.norm()) for a, b in pairs)
+        rows.append(row)
+    return rows
+
+
+def processor_seconds(run: Callable[[], Any]) -> float:
+    run()
+    start = time.process_time()
+    run()
+    return time.process_time() - start
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--quick", action="store_true", help="fewer and shorter sequences")
@@ -138,6 +185,7 @@ def main() -> None:
             ),
         }
     tables["Forward and backward"] = compared(lengths, backward=True)
+    tables["Additive attention, one head, float32"] = additive(1000, [64] if quick else [64, 256])
     machine = platform.machine()
     write("linear" if machine == "x86_64" else f"linear_{machine}", tables)
 

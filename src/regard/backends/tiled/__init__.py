@@ -11,6 +11,7 @@ from regard.backends.tiled.inner_loop import described
 from regard.backends.tiled.operators import run
 from regard.backends.tiled.plan import Plan
 from regard.backends.tiled.second_pass import TiledPass
+from regard.backends.tiled.units import scratch_of
 from regard.backends.tiled.walk import KEY_TILE, tile_size
 from regard.cost.counting import visited_pairs
 from regard.inputs import AttentionInputs
@@ -52,6 +53,6 @@ class Tiled:
             size = tile_size(inputs)
             pairs = visited_pairs(inputs, size.rows, KEY_TILE)
             tile = size.heads * inputs.group * size.rows * min(size.keys, inputs.shape.K)
-            numbers = 2 * tile * inputs.comparison.scratch
+            numbers = 2 * tile * scratch_of(inputs)
             which = described(inputs, fused=False)
         return Work(pairs, numbers * inputs.compute_dtype.itemsize, which)

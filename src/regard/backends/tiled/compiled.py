@@ -72,6 +72,16 @@ class Pull(ctypes.Structure):
     )
 
 
+class Units(ctypes.Structure):
+    """What `units` is in units.c: a tile of additive attention."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("q", "k", "w", "logits", "d", "dq", "dk", "dw")),
+        *((name, _long) for name in ("B", "G", "R", "Q", "K", "D")),
+        *((name, _long) for name in ("k_head", "k_unit", "w_head", "mode")),
+    )
+
+
 class Loop:
     """The C functions, for float32 tensors on the CPU."""
 
@@ -84,8 +94,18 @@ class Loop:
         self.fill_rows.argtypes = [_pointer] * 2 + [_long] * 10 + [ctypes.c_float, ctypes.c_int]
         self.attend_tiles.argtypes = [ctypes.POINTER(Attend), ctypes.c_int]
         self.pull_tiles.argtypes = [ctypes.POINTER(Pull), ctypes.c_int]
-        for function in (self.absorb_rows, self.fill_rows, self.attend_tiles, self.pull_tiles):
+        self.compare_units, self.pull_units = (
+            functions.regard_compare_units,
+            functions.regard_pull_units,
+        )
+        of_units = (self.compare_units, self.pull_units)
+        for function in of_units:
+            function.argtypes = [ctypes.POINTER(Units), ctypes.c_int]
+        for function in (
+            self.absorb_rows, self.fill_rows, self.attend_tiles, self.pull_tiles, *of_units
+        ):  # fmt: skip
             function.restype = None
+        self.compares_units = True
         self.multiply, self.multiply_halves = runtime.multiply, runtime.multiply_halves
         self.multiply_packed, self.release = runtime.multiply_packed, runtime.release
 

@@ -45,9 +45,12 @@ class PairGradients:
             ds = ds * slope
             if not slab.finite:
                 cut.fill(ds, 0.0)
-        k = slab.k_finite[:, :, cut.keys]
-        # As the call has it: a widened one may compare in a way that is not differentiated.
-        given = self.x.comparison.select(slab.heads).pull_back(tile.q_finite, k, ds)
+        if slab.units_finite is not None:
+            given = slab.units_finite.pull_back(tile.rows, cut.keys, ds)
+        else:
+            k = slab.k_finite[:, :, cut.keys]
+            # As the call has it: a widened one may compare in a way that is not differentiated.
+            given = self.x.comparison.select(slab.heads).pull_back(tile.q_finite, k, ds)
         self.k[slab.batch, slab.key_heads, cut.keys] += given.k
         for total, part in zip(self.comparison, given.own, strict=True):
             (total[slab.heads] if total.ndim == 2 else total).add_(part)

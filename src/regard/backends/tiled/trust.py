@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from regard.backends.tiled.compiled import TYPES, Attend, Loop, Pull
+from regard.backends.tiled.trust_units import MODES, compares
 
 LEAST = -(2 - 2**-23) * 2.0**125
 """A quarter of the least float32: the maximum of rows that have seen nothing."""
@@ -25,6 +26,7 @@ def trusted(loop: Loop) -> bool:
     """Whether a compiled loop may be used."""
     if not _absorbs(loop) or (loop.multiply is not None and not _attends(loop)):
         return False
+    loop.compares_units = all(compares(loop, mode) for mode in MODES)
     # Where one of these is not right, the others do as well.
     asked: dict[str, int | None]
     for dtype, multiply in list(loop.multiply_halves.items()):

@@ -20,10 +20,11 @@ from torch import Tensor
 from regard.backends.dropping import kept
 from regard.backends.poison import all_finite, finite
 from regard.backends.tiled.inner_loop import loop_for
+from regard.backends.tiled.units import PairUnits, scratch_of, unit_loop
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask, pairs
 from regard.masks.tiles import EMPTY, FULL, PARTIAL, grid
-from regard.scores.comparison import Dot
+from regard.scores.comparison import Dot, TanhSum
 from regard.stopping import step
 from regard.values import Shape
 
@@ -46,7 +47,7 @@ def tile_size(x: AttentionInputs) -> TileSize:
     cores = torch.get_num_threads() if on_cpu else 32
     # Long rows keep Python out of the way; on a CPU short calls want fewer of them at a time.
     rows = 256 if x.shape.Q >= 4096 or not on_cpu else 128
-    area = (cores << 18 if on_cpu else 1 << 27) // x.comparison.scratch
+    area = (cores << 18 if on_cpu else 1 << 27) // scratch_of(x)
     keys = max(KEY_TILE, min(1024 if on_cpu else 4096, area // rows // KEY_TILE * KEY_TILE))
     keys = min(keys, max(KEY_TILE, -(-x.shape.K // KEY_TILE) * KEY_TILE))
     rows = max(1, min(rows // x.group, area // keys // x.group, max(x.shape.Q, 1)))
@@ -110,6 +111,21 @@ class Slab:
     def v_finite(self) -> Float[Tensor, "b g k e"]:
         return self._finite(self.v)
 
+    @cached_property
+    def units(self) -> PairUnits | None:
+        """Additive attention's units, where the compiled loop makes them."""
+        return self._units(torch.add(self.q, self.q, alpha=0.0), self.k)
+
+    @cached_property
+    def units_finite(self) -> PairUnits | None:
+        if self.finite or self.units is None:
+            return self.units
+        return self._units(finite(self.q), self.k_finite)
+
+    def _units(self, q: Tensor, k: Tensor) -> PairUnits | None:
+        loop, how = unit_loop(self.x), self.x.comparison
+        return PairUnits(loop, q, k, how.w) if loop and isinstance(how, TanhSum) else None
+
     def _finite(self, t: Tensor) -> Tensor:
         return t if self.finite else finite(t)
 
@@ -169,7 +185,9 @@ class RowTile:
         step()
         x, k = self.slab.x, self.slab.k[:, :, cut.keys]
         shape = (*self.q.shape[:4], k.shape[2])
-        if self._scaled is None:
+        if self.slab.units is not None:
+            s = self.slab.units.logits(self.rows, cut.keys)
+        elif self._scaled is None:
             s = x.comparison.logits(self.q, k)
         elif into is None:
             s = torch.matmul(self._scaled, k.mT).view(shape)
