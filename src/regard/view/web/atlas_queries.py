@@ -21,7 +21,7 @@ Asked = Mapping[str, str]
 JSON, BYTES = "application/json", "application/octet-stream"
 TOLD = ("index", "statistics", "badges", "cell", "tour")
 """Questions that are answered in JSON, and not in numbers."""
-PATIENT = ("page", "statistics", "badges")
+PATIENT = ("page", "statistics", "badges", "figure")
 """Questions that take long, and give way to others; and tiles that are read in full."""
 OFTEN = 0.05
 """Seconds between two looks at whether an answer is still wanted, at least."""
@@ -161,6 +161,14 @@ class Answers:
         pair = [int(asked[name]) if name in asked else None for name in ("query", "key")]
         return json.dumps(tour(self.atlas[int(asked["map"])], int(asked["head"]), *pair)).encode()
 
+    @one_core()
+    def _figure(self, asked: Asked, go: Go) -> bytes:
+        """A head as a PDF."""
+        # Imported late: matplotlib may not be there, which is said then.
+        from regard.view.pictures.map_figure import pdf
+
+        return pdf(self.atlas, int(asked["map"]), int(asked["head"]))
+
     def _page(self, asked: Asked, go: Go) -> bytes:
         """Everything as one HTML file."""
 
@@ -181,6 +189,7 @@ class Answers:
         "column": _column,
         "cell": _cell,
         "tour": _tour,
+        "figure": _figure,
         "page": _page,
     }
 

@@ -64,6 +64,9 @@ export abstract class RemoteSource implements Source {
     );
   }
 
+  figure = async (map: number, head: number, signal: AbortSignal): Promise<Blob> =>
+    new Blob([await this.bytes("figure", { map, head }, signal)], { type: "application/pdf" });
+
   /** What was kept is of another text. */
   protected forget(): void {
     this.kept.clear();

@@ -50,6 +50,8 @@ export interface Source {
   strongest(map: number, head: number): Promise<Strongest | null>;
   /** How the weight of a pair comes about; of no pair, of one that shows what the head does. */
   tour(map: number, head: number, pair: number[], signal?: AbortSignal): Promise<Tour | null>;
+  /** A head as a PDF with its fonts in it, where there is someone to draw it. */
+  figure?: (map: number, head: number, signal: AbortSignal) => Promise<Blob>;
   /** Everything as one HTML file, where there is someone to write it. */
   page?: (signal: AbortSignal) => Promise<Blob>;
 }
