@@ -237,6 +237,8 @@ def _fitted(figure: Figure, wide: float) -> Bbox:
     """What to cut out of a figure, so many inches wide: it is laid out anew, larger or smaller,
     until what is drawn fills that width."""
     for _ in range(TRIES):
+        # A figure is laid out when it is drawn, not before.
+        figure.draw_without_rendering()
         drawn = figure.get_tightbbox()
         missing = wide - 2 * MARGIN - drawn.width
         if abs(missing) < 0.01:
@@ -244,6 +246,7 @@ def _fitted(figure: Figure, wide: float) -> Bbox:
         size = figure.get_size_inches()
         grown = max(size[0] + missing, 0.3)
         figure.set_size_inches(grown, max(size[1] * (grown / size[0]), 0.3))
+    figure.draw_without_rendering()
     drawn = figure.get_tightbbox()
     middle = (drawn.x0 + drawn.x1) / 2
     return Bbox.from_extents(
