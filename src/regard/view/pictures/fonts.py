@@ -51,8 +51,8 @@ def embedded(family: str, signs: frozenset[str]) -> str:
     """The glyphs of some characters, as a rule for the style of an SVG: it looks the same where the
     family is not installed."""
     # Imported late: only who writes an SVG waits for it. Matplotlib brings it along.
-    from fontTools.subset import Options, Subsetter
-    from fontTools.ttLib import TTFont
+    from fontTools.subset import Options, Subsetter  # type: ignore[import-untyped]
+    from fontTools.ttLib import TTFont  # type: ignore[import-untyped]
 
     path = font_manager.findfont(family, fallback_to_default=False)
     font = TTFont(path, fontNumber=0, recalcTimestamp=False)
