@@ -19,10 +19,12 @@ from playwright.sync_api import sync_playwright
 from scenes import seen as scene
 
 from regard import models
+from regard.commands.named_subject import subject_of
 from regard.seen import Seen
 from regard.view import page
 from regard.view.atlas import Atlas
 from regard.view.subjects import known_badges
+from regard.view.web import App
 
 HERE = Path(__file__).parent
 MODEL = "regard-small"
@@ -51,6 +53,13 @@ class Shot:
 
 
 def main() -> None:
+    take_story()
+    take_app()
+    take_scene()
+
+
+def take_story() -> None:
+    """Views of a page: what a model sees in a story."""
     reader = models.load(MODEL)
     story = reader.run(STORY)
     story.model = MODEL
@@ -70,12 +79,28 @@ def main() -> None:
         "view_heads": Shot("view=heads"),
         "view_phone": Shot(f"view=map&{here}&query=20&key=14&span=16", 390, 780),
     }
+    with tempfile.TemporaryDirectory() as folder:
+        atlas = Atlas.of(story).know(known_badges(reader))
+        take(page(atlas, Path(folder) / "story.html").as_uri(), views)
+
+
+def take_app() -> None:
+    """Views of the app, which has the model at hand."""
+    subject = subject_of(None, MODEL)
+    views = {
+        "view_app": Shot("map=4&head=5", 1440, 820, fine=1),
+        "view_learn": Shot("view=learn&map=4&head=5&step=3", 1440, 820, fine=1),
+    }
+    with App(subject.atlas(), told=subject.told, reader=subject.reader) as app:
+        take(app.url, views, wait=6000)
+
+
+def take_scene() -> None:
+    """A picture whose patches are tokens."""
     seen, patches = scene()
     sharp = int(seen["blocks.0.attention"].trace.weights()[0, :, 0].amax(-1).argmax())
     picture = {"view_picture": Shot(f"view=picture&map=0&head={sharp}", height=800)}
     with tempfile.TemporaryDirectory() as folder:
-        atlas = Atlas.of(story).know(known_badges(reader))
-        take(page(atlas, Path(folder) / "story.html").as_uri(), views)
         take(page(seen, Path(folder) / "scene.html", tokens=patches).as_uri(), picture)
 
 
@@ -106,7 +131,7 @@ def repeating(seen: Seen, words: list[str]) -> tuple[int, int]:
     return max(shares, key=lambda place: shares[place])
 
 
-def take(address: str, shots: dict[str, Shot]) -> None:
+def take(address: str, shots: dict[str, Shot], wait: int = 1000) -> None:
     """Save views of a page, each under its name."""
     with sync_playwright() as playwright:
         names = ("chromium", "chromium-browser", "chrome")
@@ -117,7 +142,7 @@ def take(address: str, shots: dict[str, Shot]) -> None:
             how["viewport"] = {"width": shot.width, "height": shot.height}
             tab = browser.new_context(**how).new_page()
             tab.goto(f"{address}#{shot.view}")
-            tab.wait_for_timeout(1000)
+            tab.wait_for_timeout(wait)
             if shot.point:
                 tab.mouse.move(*shot.point, steps=2)
             tab.wait_for_timeout(500)
@@ -131,7 +156,7 @@ def save(picture: Path | io.BytesIO, path: Path) -> None:
     shot = Image.open(picture).convert("RGB")
     shot.save(path, optimize=True)
     if path.stat().st_size > BOUND:
-        few = shot.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few = shot.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE)
         few.save(path, optimize=True)
     taken = path.stat().st_size
     print(f"{path.name}: {taken:,} bytes")

@@ -205,7 +205,7 @@ def test_words_that_are_no_names_of_files_are_text() -> None:
         (["--call", "1"], "was called 1 times"),
         (["--mask", "causal"], "a trace file has its own attention, which is not computed anew"),
         (["--model", "m", "--score", "dot"], "got:      --model, --score"),
-        (["--kind", "map"], "--kind and --dark say how a picture is drawn"),
+        (["--kind", "map"], "--kind, --dark and --width say how a picture is drawn"),
         (["--dark"], "got:      no --picture"),
         (["--picture", "x.png", "--kind", "vibes"], "unknown kind of picture\n  got:      'vibes'"),
         (["--picture", "x.gif"], "a picture is written in a format that its name tells"),

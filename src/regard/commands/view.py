@@ -85,6 +85,9 @@ def view(
         ),
     ] = None,
     dark: Annotated[bool, typer.Option("--dark", help="A picture for a dark page.")] = False,
+    width: Annotated[
+        float | None, typer.Option(help="How wide the picture is, in millimetres.")
+    ] = None,
     numbers: Annotated[
         bool, typer.Option("--numbers", help="Numbers in the grid of heads, here.")
     ] = False,
@@ -112,9 +115,9 @@ def view(
     With --model spelling, words are compared by their spelling, so that "attends" and "attention"
     find each other. There is nothing learned behind that: what you see is the mechanism.
     """
-    if picture is None and (kind is not None or dark):
+    if picture is None and (kind is not None or dark or width is not None):
         raise RegardError(
-            "--kind and --dark say how a picture is drawn",
+            "--kind, --dark and --width say how a picture is drawn",
             got="no --picture",
             do="name the file to write: --picture attention.svg",
         )
@@ -141,7 +144,7 @@ def view(
         )
         this = None if in_app and picture is None else look(subject, wanted, progress)
         if picture is not None and this is not None:
-            _draw(this, picture)
+            _draw(this, picture, width)
         if page is not None:
             atlas = subject.atlas()
             view = first_view(subject, atlas, wanted)
@@ -158,11 +161,11 @@ def view(
         _serve(subject, wanted, port or 0, console, browser=not no_browser)
 
 
-def _draw(this: Look, picture: Path) -> None:
+def _draw(this: Look, picture: Path, width: float | None) -> None:
     # Imported late: matplotlib is an extra, and takes its time.
     from regard.view.pictures.subject_picture import drawn, save
 
-    save(drawn(this), picture)
+    save(drawn(this), picture, width=width)
 
 
 def _serve(subject: Subject, wanted: Wanted, port: int, console: Console, *, browser: bool) -> None:

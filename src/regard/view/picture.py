@@ -1,7 +1,8 @@
 """Traces as pictures, for papers and slides: every function gives a matplotlib Figure.
 
 Colours differ in lightness first, so that any eye and any printer can tell them apart. `save`
-writes PNG, SVG with its text as text, or PDF; the same picture gives the same bytes.
+writes PNG, SVG with its text as text, or PDF, with fonts inside; the same picture gives the same
+bytes.
 """
 
 from regard.view.pictures.arc_picture import arcs

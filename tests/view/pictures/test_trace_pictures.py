@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import errno
+import io
 import math
 import os
 import re
@@ -74,7 +76,7 @@ def test_heads_and_layers_are_chosen_as_in_the_terminal() -> None:
         figure = picture.heat_map(seen, layer=1, head=head)  # type: ignore[arg-type]
         shown = torch.tensor(figure.axes[0].collections[0].get_array().filled(0.0))
         torch.testing.assert_close(shown, want)
-    assert figure.axes[0].get_title("left") == "layer 1, mean of 4 heads"
+    assert figure.axes[0].get_title("left") == "Layers · layer 1, mean of 4 heads"
     assert picture.heat_map(seen, title="mine").axes[0].get_title("left") == "mine"
     with pytest.raises(regard.RegardError, match="there is no such head"):
         picture.heat_map(seen, head=9)
@@ -281,6 +283,53 @@ def test_text_stays_text_in_vector_files(tmp_path: Path) -> None:
     found = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     for name in names:
         assert found.count(name) == 2, "once for its row, once for its column"
+
+
+def test_fonts_are_in_the_file(tmp_path: Path) -> None:
+    from fontTools.ttLib import TTFont
+
+    figure = picture.heat_map(seen_model(5), title="Zürich ≤ 5 🙂")
+    for kind in ("svg", "pdf"):
+        picture.save(figure, tmp_path / f"map.{kind}")
+    assert b"/FontFile2" in (tmp_path / "map.pdf").read_bytes()
+    text = (tmp_path / "map.svg").read_text("utf-8")
+    root = ElementTree.fromstring(text)
+    said = set("".join(e.text or "" for e in root.iter("{http://www.w3.org/2000/svg}text")))
+    packed = re.findall("font-family:'([^']*)';src:url\\(data:font/ttf;base64,([^)]*)\\)", text)
+    assert packed[0][0] == "DejaVu Sans"
+    written = {
+        chr(sign)
+        for _, data in packed
+        for sign in TTFont(io.BytesIO(base64.b64decode(data))).getBestCmap()
+    }
+    assert set("Zürich≤5") <= said <= written
+    assert len(text) < 120_000, "only the glyphs that are used"
+
+
+@pytest.mark.parametrize(("kind", "width"), [("heads", 180.0), ("map", 85.0)])
+def test_files_are_as_wide_as_asked(kind: str, width: float, tmp_path: Path) -> None:
+    figure = (
+        picture.head_grid(seen_model(5)) if kind == "heads" else picture.heat_map(known(), WORDS)
+    )
+    picture.save(figure, tmp_path / "p.png", width=width)
+    data = (tmp_path / "p.png").read_bytes()
+    assert int.from_bytes(data[16:20]) == pytest.approx(width / 25.4 * 300, abs=1.5)
+    # Nothing is cut off at the sides, and little room is left.
+    assert width - 12 < figure.get_tightbbox().width * 25.4 <= width + 0.1
+    picture.save(figure, tmp_path / "p.svg", width=width)
+    root = ElementTree.parse(tmp_path / "p.svg").getroot()
+    assert float(str(root.get("width"))[:-2]) == pytest.approx(width / 25.4 * 72, abs=0.1)
+    with pytest.raises(regard.RegardError, match="in millimetres"):
+        picture.save(figure, tmp_path / "p.png", width=3)
+
+
+def test_the_model_stands_in_the_caption() -> None:
+    seen = seen_model(5)
+    assert picture.heat_map(seen, head=1).axes[0].get_title("left") == "Layers · layer 0, head 1"
+    assert str(picture.head_grid(seen).get_suptitle()) == "Layers"
+    assert picture.entropy_by_layer(seen).axes[0].get_title("left") == "Layers"
+    assert "Layers · layer 0, head 1" in written(picture.arcs(seen, head=1))
+    assert picture.heat_map(seen, title="").axes[0].get_title("left") == ""
 
 
 def test_labels_are_cut_and_never_formulas() -> None:

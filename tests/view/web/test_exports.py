@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree
@@ -53,8 +55,15 @@ def test_pictures_of_what_is_seen(
     assert body.startswith(b"\x89PNG")
     wide, high = int.from_bytes(body[16:20]), int.from_bytes(body[20:24])
     drawn = ElementTree.parse(saved(tab, "SVG", tmp_path)).getroot()
-    assert [2 * float(drawn.get(side) or 0) for side in ("width", "height")] == pytest.approx(
-        [wide, high], abs=2
+    # Both say how large they are in print: 300 dots an inch, and millimetres.
+    chunk = body.index(b"pHYs")
+    assert chunk == 37
+    assert [int.from_bytes(body[at : at + 4]) for at in (41, 45)] == [11811] * 2
+    assert zlib.crc32(body[37:50]) == int.from_bytes(body[50:54])
+    sides = [str(drawn.get(side)) for side in ("width", "height")]
+    assert all(side.endswith("mm") for side in sides)
+    assert [float(side[:-2]) for side in sides] == pytest.approx(
+        [wide / 11.811, high / 11.811], abs=0.2
     )
     words = [text.text or "" for text in drawn.iter(f"{SVG}text")]
     assert words[0] == "Toy · layers.1.attn · head 2"
@@ -90,6 +99,10 @@ def test_numbers_of_what_is_seen(
     row = rows[30 * 40 + 7]
     assert (row["query"], row["key"], row["key_token"]) == ("30", "7", " word7")
     assert float(row["mean"]) == pytest.approx(p[30, 7].item(), rel=2e-3, abs=1e-6)
+    # What a query must not see has no number, what it may see has one.
+    for line in rows:
+        masked = int(line["key"]) > int(line["query"])
+        assert (line["mean"] == line["max"] == "") is masked
     found, about = tensors(saved(tab, "safetensors", tmp_path))
     torch.testing.assert_close(found["weight"], p, rtol=1e-3, atol=1e-6)
     assert (about["layer"], about["head"], about["cell"]) == ("layers.0.attn", "0", "1")
@@ -304,3 +317,15 @@ def test_hostile_tokens_are_text_in_every_file(open_page: Open, tmp_path: Path) 
     assert {each.tag.removeprefix(SVG) for each in drawn.iter()} == tags
     names, _, _ = weighed(saved(tab, "CSV", tmp_path, ".word"))
     assert names == [t.replace("\ud800", "\ufffd") for t in HOSTILE]
+
+
+def test_a_head_for_a_paper(open_page: Open, short: Seen, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with App(short, tokens=tokens(40)) as app:
+        path = saved(open_page(f"{app.url}#view=map&map=1&head=2"), "PDF", tmp_path)
+    assert path.name == "layers.1.attn-head-2.pdf"
+    data = path.read_bytes()
+    assert data.startswith(b"%PDF")
+    assert b"/FontFile2" in data
+    box = [float(edge) for edge in re.findall(rb"/MediaBox \[ ([^]]*) \]", data)[0].split()]
+    assert box[2] - box[0] == pytest.approx(180 / 25.4 * 72, abs=0.5)

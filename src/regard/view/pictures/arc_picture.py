@@ -28,6 +28,7 @@ from regard.view.atlas import (
     got,
     worth_showing,
 )
+from regard.view.pictures.caption import captioned
 
 WIDEST = 9.0
 """Inches of a sentence before its words are turned upright."""
@@ -92,7 +93,7 @@ def arcs(
     if places[-1] + 1 < len(chosen.keys):
         names.append("…")
     slots = _slots(places)
-    name = chosen.name if title is None else title
+    name = captioned(what, chosen.name) if title is None else title
     with sheet(1, 1, [*names, name], dark=dark, layout="none") as page:
         _Drawing(page, names, [Arc(slots[a.query], slots[a.key], a.weight, a.above) for a in found],
                  None if token is None else slots[token % len(chosen.keys)]).draw(name)  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Iterable
 from functools import cache
 
@@ -42,6 +44,25 @@ def written(text: str, missing: set[str]) -> str:
     'a\\U0001f642'
     """
     return "".join(ascii(sign)[1:-1] if sign in missing else sign for sign in text)
+
+
+@cache
+def embedded(family: str, signs: frozenset[str]) -> str:
+    """The glyphs of some characters, as a rule for the style of an SVG: it looks the same where the
+    family is not installed."""
+    # Imported late: only who writes an SVG waits for it. Matplotlib brings it along.
+    from fontTools.subset import Options, Subsetter  # type: ignore[import-untyped]
+    from fontTools.ttLib import TTFont  # type: ignore[import-untyped]
+
+    path = font_manager.findfont(family, fallback_to_default=False)
+    font = TTFont(path, fontNumber=0, recalcTimestamp=False)
+    cut = Subsetter(Options(notdef_outline=True, layout_features=[], hinting=False))
+    cut.populate(text="".join(sorted(signs)))
+    cut.subset(font)
+    file = io.BytesIO()
+    font.save(file)
+    data = base64.b64encode(file.getvalue()).decode()
+    return f"@font-face{{font-family:'{family}';src:url(data:font/ttf;base64,{data})}}"
 
 
 @cache

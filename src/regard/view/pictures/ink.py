@@ -3,8 +3,10 @@ the same every time."""
 
 from __future__ import annotations
 
+import html
 import io
 import os
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,14 +30,25 @@ from matplotlib.axes import Axes
 from matplotlib.colorbar import Colorbar
 from matplotlib.colors import Colormap, ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 from rich.cells import cell_len, set_cell_size
 
-from regard.view.pictures.fonts import families, written
+from regard.view.pictures.fonts import embedded, families, written
 
 SIZE = 8.0
 """Points: the size of text in most journals' figures."""
 SHARP = 200
 """Dots an inch in a notebook."""
+PRINTED = 300
+"""Dots an inch in a file: what journals ask for."""
+INCH = 25.4
+"""Millimetres."""
+MARGIN = 0.06
+"""Inches around what is drawn."""
+LEAST, MOST = 20, 1000
+"""Millimetres that a picture may be wide."""
+TRIES = 6
+WORDS = re.compile(r"<text[^>]*>([^<]*)</text>")
 LONGEST = 16
 """Cells of a token's label."""
 FORMATS = {
@@ -141,7 +154,7 @@ class Picture(Figure):
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         """Twice as many pixels as it takes room, so that it is sharp on every screen."""
         file = io.BytesIO()
-        _write(self, file, ".png", SHARP)
+        write(self, file, ".png", SHARP)
         png = file.getvalue()
         wide, high = struct.unpack(">II", png[16:24])
         return png, {"width": wide // 2, "height": high // 2}
@@ -159,11 +172,18 @@ def sheet(
         yield Sheet(figure, ink, family, missing)
 
 
-def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> None:
+def save(
+    figure: Figure,
+    path: str | os.PathLike[str],
+    dpi: int = PRINTED,
+    *,
+    width: float | None = None,
+) -> None:
     """Write a figure to a .png, .svg or .pdf file, trimmed to what is drawn.
 
-    Text stays text in SVG and PDF. The same figure gives the same bytes: nothing of the date or of
-    the run is in the file.
+    `width` is that of the file in millimetres: what is drawn grows or shrinks, letters keep their
+    size. Text stays text in SVG and PDF, and its fonts are in the file. The same figure gives the
+    same bytes: nothing of the date or of the run is in the file.
     """
     path = Path(path)
     kind = path.suffix.lower()
@@ -173,19 +193,71 @@ def save(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> None:
             got=repr(path.name),
             accepted=", ".join(f"a name that ends in {kind}" for kind in FORMATS),
         )
+    if width is not None and not LEAST <= width <= MOST:
+        raise RegardError(
+            "width= is that of the picture in millimetres",
+            got=f"{width:g}",
+            accepted=f"{LEAST} to {MOST}; a column of a journal is about 85",
+        )
     # A picture that was there before stays until the new one is whole.
     with replacing(path) as unfinished:
-        _write(figure, unfinished, kind, dpi)
+        write(figure, unfinished, kind, dpi, width)
 
 
-def _write(figure: Figure, to: Path | io.BytesIO, kind: str, dpi: int) -> None:
+def write(
+    figure: Figure,
+    to: Path | io.BytesIO,
+    kind: str,
+    dpi: int = PRINTED,
+    width: float | None = None,
+) -> None:
+    """Write a figure as one of FORMATS, so many millimetres wide if that is said."""
+    made = io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
+        box: Any = "tight" if width is None else _fitted(figure, width / INCH)
         figure.savefig(
-            to,
+            made,
             format=kind[1:],
             dpi=dpi,
             metadata=FORMATS[kind],
-            bbox_inches="tight",
-            pad_inches=0.06,
+            bbox_inches=box,
+            pad_inches=MARGIN if width is None else 0.0,
             facecolor=figure.get_facecolor(),
         )
+    data = made.getvalue()
+    if kind == ".svg":
+        data = _with_fonts(data)
+    if isinstance(to, io.BytesIO):
+        to.write(data)
+    else:
+        to.write_bytes(data)
+
+
+def _fitted(figure: Figure, wide: float) -> Bbox:
+    """What to cut out of a figure, so many inches wide: it is laid out anew, larger or smaller,
+    until what is drawn fills that width."""
+    for _ in range(TRIES):
+        # A figure is laid out when it is drawn, not before.
+        figure.draw_without_rendering()
+        drawn = figure.get_tightbbox()
+        missing = wide - 2 * MARGIN - drawn.width
+        if abs(missing) < 0.01:
+            break
+        size = figure.get_size_inches()
+        grown = max(size[0] + missing, 0.3)
+        figure.set_size_inches(grown, max(size[1] * (grown / size[0]), 0.3))
+    figure.draw_without_rendering()
+    drawn = figure.get_tightbbox()
+    middle = (drawn.x0 + drawn.x1) / 2
+    return Bbox.from_extents(
+        middle - wide / 2, drawn.y0 - MARGIN, middle + wide / 2, drawn.y1 + MARGIN
+    )
+
+
+def _with_fonts(svg: bytes) -> bytes:
+    """An SVG with the glyphs of its words in its style."""
+    text = svg.decode()
+    said = frozenset("".join(html.unescape(word) for word in WORDS.findall(text)))
+    chosen, _ = families(said)
+    rules = "".join(embedded(family, said) for family in chosen) if said else ""
+    return text.replace("</style>", f"{rules}</style>", 1).encode()

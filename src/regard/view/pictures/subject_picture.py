@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from regard.errors import RegardError
 from regard.view.atlas import KEEP
 from regard.view.pictures.arc_picture import arcs
+from regard.view.pictures.caption import captioned
 from regard.view.pictures.trace_pictures import entropy_by_layer, head_grid, heat_map
 from regard.view.subjects import Look, two_texts
 
@@ -20,10 +21,11 @@ __all__ = ["drawn", "save"]
 def drawn(this: Look) -> Figure:
     """The picture of a subject that was asked for, as a matplotlib figure."""
     wanted, chosen = this.wanted, this.chosen
+    model = this.subject.told.model or captioned(this.subject.what)
     if wanted.kind in ("heads", "entropy"):
         assert this.found is not None
         draw = head_grid if wanted.kind == "heads" else entropy_by_layer
-        return draw(this.found, dark=wanted.dark)
+        return draw(this.found, title=model, dark=wanted.dark)
     if chosen is None:
         raise RegardError(
             "only statistics were kept: there are no weights to draw",
@@ -31,7 +33,11 @@ def drawn(this: Look) -> Figure:
             accepted="--kind heads or entropy",
             do=f"keep traces: {KEEP}",
         )
-    at: dict[str, Any] = {"head": "mean", "title": chosen.name, "dark": wanted.dark}
+    at: dict[str, Any] = {
+        "head": "mean",
+        "title": " · ".join(filter(None, (model, chosen.name))),
+        "dark": wanted.dark,
+    }
     apart = chosen.queries if two_texts(chosen.keys, chosen.queries) else None
     if wanted.kind == "arcs" and apart is not None:
         raise RegardError(

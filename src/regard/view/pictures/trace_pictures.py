@@ -27,6 +27,7 @@ from regard.view.atlas import (
     choose,
     head_figures,
 )
+from regard.view.pictures.caption import captioned
 
 CELLS = 256
 FAINTEST = 1e-3
@@ -66,7 +67,7 @@ def heat_map(
     chosen = choose(what, tokens, layer=layer, head=head, batch=batch, call=call, queries=queries)
     if cells < 1:
         raise RegardError("cells counts cells", got=str(cells), accepted="1 or more")
-    name = chosen.name if title is None else title
+    name = captioned(what, chosen.name) if title is None else title
     if max(len(chosen.keys), len(chosen.queries)) > CAP:
         return _pooled(chosen, cells, name, dark)
     return _exact(chosen, name, dark)
@@ -86,6 +87,7 @@ def head_grid(
     ['entropy', 'on the first token', 'distance in tokens']
     """
     found = what if isinstance(what, HeadFigures) else head_figures(what)
+    title = captioned(what) if title is None else title
     shown = [name for name in found.shown if found.knows(name)]
     layers, heads = len(found.paths), found.heads
     cell = min(0.22, max(0.08, 4.0 / max(layers, heads)))
@@ -114,6 +116,7 @@ def entropy_by_layer(
     ('layer', 'entropy / log of visible keys')
     """
     found = what if isinstance(what, HeadFigures) else head_figures(what)
+    title = captioned(what) if title is None else title
     layers = range(len(found.paths))
     means = [sum(row) / len(row) for row in found.entropy]
     with sheet(max(3.2, min(7.0, 1.2 + 0.25 * len(layers))), 2.3, [title or ""], dark=dark) as page:

@@ -13,12 +13,15 @@ import torch
 from regard.errors import RegardError
 from regard.stopping import stoppable
 from regard.view.atlas import Atlas, CancelledError, Go, head_badges, one_core, raw, tile
+from regard.view.tour import tour
 from regard.view.web.html_page import document
 from regard.view.web.turns import Turns
 
 Asked = Mapping[str, str]
 JSON, BYTES = "application/json", "application/octet-stream"
-PATIENT = ("page", "statistics", "badges")
+TOLD = ("index", "statistics", "badges", "cell", "tour")
+"""Questions that are answered in JSON, and not in numbers."""
+PATIENT = ("page", "statistics", "badges", "figure")
 """Questions that take long, and give way to others; and tiles that are read in full."""
 OFTEN = 0.05
 """Seconds between two looks at whether an answer is still wanted, at least."""
@@ -62,7 +65,7 @@ class Answers:
             raise
         except ValueError as error:
             raise RegardError(f"{name} was asked in words that make no sense: {error}") from None
-        return (JSON if name in ("index", "statistics", "badges", "cell") else BYTES), found
+        return (JSON if name in TOLD else BYTES), found
 
     def _giving_way(self, go: Callable[[], bool]) -> Callable[[], None]:
         """Between two steps of what takes long, all who wait for something quick are answered."""
@@ -153,6 +156,19 @@ class Answers:
         rank = 1 + int((row > row[key]).sum())
         return json.dumps({"weight": float(row[key]), "rank": rank}).encode()
 
+    @one_core()
+    def _tour(self, asked: Asked, go: Go) -> bytes:
+        pair = [int(asked[name]) if name in asked else None for name in ("query", "key")]
+        return json.dumps(tour(self.atlas[int(asked["map"])], int(asked["head"]), *pair)).encode()
+
+    @one_core()
+    def _figure(self, asked: Asked, go: Go) -> bytes:
+        """A head as a PDF."""
+        # Imported late: matplotlib may not be there, which is said then.
+        from regard.view.pictures.map_figure import pdf
+
+        return pdf(self.atlas, int(asked["map"]), int(asked["head"]))
+
     def _page(self, asked: Asked, go: Go) -> bytes:
         """Everything as one HTML file."""
 
@@ -172,6 +188,8 @@ class Answers:
         "row": _row,
         "column": _column,
         "cell": _cell,
+        "tour": _tour,
+        "figure": _figure,
         "page": _page,
     }
 

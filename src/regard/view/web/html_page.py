@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import torch
 
@@ -44,6 +45,7 @@ from regard.view.atlas import (
     raw,
     tile,
 )
+from regard.view.tour import tour
 from regard.view.web.bundle import script
 
 STRONGEST = 4
@@ -119,6 +121,7 @@ def document(
     # A page holds one tile of each place: that of the weights.
     index["quantities"] = index["quantities"][:1]
     index["view"] = view
+    index["tour"] = _tour(atlas, view)
     chosen = chosen_levels(atlas, limit)
     total = sum(m.shape[0] for m in atlas.maps)
     done = 0
@@ -143,6 +146,29 @@ def document(
             "chunk": name,
         }
     return written(index, blocks, program, atlas.model)
+
+
+def _tour(atlas: Atlas, view: str) -> dict[str, Any] | None:
+    """How one weight of the head that is shown first comes about: the page cannot work it out."""
+    asked = parse_qs(view)
+
+    def place(name: str, n: int) -> int:
+        given = asked.get(name, ["0"])[-1]
+        return min(int(given), n - 1) if given.isdecimal() else 0
+
+    if not atlas.maps:
+        return None
+    at = place("map", len(atlas.maps))
+    of = atlas[at]
+    head = place("head", of.shape[0])
+    pair = [part for part in asked.get("picked", [""])[-1].split(",") if part.isdecimal()]
+    if len(pair) == 2 and int(pair[0]) < of.shape[1] and int(pair[1]) < of.shape[2]:
+        told = tour(of, head, *map(int, pair))
+    elif min(of.shape[1:]):
+        told = tour(of, head)
+    else:
+        return None
+    return {"map": at, "head": head, **told}
 
 
 def written(index: dict[str, Any], blocks: list[str], program: str, model: str) -> str:

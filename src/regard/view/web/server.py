@@ -246,6 +246,8 @@ class Handler(BaseHTTPRequestHandler):
         if name == "regard.js":
             return "text/javascript; charset=utf-8", server.program
         says = name in PredictionAnswers.QUESTIONS
+        if name == "gallery":
+            return JSON, json.dumps(server.session.gallery()).encode()
         if not says and name not in (*Answers.QUESTIONS, "desk"):
             raise RefusedError(404, "there is nothing here")
         try:

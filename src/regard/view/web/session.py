@@ -109,8 +109,23 @@ class Session:
             "work": self.work.state(),
         }
 
+    def gallery(self) -> list[dict[str, str]]:
+        """The examples that can be read here."""
+        from regard.view.gallery import EXAMPLES
+
+        known = self.models
+        return [
+            each.told()
+            for each in EXAMPLES
+            if not (each.model.startswith("regard-") and each.model not in known)
+        ]
+
     def read(self, asked: dict[str, Any]) -> None:
-        """Begin to read another text: `text`, `model`, and `tokens` to go on with it."""
+        """Begin to read another text: `text`, `model`, and `tokens` to go on with it; or an
+        `example` of the gallery, by its name."""
+        if "example" in asked:
+            self._begin_example(asked["example"])
+            return
         text, tokens = check_words(asked.get("text"), asked.get("tokens", 0))
         model = asked.get("model")
         if not isinstance(model, str) or model not in self.models:
@@ -119,6 +134,21 @@ class Session:
             )
         number = self.now.number + 1
         self.work.start(lambda tell: self._read(text, model, tokens, tell), edition=number)
+
+    def _begin_example(self, name: object) -> None:
+        # Imported late: whoever opens no gallery need not wait for it.
+        from regard.view.gallery import example, opened
+
+        which = example(name)
+
+        def read(tell: Tell) -> None:
+            tell("opening the example", 0, 0)
+            with self._turn:
+                atlas, told = opened(which, self._opened, tell)
+            tell("drawing", 0, 0)
+            self._keep(self._edition(self.now.number + 1, atlas, told))
+
+        self.work.start(read, edition=self.now.number + 1)
 
     def close(self) -> bool:
         """Stop what is being read; whether it has ended."""

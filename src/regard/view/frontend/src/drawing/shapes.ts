@@ -41,6 +41,8 @@ export interface Drawing {
   shapes: Shape[];
 }
 
+/** Of a pixel of the screen, which is a 96th of an inch. */
+const MILLIMETRE = 25.4 / 96;
 const round = (value: number) => String(+value.toFixed(2));
 
 // Control characters and lone surrogates may stand in no XML, not even as references.
@@ -50,7 +52,7 @@ const escaped = (text: string) =>
   text.replace(FORBIDDEN, "\ufffd").replace(/[<>&"]/g, (sign) => ESCAPES[sign]!);
 
 export function toSvg({ width, height, shapes }: Drawing): string {
-  const size = `width="${round(width)}" height="${round(height)}"`;
+  const size = `width="${round(width * MILLIMETRE)}mm" height="${round(height * MILLIMETRE)}mm"`;
   const view = `viewBox="0 0 ${round(width)} ${round(height)}"`;
   return [
     `<svg xmlns="http://www.w3.org/2000/svg" ${size} ${view}>`,

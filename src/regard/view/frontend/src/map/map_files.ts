@@ -46,7 +46,16 @@ export function mapFiles(
         download(file("safetensors"), packed(await region(signal), index, state())),
     },
   ];
-  const { page } = source;
+  const { figure, page } = source;
+  if (figure)
+    made.push({
+      name: "PDF",
+      about: "the head, for papers",
+      act: async (signal) => {
+        const { map, head } = state();
+        download(file("pdf"), await figure(map, head, signal));
+      },
+    });
   if (page)
     made.push({
       name: "HTML",

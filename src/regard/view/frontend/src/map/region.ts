@@ -3,7 +3,7 @@
 import { csv } from "../export/csv";
 import type { Lens } from "../plot/lens";
 import type { CachedTile } from "../plot/tile_cache";
-import type { Strongest } from "../sources/source";
+import { shown, type Strongest } from "../sources/source";
 import { SIDE, type MapInfo } from "../sources/wire_format";
 
 export interface Region {
@@ -75,14 +75,21 @@ function pairsOf(lens: Lens, { count, keys, weights }: Strongest): Region["pairs
   return found;
 }
 
-/** One line a cell, then one for each single pair. */
-export function regionTable(
-  region: Region,
-  texts: string[][],
-  { queryText, keyText }: MapInfo,
-): string {
+/** Whether all pairs of a cell are masked. Where the mask is no band, nobody told: then what is
+ * exactly zero counts as masked. */
+function masked(map: MapInfo, query: number, key: number, cell: number, most: number): boolean {
+  if (most > 0 || map.mask === "none") return false;
+  if (!map.band) return true;
+  const last = (at: number, n: number) => Math.min(at + cell, n) - 1;
+  const ends = [query, last(query, map.queries)];
+  return !ends.some((row) => shown(map, row, key) || shown(map, row, last(key, map.keys)));
+}
+
+/** One line a cell, then one for each single pair. What is masked has no number. */
+export function regionTable(region: Region, texts: string[][], map: MapInfo): string {
+  const { queryText, keyText } = map;
   const { cell, rows, columns, mean, most } = region;
-  const line = (query: number, key: number, side: number, average: number, largest: number) => {
+  const line = (query: number, key: number, side: number, average?: number, largest?: number) => {
     const words = [texts[queryText]?.[query] ?? "", texts[keyText]?.[key] ?? ""];
     return [query, key, ...words, side, average, largest];
   };
@@ -91,7 +98,8 @@ export function regionTable(
     for (let column = 0; column < columns; column++) {
       const at = row * columns + column;
       const place = [region.query + row * cell, region.key + column * cell] as const;
-      lines.push(line(...place, cell, mean[at]!, most[at]!));
+      const found = masked(map, ...place, cell, most[at]!) ? [] : [mean[at], most[at]];
+      lines.push(line(...place, cell, ...found));
     }
   for (const { query, key, weight } of region.pairs)
     lines.push(line(query, key, 1, weight, weight));

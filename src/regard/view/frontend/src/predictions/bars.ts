@@ -44,7 +44,7 @@ export function bars({ tokens, next, moved }: Prediction): HTMLElement {
         "tr",
         {},
         heading("next token"),
-        heading(""),
+        el("td", {}),
         heading(whatIf ? "was" : "probability"),
         whatIf ? heading("now", "after") : null,
         whatIf ? heading("change") : null,

@@ -62,7 +62,7 @@ export class PredictionsPanel {
       this.continuation.root,
     );
     this.opener.append(el("span", {}, "What the model says"));
-    this.root.append(this.opener, this.rest);
+    this.root.append(el("h2", { class: "unseen" }, "What the model says"), this.opener, this.rest);
     this.open(remembered() ?? window.innerWidth >= ROOM);
   }
 

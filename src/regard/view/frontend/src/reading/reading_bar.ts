@@ -1,7 +1,14 @@
 /** Type a text, choose who reads it, see how far that is, and stop it. */
 
 import { el } from "../elements/element";
-import type { Reader, ReaderStatus, ReadingProgress, ReadingRequest } from "../sources/reader";
+import type {
+  Example,
+  ExampleRequest,
+  Reader,
+  ReaderStatus,
+  ReadingProgress,
+  ReadingRequest,
+} from "../sources/reader";
 
 const OFTEN = 150;
 const TALL = 160;
@@ -44,8 +51,10 @@ export class ReadingBar {
   /** The text that was read last. */
   private last = "";
   /** What is to be read, while something else still is. */
-  private wanted: ReadingRequest | null = null;
+  private wanted: ReadingRequest | ExampleRequest | null = null;
   private busy = false;
+  /** What is done when an example has been read. */
+  private then: (() => void) | null = null;
 
   constructor(
     private reader: Reader,
@@ -102,13 +111,19 @@ export class ReadingBar {
   /** What this window showed is no longer kept: what it shows now is told here too. */
   async renew(): Promise<void> {
     const current = await this.reader.status();
-    if (current.model && this.about.has(current.model)) this.model.value = current.model;
     // What was typed here meanwhile stays.
-    if (this.text.value === this.last) this.text.value = current.text;
+    const text = this.text.value === this.last ? current.text : this.text.value;
     this.say(current);
+    this.typed({ ...current, text });
+    this.note("Other windows had texts read, and this one's is no longer kept: this is the last.");
+  }
+
+  /** A text as if it had been typed here. */
+  private typed({ model, text }: ReaderStatus): void {
+    if (this.about.has(model)) this.model.value = model;
+    this.text.value = text;
     this.explain();
     this.grow();
-    this.note("Other windows had texts read, and this one's is no longer kept: this is the last.");
   }
 
   private fill(current: ReaderStatus): void {
@@ -152,10 +167,20 @@ export class ReadingBar {
     this.text.style.height = `${Math.min(this.text.scrollHeight + 2, TALL)}px`;
   }
 
+  /** Read an example of the gallery; when it is there, it is shown and says what to look at. */
+  async example({ name, says }: Example, show: () => void): Promise<void> {
+    this.then = () => {
+      show();
+      this.note(says);
+    };
+    await this.begin({ example: name });
+  }
+
   /** Read what is typed. What this window had begun to read before that is no longer wanted. */
-  private async begin(): Promise<void> {
+  private async begin(wanted?: ExampleRequest): Promise<void> {
     this.complain("");
-    this.wanted = {
+    if (!wanted) this.then = null;
+    this.wanted = wanted ?? {
       text: this.text.value,
       model: this.model.value,
       tokens: Math.trunc(Number(this.tokens.value) || 0),
@@ -167,7 +192,7 @@ export class ReadingBar {
     this.busy = true;
     try {
       while (this.wanted) {
-        const request: ReadingRequest = this.wanted;
+        const request: ReadingRequest | ExampleRequest = this.wanted;
         const current = await this.reader.read(request);
         const running = current.work.state === "running";
         if (this.wanted === request && !(current.refused && running)) this.wanted = null;
@@ -209,8 +234,11 @@ export class ReadingBar {
     const ended = work.number === begun.work.number ? work.state : "done";
     if (ended === "done") {
       await this.opened(begun.work.edition);
-      this.say(await this.reader.status());
+      const current = await this.reader.status();
+      this.say(current);
       this.speak("The text was read.");
+      if (this.then) this.typed(current);
+      this.then?.();
     } else if (ended === "failed") this.complain(work.error ?? "");
     else if (ended === "stopped") this.note("Stopped. What was shown before is still here.");
   }

@@ -2,8 +2,17 @@
 
 import { POOLS, SCALES, type Pool, type Scale } from "../drawing/colour";
 
-export type View = "sentence" | "map" | "picture" | "overview" | "text" | "grids" | "heads";
-export const VIEWS: View[] = ["sentence", "map", "picture", "overview", "text", "grids", "heads"];
+export const VIEWS = [
+  "sentence",
+  "map",
+  "picture",
+  "overview",
+  "text",
+  "grids",
+  "heads",
+  "learn",
+] as const;
+export type View = (typeof VIEWS)[number];
 
 export interface State {
   view: View;
@@ -25,6 +34,8 @@ export interface State {
   set: number[];
   /** Whether it averages all heads of all layers instead. */
   layers: "one" | "all";
+  /** The step of the tour. */
+  step: number;
 }
 
 /** What a text is opened with, where an address does not say. */
@@ -45,6 +56,7 @@ export const START: State = {
   direction: "looks",
   set: [],
   layers: "one",
+  step: 0,
 };
 
 const one = <T>(value: string | null, known: readonly T[], otherwise: T): T =>
@@ -80,6 +92,7 @@ export function read(address: string, defaults: Defaults): State {
     direction: one(get("direction"), ["looks", "seen"] as const, START.direction),
     layers: one(get("layers"), ["one", "all"] as const, START.layers),
     set: places(get("set")).slice(0, 4096),
+    step: Math.max(0, Math.trunc(count(get("step"), 0))),
   };
 }
 

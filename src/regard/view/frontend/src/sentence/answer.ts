@@ -43,6 +43,8 @@ export class Answer {
     private hold: (key: number) => void,
     private map: () => void,
     private unpin: () => void,
+    /** Tells how a weight comes about, where somebody can. */
+    private learn: ((key: number) => void) | null,
   ) {
     this.root.append(
       this.caption,
@@ -78,6 +80,7 @@ export class Answer {
     this.note.replaceChildren(
       ...(looks ? [asideNote(texts, looks), " "] : []),
       ...(told.pinned ? this.pinNote() : ["Click a word to pin it; arrow keys move."]),
+      ...this.why(told),
     );
     this.legend.replaceChildren(
       el("span", {}, "0"),
@@ -91,6 +94,14 @@ export class Answer {
     let found = this.strips.get(theme);
     if (!found) this.strips.set(theme, (found = strip(theme)));
     return found;
+  }
+
+  private why({ looks, key }: Told): HTMLElement[] {
+    const at = key ?? looks?.strongest[0];
+    const { learn } = this;
+    if (!looks || at === undefined || !learn) return [];
+    const text = `Why ${share(looks.line.weights[at]!)}?`;
+    return [el("button", { class: "plain", onclick: () => learn(at) }, text)];
   }
 
   private pinNote(): HTMLElement[] {

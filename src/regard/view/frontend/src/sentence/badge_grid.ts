@@ -151,7 +151,8 @@ export class BadgeGrid {
       const own = this.own({ map, head }) ?? "";
       cell.dataset["badge"] = badge;
       cell.classList.toggle("usual", badge !== own);
-      cell.textContent = roomy ? (kind?.short ?? badge) : (kind?.sign ?? "");
+      // Drawn by the style: what it is called is its label.
+      cell.dataset["short"] = roomy ? (kind?.short ?? badge) : (kind?.sign ?? "");
       const name = headName(this.maps, map, head);
       cell.setAttribute("aria-label", badge ? `${name}, ${badge}` : name);
       const here = badge === own ? "" : ` over many texts; on this one, ${aboutKind(own)}`;

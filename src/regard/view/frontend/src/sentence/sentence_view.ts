@@ -49,6 +49,7 @@ export class SentenceView {
       (key) => this.hold(key),
       () => jump(this.state().picked[0]!, this.state().picked[1]!),
       () => this.change({ picked: [] }),
+      source.kind === "app" ? (key) => this.learn(key) : null,
     );
     this.room.append(this.passage.root);
     this.root.append(
@@ -269,6 +270,13 @@ export class SentenceView {
     const query = Number(this.root.dataset["asked"]);
     this.change({ picked: [query, key] });
     this.passage.word(key)?.scrollIntoView({ block: "nearest" });
+  }
+
+  /** How the weight that is told of comes about. */
+  private learn(key: number): void {
+    const { asked, shown } = this.root.dataset;
+    const [map, head] = shown!.split(".").map(Number);
+    this.change({ view: "learn", map, head, picked: [Number(asked), key], step: 0 });
   }
 
   private listen(): void {

@@ -6,6 +6,7 @@ import { Menu } from "../elements/menu";
 import { HeadGrids } from "../heads/head_grids";
 import { HeadTable } from "../heads/head_table";
 import { Overview } from "../heads/overview";
+import { Gallery } from "../gallery/gallery";
 import { pressKey } from "../map/keyboard";
 import { mapFiles } from "../map/map_files";
 import { legendOf, type MapStatus } from "../map/map_legend";
@@ -29,6 +30,7 @@ import type { Source } from "../sources/source";
 import type { Index, MapInfo } from "../sources/wire_format";
 import { SentenceView } from "../sentence/sentence_view";
 import { TextView } from "../text/text_view";
+import { TourView } from "../tour/tour_view";
 import { Address } from "./address";
 
 const TITLES: Record<View, string> = {
@@ -39,6 +41,7 @@ const TITLES: Record<View, string> = {
   text: "Text",
   grids: "Grids",
   heads: "Heads",
+  learn: "Learn",
 };
 const THEME = "regard-theme";
 /** Tokens up to which the sentence is what is seen first; of longer texts it is the map. */
@@ -58,12 +61,15 @@ export interface Options {
 
 export class Shell {
   private state: State;
-  /** Made, like the five below it, where the index has maps. */
+  /** Made, like the six below it, where the index has maps. */
   private mapView!: MapView;
   private sentence!: SentenceView;
   private text!: TextView;
   private overview!: Overview;
   private picture!: PictureView;
+  private tour!: TourView;
+  private gallery: Gallery | null = null;
+  private bar!: ReadingBar;
   private saving!: Menu;
   private grids!: HeadGrids;
   private heads!: HeadTable;
@@ -94,6 +100,11 @@ export class Shell {
     } catch {
       // A page from disk may have no storage; then the system's theme holds.
     }
+    if (source instanceof AppSource)
+      this.gallery = new Gallery(
+        () => source.gallery(),
+        (one) => void this.bar.example(one, () => this.change(read(one.address, this.defaults))),
+      );
     this.open(index);
     if (source instanceof AppSource)
       this.says = new PredictionsPanel(source, (part) => this.change(part));
@@ -167,6 +178,7 @@ export class Shell {
     };
     this.sentence = new SentenceView(source, index, state, change, theme, jump);
     this.text = new TextView(source, index, state, change, theme, jump);
+    this.tour = new TourView(source, index, state, change, this.gallery?.root ?? null);
     this.saving = new Menu("Save …", mapFiles(this.mapView, index, source, state));
     this.picture = new PictureView(source, index, state, change);
     this.overview = new Overview(source, index, state, change, theme);
@@ -184,7 +196,7 @@ export class Shell {
       source.turn(edition);
       return opening ? opening.then(again, again) : again();
     };
-    const bar = new ReadingBar(source, read, show, source.fresh);
+    const bar = (this.bar = new ReadingBar(source, read, show, source.fresh));
     // Where the app has gone, what is asked next says so.
     source.outdated = () =>
       void again()
@@ -234,6 +246,7 @@ export class Shell {
       text: mapped,
       grids: summaries.length > 0,
       heads: true,
+      learn: TourView.of(this.source, this.index),
     };
     return (Object.keys(TITLES) as View[]).filter((view) => there[view]);
   }
@@ -309,6 +322,7 @@ export class Shell {
       text: this.text,
       grids: this.grids,
       heads: this.heads,
+      learn: this.tour,
     };
     if (this.stage.firstChild !== views[view].root) this.stage.replaceChildren(views[view].root);
     this.side.hidden = view !== "map";

@@ -4,6 +4,7 @@ import elements from "../elements/elements.css";
 import headGrids from "../heads/head_grids.css";
 import headTable from "../heads/head_table.css";
 import overview from "../heads/overview.css";
+import gallery from "../gallery/gallery.css";
 import map from "../map/map.css";
 import picture from "../picture/picture.css";
 import predictions from "../predictions/predictions.css";
@@ -11,6 +12,7 @@ import reading from "../reading/reading.css";
 import badges from "../sentence/badges.css";
 import sentence from "../sentence/sentence.css";
 import text from "../text/text.css";
+import tour from "../tour/tour.css";
 import base from "./base.css";
 import narrow from "./narrow.css";
 import shell from "./shell.css";
@@ -27,6 +29,8 @@ export const STYLE = [
   badges,
   picture,
   headTable,
+  tour,
+  gallery,
   narrow,
   reading,
   predictions,

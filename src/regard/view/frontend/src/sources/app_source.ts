@@ -8,7 +8,7 @@ import {
   type Prediction,
   type WrittenToken,
 } from "./prediction";
-import type { Reader, ReaderStatus, ReadingRequest } from "./reader";
+import type { Example, ExampleRequest, Reader, ReaderStatus, ReadingRequest } from "./reader";
 import { RemoteSource, type Asked } from "./remote_source";
 import type { Index } from "./wire_format";
 
@@ -52,7 +52,11 @@ export class AppSource extends RemoteSource implements Reader, Foreteller {
   status(): Promise<ReaderStatus> {
     return this.told(fetch(`${this.base}desk${this.edition ? `?edition=${this.edition}` : ""}`));
   }
-  read(request: ReadingRequest): Promise<ReaderStatus> {
+  /** What can be read to see something. */
+  async gallery(): Promise<Example[]> {
+    return (await (await fetch(`${this.base}gallery`)).json()) as Example[];
+  }
+  read(request: ReadingRequest | ExampleRequest): Promise<ReaderStatus> {
     return this.sent("read", request);
   }
   stop(): Promise<ReaderStatus> {

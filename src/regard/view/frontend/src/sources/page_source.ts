@@ -11,6 +11,7 @@ import {
   type MapInfo,
   type Statistics,
   type Tile,
+  type Tour,
 } from "./wire_format";
 
 interface PageMap extends MapInfo {
@@ -108,6 +109,10 @@ export class PageSource implements Source {
     const most = tile.most[row * tile.columns + column]!;
     const last = strongest.weights[(query + 1) * strongest.count - 1]!;
     return { weight: Math.min(most, last), rank: null };
+  }
+
+  tour(): Promise<Tour | null> {
+    return Promise.resolve(this.known.tour ?? null);
   }
 
   private of(map: number): PageMap {

@@ -36,9 +36,23 @@ export interface ReadingRequest {
   tokens: number;
 }
 
+/** What the gallery has: what to look at, and where. */
+export interface Example {
+  name: string;
+  title: string;
+  says: string;
+  model: string;
+  address: string;
+}
+
+/** An example to read, by its name. */
+export interface ExampleRequest {
+  example: string;
+}
+
 /** Someone who lets models read texts. */
 export interface Reader {
   status(): Promise<ReaderStatus>;
-  read(request: ReadingRequest): Promise<ReaderStatus>;
+  read(request: ReadingRequest | ExampleRequest): Promise<ReaderStatus>;
   stop(): Promise<ReaderStatus>;
 }

@@ -1,7 +1,7 @@
 /** A source that computes what is asked for. */
 
 import type { Cell, Line, Place, Source } from "./source";
-import { readTile, type Index, type Statistics, type Tile } from "./wire_format";
+import { readTile, type Index, type Statistics, type Tile, type Tour } from "./wire_format";
 
 const AT_ONCE = 4;
 
@@ -54,6 +54,18 @@ export abstract class RemoteSource implements Source {
     const { map, head, quantity } = place;
     return this.json<Cell>("cell", { map, head, quantity, query, key }, signal);
   }
+
+  tour(map: number, head: number, pair: number[], signal?: AbortSignal): Promise<Tour> {
+    const [query, key] = pair;
+    return this.json(
+      "tour",
+      { map, head, ...(key === undefined ? {} : { query: query!, key }) },
+      signal,
+    );
+  }
+
+  figure = async (map: number, head: number, signal: AbortSignal): Promise<Blob> =>
+    new Blob([await this.bytes("figure", { map, head }, signal)], { type: "application/pdf" });
 
   /** What was kept is of another text. */
   protected forget(): void {

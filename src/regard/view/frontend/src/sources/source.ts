@@ -1,6 +1,6 @@
 /** What views ask for, and of whom. */
 
-import type { Index, MapInfo, Statistics, Tile } from "./wire_format";
+import type { Index, MapInfo, Statistics, Tile, Tour } from "./wire_format";
 
 export interface Place {
   map: number;
@@ -48,6 +48,10 @@ export interface Source {
   column(map: number, heads: number[], key: number, signal?: AbortSignal): Promise<Line>;
   cell(place: Place, query: number, key: number, signal?: AbortSignal): Promise<Cell | null>;
   strongest(map: number, head: number): Promise<Strongest | null>;
+  /** How the weight of a pair comes about; of no pair, of one that shows what the head does. */
+  tour(map: number, head: number, pair: number[], signal?: AbortSignal): Promise<Tour | null>;
+  /** A head as a PDF with its fonts in it, where there is someone to draw it. */
+  figure?: (map: number, head: number, signal: AbortSignal) => Promise<Blob>;
   /** Everything as one HTML file, where there is someone to write it. */
   page?: (signal: AbortSignal) => Promise<Blob>;
 }

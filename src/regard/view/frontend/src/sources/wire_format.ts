@@ -42,6 +42,23 @@ export interface Summary {
   statistics: Statistics;
 }
 
+/** How one weight comes about: see `tour` in Python. */
+export interface Tour {
+  query: number;
+  key: number;
+  share: number;
+  steps: TourStep[];
+}
+
+export interface TourStep {
+  title: string;
+  text: string;
+  sum?: string;
+  words?: { at: number; text: string; kind: string | null }[];
+  vectors?: { name: string; numbers: number[] }[];
+  table?: { header: string[]; rows: { cells: string[]; own?: boolean }[] };
+}
+
 export interface Index {
   version: number;
   model: string;
@@ -53,6 +70,8 @@ export interface Index {
   quantities: Quantity[];
   /** What a page shows first. */
   view?: string;
+  /** The one pair of which a page can tell how its weight comes about. */
+  tour?: (Tour & { map: number; head: number }) | null;
 }
 
 /** A number of each head by name; null, where it is none. */

@@ -52,7 +52,12 @@ export class TextView {
     ),
     tableItem(
       (kind) => this.file(kind),
-      () => tokenTable(this.answer!.line, this.names(this.looks ? "key" : "query")),
+      () => {
+        const { line, token } = this.answer!;
+        const [low, high] = this.seen(token);
+        const seen = (at: number) => at >= low && at <= high;
+        return tokenTable(line, this.names(this.looks ? "key" : "query"), seen);
+      },
     ),
   ]);
 
