@@ -30,4 +30,7 @@ export const STYLE = [
   narrow,
   reading,
   predictions,
-].join("");
+]
+  .join("")
+  // The build writes what all rules begin with as one sign.
+  .replaceAll("?", ".regard ");
