@@ -2,8 +2,18 @@
 
 import { POOLS, SCALES, type Pool, type Scale } from "../drawing/colour";
 
-export type View = "sentence" | "map" | "picture" | "overview" | "text" | "grids" | "heads";
-export const VIEWS: View[] = ["sentence", "map", "picture", "overview", "text", "grids", "heads"];
+export type View =
+  "sentence" | "compare" | "map" | "picture" | "overview" | "text" | "grids" | "heads";
+export const VIEWS: View[] = [
+  "sentence",
+  "map",
+  "compare",
+  "picture",
+  "overview",
+  "text",
+  "grids",
+  "heads",
+];
 
 export interface State {
   view: View;
@@ -25,6 +35,13 @@ export interface State {
   set: number[];
   /** Whether it averages all heads of all layers instead. */
   layers: "one" | "all";
+  /** What is compared with: another text and model, empty: this one; another layer and head, -1:
+   * this one, or where all else is alike, the next head. */
+  other: string;
+  by: string;
+  map2: number;
+  head2: number;
+  compare: "both" | "difference";
 }
 
 /** What a text is opened with, where an address does not say. */
@@ -45,6 +62,11 @@ export const START: State = {
   direction: "looks",
   set: [],
   layers: "one",
+  other: "",
+  by: "",
+  map2: -1,
+  head2: -1,
+  compare: "both",
 };
 
 const one = <T>(value: string | null, known: readonly T[], otherwise: T): T =>
@@ -65,6 +87,7 @@ const places = (value: string | null): number[] =>
 export function read(address: string, defaults: Defaults): State {
   const given = new URLSearchParams(address.replace(/^#/, ""));
   const get = (name: string) => given.get(name);
+  const place = (name: string) => Math.max(-1, Math.trunc(count(get(name), -1)));
   return {
     view: one(get("view"), VIEWS, defaults.view),
     map: Math.max(0, Math.trunc(count(get("map"), 0))),
@@ -76,10 +99,15 @@ export function read(address: string, defaults: Defaults): State {
     pool: one(get("pool"), POOLS, START.pool),
     scale: one(get("scale"), SCALES, defaults.scale),
     quantity: get("quantity") ?? START.quantity,
-    token: Math.max(-1, Math.trunc(count(get("token"), -1))),
+    token: place("token"),
     direction: one(get("direction"), ["looks", "seen"] as const, START.direction),
     layers: one(get("layers"), ["one", "all"] as const, START.layers),
     set: places(get("set")).slice(0, 4096),
+    other: get("other") ?? "",
+    by: get("by") ?? "",
+    map2: place("map2"),
+    head2: place("head2"),
+    compare: one(get("compare"), ["both", "difference"] as const, START.compare),
   };
 }
 

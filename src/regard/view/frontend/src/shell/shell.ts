@@ -1,5 +1,6 @@
 /** The frame around all views: tabs, the choice of a head, keys, theme and address. */
 
+import { CompareView } from "../compare/compare_view";
 import { legendNodes } from "../drawing/legend";
 import { el } from "../elements/element";
 import { Menu } from "../elements/menu";
@@ -34,6 +35,7 @@ import { Address } from "./address";
 const TITLES: Record<View, string> = {
   sentence: "Sentence",
   map: "Map",
+  compare: "Compare",
   picture: "Picture",
   overview: "Overview",
   text: "Text",
@@ -58,9 +60,10 @@ export interface Options {
 
 export class Shell {
   private state: State;
-  /** Made, like the five below it, where the index has maps. */
+  /** Made, like the six below it, where the index has maps. */
   private mapView!: MapView;
   private sentence!: SentenceView;
+  private compare!: CompareView;
   private text!: TextView;
   private overview!: Overview;
   private picture!: PictureView;
@@ -143,6 +146,7 @@ export class Shell {
     if (this.index !== index && this.index.maps.length) {
       this.mapView.close();
       this.sentence.close();
+      this.compare.close();
     }
     this.index = index;
     this.model.title = this.model.textContent = index.model;
@@ -166,6 +170,7 @@ export class Shell {
       requestAnimationFrame(() => this.mapView.show(query, key));
     };
     this.sentence = new SentenceView(source, index, state, change, theme, jump);
+    this.compare = new CompareView(source, index, state, change, theme);
     this.text = new TextView(source, index, state, change, theme, jump);
     this.saving = new Menu("Save …", mapFiles(this.mapView, index, source, state));
     this.picture = new PictureView(source, index, state, change);
@@ -228,6 +233,7 @@ export class Shell {
     const mapped = maps.length > 0;
     const there: Record<View, boolean> = {
       sentence: SentenceView.of(this.index),
+      compare: CompareView.of(this.index, this.source),
       map: mapped,
       picture: PictureView.of(this.index),
       overview: mapped,
@@ -303,6 +309,7 @@ export class Shell {
     this.layerPicker.root.hidden = !this.map || view === "heads" || view === "grids";
     const views = {
       sentence: this.sentence,
+      compare: this.compare,
       map: this.mapView,
       picture: this.picture,
       overview: this.overview,

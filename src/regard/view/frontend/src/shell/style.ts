@@ -1,5 +1,6 @@
 /** The style of everything, from the general to the particular: the later rules win. */
 
+import compare from "../compare/compare.css";
 import elements from "../elements/elements.css";
 import headGrids from "../heads/head_grids.css";
 import headTable from "../heads/head_table.css";
@@ -25,6 +26,7 @@ export const STYLE = [
   text,
   sentence,
   badges,
+  compare,
   picture,
   headTable,
   narrow,
