@@ -16,7 +16,7 @@ import base from "./base.css";
 import narrow from "./narrow.css";
 import shell from "./shell.css";
 
-export const STYLE = [
+const PACKED = [
   base,
   shell,
   map,
@@ -32,7 +32,10 @@ export const STYLE = [
   narrow,
   reading,
   predictions,
-]
-  .join("")
-  // The build writes what all rules begin with as one sign.
-  .replaceAll("?", ".regard ");
+].join("");
+
+/** What the build wrote as signs, put back: see packed_style.mjs. */
+export const STYLE = STYLE_CODES.reduceRight(
+  (text, code) => text.replaceAll(code[0]!, code.slice(1)),
+  PACKED,
+);
