@@ -87,9 +87,8 @@ export class CompareView {
     return maps.length > 1 || (maps[0]?.heads ?? 0) > 1 || (maps.length > 0 && "beside" in source);
   }
 
-  close(): void {
+  leave(): void {
     this.asking.abort();
-    this.grid.close();
   }
 
   async show(): Promise<void> {

@@ -20,10 +20,6 @@ export class DifferenceGrid {
     private choose: (map: number, head: number, alone: boolean) => void,
   ) {}
 
-  close(): void {
-    this.far.clear();
-  }
-
   /** `first` is what the first of both looks at. */
   async show([one, other]: [Part, Part], first: Shares, signal: AbortSignal): Promise<void> {
     const alone = one.source === other.source;

@@ -191,7 +191,12 @@ function group({ label, names, count, wrote }: Side, side: string, start: number
   let [together, letters]: [HTMLElement[], number] = [[], 0];
   for (const each of wordsOf({ label, names, start, stop, self: -1, wrote, pick }, null)) {
     const apart = each.spaced || MARK.test(each.text);
-    const kinds = ["word", apart && "spaced", each.written && "written"];
+    const kinds = [
+      "word",
+      apart && "spaced",
+      each.written && "written",
+      each.text.length < 3 && "tiny",
+    ];
     together.push(
       el(
         "button",

@@ -3,6 +3,7 @@
 import { CompareView } from "../compare/compare_view";
 import { legendNodes } from "../drawing/legend";
 import { el } from "../elements/element";
+import { roving } from "../elements/roving";
 import { Menu } from "../elements/menu";
 import { HeadGrids } from "../heads/head_grids";
 import { HeadTable } from "../heads/head_table";
@@ -146,7 +147,7 @@ export class Shell {
     if (this.index !== index && this.index.maps.length) {
       this.mapView.close();
       this.sentence.close();
-      this.compare.close();
+      this.compare.leave();
     }
     this.index = index;
     this.model.title = this.model.textContent = index.model;
@@ -317,7 +318,11 @@ export class Shell {
       grids: this.grids,
       heads: this.heads,
     };
-    if (this.stage.firstChild !== views[view].root) this.stage.replaceChildren(views[view].root);
+    if (this.stage.firstChild !== views[view].root) {
+      this.stage.replaceChildren(views[view].root);
+      for (const each of [this.compare, this.overview, this.heads])
+        if (each !== views[view]) each?.leave();
+    }
     this.side.hidden = view !== "map";
     if (view === "map" && this.map) {
       this.renderSide(this.map);
@@ -349,6 +354,7 @@ export class Shell {
         ),
       ),
     );
+    roving(this.tabs, "[aria-current]");
     if (focused) this.tabs.querySelector<HTMLElement>("[aria-current]")?.focus();
   }
 
