@@ -78,6 +78,7 @@ def test_the_app_opens_by_itself(
         (["--layer", 1], "map=1"),
         (["--layer", 0, "--head", "mean"], "view=text&set=0,1,2,3"),
         (["--layer", 1, "--token", "cat"], "map=1&view=text&token=2"),
+        (["--layer", 1, "--compare", "a dog"], "view=compare&other=a+dog&map=1"),
     ],
 )
 def test_it_starts_at_what_was_named(
@@ -111,6 +112,7 @@ def test_what_is_for_the_terminal_stays_there(
     ("args", "says"),
     [
         (["--no-browser", "--terminal"], "--port and --no-browser are about the app"),
+        (["--compare", "b c", "--terminal"], "two texts are compared in the app"),
         (["--layer", "9"], "no such layer was seen"),
         (["--layer", "0", "--head", "9"], "accepted: 0 to 3, or mean"),
         (["--token", "dog"], "--token is not in the text"),

@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlencode
 
 import typer
 from rich.console import Console
@@ -69,6 +70,10 @@ def view(
     no_browser: Annotated[
         bool, typer.Option("--no-browser", help="Serve the app, and open no browser.")
     ] = False,
+    compare: Annotated[
+        str | None,
+        typer.Option(help="Another text, to compare with in the app.", show_default=False),
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Write a .png, .svg or .pdf.", show_default=False)
     ] = None,
@@ -129,6 +134,12 @@ def view(
             got="an option that shows it here as well: --terminal, --plain, --numbers or --call",
             accepted="one of the two",
         )
+    if compare is not None and (here or picture is not None or page is not None):
+        raise RegardError(
+            "two texts are compared in the app",
+            got="--compare, and an option that shows or writes it elsewhere",
+            do="leave --terminal, --plain, --numbers, --call, --picture and --page away",
+        )
     wanted = Wanted(layer, head, token, call, numbers, plain, dark, kind)
     writing = picture is not None or page is not None
     why = "" if serving or here or writing else why_not()
@@ -158,7 +169,8 @@ def view(
         note = f"shown here, because {why}; --no-browser serves the app all the same"
         PlainConsole(stderr=True).print(Text(note, "dim"))
     if in_app:
-        _serve(subject, wanted, port or 0, console, browser=not no_browser)
+        beside = {} if compare is None else {"view": "compare", "other": compare}
+        _serve(subject, wanted, port or 0, console, browser=not no_browser, beside=beside)
 
 
 def _draw(this: Look, picture: Path, width: float | None) -> None:
@@ -168,10 +180,19 @@ def _draw(this: Look, picture: Path, width: float | None) -> None:
     save(drawn(this), picture, width=width)
 
 
-def _serve(subject: Subject, wanted: Wanted, port: int, console: Console, *, browser: bool) -> None:
+def _serve(
+    subject: Subject,
+    wanted: Wanted,
+    port: int,
+    console: Console,
+    *,
+    browser: bool,
+    beside: dict[str, str],
+) -> None:
     """The app, until it is interrupted."""
     atlas = subject.atlas()
-    view = first_view(subject, atlas, wanted)
+    # The first of two words for the view holds.
+    view = "&".join(filter(None, (urlencode(beside), first_view(subject, atlas, wanted))))
 
     def ready(address: str) -> None:
         # An address that is broken into lines cannot be clicked.

@@ -88,7 +88,7 @@ def test_a_head_is_chosen_by_what_it_gives(open_page: Open, app: App) -> None:
 def test_the_text_goes_on_and_stops(open_page: Open, app: App) -> None:
     tab = open_page(app.url)
     until(tab, WIDE)
-    tab.get_by_label("Continue for").fill("30")
+    tab.get_by_label("Continue for", exact=True).fill("30")
     tab.get_by_label("seed").fill("3")
     reader = app.session._reader
     assert reader is not None
@@ -102,7 +102,7 @@ def test_the_text_goes_on_and_stops(open_page: Open, app: App) -> None:
     hook.remove()
     assert tab.locator(".written span").count() < 30
     assert go.inner_text() == "Go on"
-    tab.get_by_label("Continue for").fill("3000")
+    tab.get_by_label("Continue for", exact=True).fill("3000")
     go.click()
     assert tab.evaluate("document.activeElement.validity.rangeOverflow")
     assert go.inner_text() == "Go on"

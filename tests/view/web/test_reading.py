@@ -46,7 +46,7 @@ def running(folders: tuple[str, str]) -> Iterator[Running]:
 
 def type_text(tab: Page, text: str, model: str, go_on: int = 0) -> None:
     tab.locator("#regard-model").select_option(model)
-    tab.get_by_label("and go on for").fill(str(go_on))
+    tab.locator("#regard-tokens").fill(str(go_on))
     tab.get_by_label("Text", exact=True).first.fill(text)
     tab.get_by_role("button", name="Read").click()
 

@@ -20,9 +20,9 @@ import regard
 from regard import RegardError
 from regard.commands.first_view import first_view
 from regard.commands.named_subject import subject_of
-from regard.models import opening
+from regard.models import load, opening
 from regard.view.atlas import Atlas
-from regard.view.subjects import Spelling, Told, Wanted, look
+from regard.view.subjects import Spelling, Told, Wanted, known_heads, look
 from regard.view.terminal import show
 from regard.view.web import session as sessions
 from regard.view.web.background_work import Tell, Work
@@ -413,3 +413,12 @@ def test_a_translator_is_first_shown_by_where_it_looks_in_the_other_text(transla
     assert found.chosen is not None
     assert found.wanted.layer == "2"
     assert found.chosen.queries != found.chosen.keys
+
+
+def test_each_thing_that_heads_do_has_a_head_of_its_own(causal: str) -> None:
+    reader = load(causal)
+    both = [{"layer": 0, "head": 1, "score": 0.9}, {"layer": 1, "head": 2, "score": 0.3}]
+    reader.card["heads"].update(induction=both, first=both)
+    found = {kind: (path, head) for kind, path, head in known_heads(reader)}
+    assert found["induction"] == ("blocks.0.attention", 1)
+    assert found["first"] == ("blocks.1.attention", 2)

@@ -149,11 +149,14 @@ def known_heads(reader: Reader) -> tuple[Known, ...]:
         return ()
     path = "decoder.{}.memory" if isinstance(reader, OwnTranslator) else "blocks.{}.attention"
     measured = reader.card["heads"]
-    return tuple(
-        Known(kind, path.format(measured[kind][0]["layer"]), measured[kind][0]["head"])
-        for kind in KINDS
-        if kind in measured and measured[kind][0]["score"] >= PLAIN
-    )
+    found: list[Known] = []
+    for kind in KINDS:
+        # One head may be the first of two kinds: it stands for the first of them alone.
+        heads = (each for each in measured.get(kind, ()) if each["score"] >= PLAIN)
+        named = (Known(kind, path.format(each["layer"]), each["head"]) for each in heads)
+        taken = {(known.path, known.head) for known in found}
+        found.extend([known for known in named if (known.path, known.head) not in taken][:1])
+    return tuple(found)
 
 
 def known_badges(reader: Reader) -> dict[str, list[str]]:

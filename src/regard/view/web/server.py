@@ -280,19 +280,21 @@ class Handler(BaseHTTPRequestHandler):
         return ENTRANCE.replace("ENTER", script).encode()
 
     def _post(self, name: str | None) -> tuple[str, bytes]:
-        if name not in ("read", "stop"):
+        if name not in ("read", "beside", "stop"):
             raise RefusedError(404, "there is nothing here")
         asked = self._body()
         session = self.server.session
-        refused = ""
+        told: dict[str, Any] = {"refused": ""}
         try:
             if name == "read":
                 session.read(asked)
+            elif name == "beside":
+                told["beside"] = session.beside(asked)
             else:
                 session.work.stop()
         except RegardError as error:
-            refused = str(error)
-        return JSON, json.dumps(session.about() | {"refused": refused}).encode()
+            told["refused"] = str(error)
+        return JSON, json.dumps(session.about() | told).encode()
 
     def _body(self) -> dict[str, Any]:
         """The JSON object that was sent."""

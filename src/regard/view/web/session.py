@@ -76,6 +76,8 @@ class Session:
         self._turn = threading.Lock()
         """Held by whoever runs a model."""
         self._kept = [self._edition(1, atlas, told)]
+        self._number = 1
+        """The number of the text that was read most recently, shown or beside another."""
 
     @property
     def now(self) -> Edition:
@@ -127,13 +129,35 @@ class Session:
             self._begin_example(asked["example"])
             return
         text, tokens = check_words(asked.get("text"), asked.get("tokens", 0))
-        model = asked.get("model")
+        model = self._named(asked.get("model"))
+        number = self._number + 1
+        self.work.start(lambda tell: self._show(number, text, model, tokens, tell), edition=number)
+
+    def beside(self, asked: dict[str, Any]) -> int:
+        """The number of a text to compare with the one that is shown, which it does not replace.
+
+        `text` and `model` are those of the shown `edition` where they are empty. A text that is
+        kept already has its number; another begins to be read."""
+        told = (self.edition(asked.get("edition")) or self.now).told
+        text, _ = check_words(asked.get("text") or told.text, 0)
+        model = self._named(asked.get("model") or told.model)
+        for each in self._kept:
+            if (each.told.text, each.told.model, each.told.wrote) == (text, model, ""):
+                return each.number
+        number = self._number + 1
+
+        def job(tell: Tell) -> None:
+            self._keep(self._read(number, text, model, 0, tell), beside=True)
+
+        self.work.start(job, beside=number)
+        return number
+
+    def _named(self, model: object) -> str:
         if not isinstance(model, str) or model not in self.models:
             raise RegardError(
                 "there is no such model here", got=repr(model), accepted=", ".join(self.models)
             )
-        number = self.now.number + 1
-        self.work.start(lambda tell: self._read(text, model, tokens, tell), edition=number)
+        return model
 
     def _begin_example(self, name: object) -> None:
         # Imported late: whoever opens no gallery need not wait for it.
@@ -155,7 +179,10 @@ class Session:
         self.work.stop()
         return self.work.wait(PATIENCE)
 
-    def _read(self, text: str, model: str, tokens: int, tell: Tell) -> None:
+    def _show(self, number: int, text: str, model: str, tokens: int, tell: Tell) -> None:
+        self._keep(self._read(number, text, model, tokens, tell))
+
+    def _read(self, number: int, text: str, model: str, tokens: int, tell: Tell) -> Edition:
         tell("opening the model", 0, 0)
         if model == SPELLING:
             atlas, told = _compared(text, tokens, tell), Told(text, model)
@@ -166,12 +193,14 @@ class Session:
             told = found.told(reader, text)
             atlas = found.atlas(model).know(told.badges)
         tell("drawing", 0, 0)
-        self._keep(self._edition(self.now.number + 1, atlas, told))
+        return self._edition(number, atlas, told)
 
-    def _keep(self, new: Edition) -> None:
-        """The new text, and of those before it as many as are small."""
-        kept, rows = [new], 0
-        for each in reversed(self._kept):
+    def _keep(self, new: Edition, *, beside: bool = False) -> None:
+        """The new text, and of those before it as many as are small. One that stands beside
+        another leaves that the last."""
+        self._number = new.number
+        kept, rows = [new, self.now] if beside else [new], 0
+        for each in reversed(self._kept[: len(self._kept) - beside]):
             rows += sum(of.shape[1] for of in each.answers.atlas.maps)
             if len(kept) == KEPT or rows > ROWS:
                 break

@@ -49,7 +49,9 @@ export class HeadTable {
   private rows: Row[] = [];
   private sort = { name: "place", down: false };
   private kind = "all";
-  private asked = false;
+  /** Layers that were read. */
+  private read = 0;
+  private asking: AbortController | null = null;
 
   constructor(
     private source: Source,
@@ -58,25 +60,35 @@ export class HeadTable {
   ) {}
 
   async show(): Promise<void> {
-    if (!this.asked) {
-      this.asked = true;
-      for (const [map, info] of this.index.maps.entries()) {
-        this.fill(`Reading layer ${map + 1} of ${this.index.maps.length} …`);
-        let found: Statistics;
-        try {
-          found = await this.source.statistics(map);
-        } catch (error) {
-          this.asked = false;
-          this.fill(`This could not be read: ${String(error)}`);
-          return;
-        }
-        this.add(map, map, info, found);
+    if (this.asking) return;
+    const { maps, summaries } = this.index;
+    const { signal } = (this.asking = new AbortController());
+    try {
+      while (this.read < maps.length) {
+        const map = this.read;
+        this.fill(`Reading layer ${map + 1} of ${maps.length} …`);
+        const found = await this.source.statistics(map, signal);
+        if (signal.aborted) return;
+        this.add(map, map, maps[map]!, found);
+        this.read++;
       }
-      const { maps, summaries } = this.index;
-      for (const [place, summary] of summaries.entries())
-        this.add(null, maps.length + place, summary, summary.statistics);
+      if (this.read === maps.length)
+        for (const [place, summary] of summaries.entries())
+          this.add(null, maps.length + place, summary, summary.statistics);
+      this.read = Infinity;
+      this.fill("");
+    } catch (error) {
+      if (signal.aborted) return;
+      this.asking = null;
+      this.fill(`This could not be read: ${String(error)}`);
     }
-    this.fill("");
+  }
+
+  /** What nobody looks at any more is not read on. */
+  leave(): void {
+    if (this.read === Infinity) return;
+    this.asking?.abort();
+    this.asking = null;
   }
 
   private add(
@@ -130,19 +142,21 @@ export class HeadTable {
         Math.max(1e-9, ...this.rows.map((row) => Math.abs(row.figures[column.name] ?? 0))),
       ]),
     );
-    const called = ({ map, name, head }: Row) => {
+    const open = ({ map, head }: Row) =>
+      map === null ? undefined : () => this.change({ view: "map", map, head, span: 0 });
+    const called = (row: Row) => {
+      const { map, name, head } = row;
       const words = [
         el("span", {}, map === null ? `Head ${head}` : headName(this.index.maps, map, head)),
         el("span", { class: "path place" }, name),
       ];
       if (map === null) return el("span", { class: "jump" }, ...words);
-      const onclick = () => this.change({ view: "map", map, head, span: 0 });
-      return el("button", { class: "jump", title: "Show its map", onclick }, ...words);
+      return el("button", { class: "jump", title: "Show its map" }, ...words);
     };
     const line = (row: Row) =>
       el(
         "tr",
-        {},
+        { onclick: open(row) },
         el("th", { scope: "row" }, called(row)),
         ...columns.map((column) => {
           const figure = row.figures[column.name];

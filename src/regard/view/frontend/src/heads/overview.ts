@@ -6,7 +6,7 @@ import { el } from "../elements/element";
 import { Menu } from "../elements/menu";
 import { pictureItems } from "../export/file_menu";
 import { safeName } from "../export/file_name";
-import type { CachedTile } from "../plot/tile_cache";
+import { heldTile } from "../plot/tile_cache";
 import { largestIn, rangeOf, tileImage } from "../plot/tile_image";
 import { headName, layerName } from "../selection/layer_names";
 import type { State } from "../selection/view_state";
@@ -30,6 +30,7 @@ export class Overview {
   private drawn = "";
   private waiting: { canvas: HTMLCanvasElement; map: number; head: number }[] = [];
   private seen: IntersectionObserver;
+  private asking = new AbortController();
 
   constructor(
     private source: Source,
@@ -54,12 +55,21 @@ export class Overview {
     if (this.drawn !== name) {
       this.drawn = name;
       this.fill();
-    }
+    } else
+      for (const { canvas } of this.waiting)
+        if (!canvas.dataset["ready"]) this.seen.observe(canvas);
     for (const each of this.root.querySelectorAll<HTMLElement>(".thumb")) {
       const here = each.dataset["map"] === String(map) && each.dataset["head"] === String(head);
       if (here) each.setAttribute("aria-current", "true");
       else each.removeAttribute("aria-current");
     }
+  }
+
+  /** What nobody looks at any more is not waited for: others would wait behind it. */
+  leave(): void {
+    this.asking.abort();
+    this.asking = new AbortController();
+    this.seen.disconnect();
   }
 
   private fill(): void {
@@ -105,17 +115,17 @@ export class Overview {
 
   private async paint(canvas: HTMLCanvasElement, map: number, head: number): Promise<void> {
     try {
-      const image = await this.image(map, head);
+      const image = await this.image(map, head, this.asking.signal);
+      canvas.dataset["ready"] = "yes";
       if (!image) return;
       canvas.width = image.width;
       canvas.height = image.height;
       if (image.width <= SMALL) canvas.style.imageRendering = "pixelated";
       canvas.getContext("2d")!.drawImage(image, 0, 0);
-      canvas.dataset["ready"] = "yes";
     } catch (error) {
-      canvas.dataset["ready"] = "failed";
-      // Stopped, as another text is there to be drawn.
+      // Stopped, as another view or text is there to be drawn.
       if (error instanceof DOMException) return;
+      canvas.dataset["ready"] = "failed";
       this.failed.hidden = false;
       this.failed.textContent = `Some heads could not be drawn: ${String(error)}`;
     }
@@ -131,14 +141,7 @@ export class Overview {
     const level = Math.max(topLevel(info), this.source.finest(map));
     const place = { map, head, level, row: 0, column: 0, quantity: "weight" };
     const tile = await this.source.tile(place, signal);
-    const held: CachedTile = {
-      place,
-      tile,
-      failed: null,
-      picture: null,
-      colours: "",
-      refining: false,
-    };
+    const held = heldTile(place, tile);
     const { pool } = this.state();
     const range = rangeOf(largestIn([held], info, { pool, scale: "log" }, null), "log");
     return tileImage(held, info, { theme: this.theme(), pool, scale: "log", range }, null);

@@ -8,12 +8,13 @@ import {
   paintCursor,
   paintFrame,
   paintGrid,
+  paintMissing,
   paintSteps,
   type Cells,
 } from "../plot/cells";
 import { Lens, type Box, type Point } from "../plot/lens";
 import { RowFacts } from "../plot/row_facts";
-import { TileCache, type CachedTile } from "../plot/tile_cache";
+import { settle, TileCache, type CachedTile } from "../plot/tile_cache";
 import { largestIn, rangeOf } from "../plot/tile_image";
 import type { State } from "../selection/view_state";
 import type { Place, Source, Strongest } from "../sources/source";
@@ -48,6 +49,8 @@ export class MapView implements MapActions {
   private idle = 0;
   private refining: AbortController | null = null;
   private visible: CachedTile[] = [];
+  /** Of which nothing is known yet, not even roughly. */
+  private missing: Place[] = [];
   private cells: Cells | null = null;
   private status: MapStatus | null = null;
   private level = 0;
@@ -187,6 +190,7 @@ export class MapView implements MapActions {
     context.rect(x, y, width, height);
     context.clip();
     paintCells(context, cells);
+    paintMissing(context, lens, this.missing, inks);
     if (lens.zoom >= GRID) paintGrid(context, lens, inks.line);
     paintSteps(context, lens, inks.accent);
     const pair = this.cursor ?? this.picked;
@@ -240,19 +244,21 @@ export class MapView implements MapActions {
     ];
     const [above, below] = tiles(lens.queries);
     const [left, right] = tiles(lens.keys);
-    const shown: CachedTile[] = [];
     this.visible = [];
     for (let row = above!; row < below!; row++)
       for (let column = left!; column < right!; column++) {
         const place = this.place(this.level, row, column);
-        if (masked(place, lens.map)) continue;
-        const held = this.tiles.want(place);
-        this.visible.push(held);
-        const stand = held.tile ? held : this.coarser(place, top);
-        if (!stand || shown.includes(stand)) continue;
-        if (held.tile) shown.push(stand);
-        else shown.unshift(stand);
+        if (!masked(place, lens.map)) this.visible.push(this.tiles.want(place));
       }
+    settle(this.visible);
+    const shown: CachedTile[] = [];
+    this.missing = [];
+    for (const held of this.visible) {
+      const stand = held.tile ? held : this.coarser(held.place, top);
+      if (!stand) this.missing.push(held.place);
+      else if (held.tile) shown.push(held);
+      else if (!shown.includes(stand)) shown.unshift(stand);
+    }
     return shown;
   }
 
@@ -300,6 +306,7 @@ export class MapView implements MapActions {
     this.report(this.status);
     this.canvas.dataset["ready"] = loading ? "no" : "yes";
     this.canvas.dataset["level"] = String(this.level);
+    this.canvas.dataset["drafts"] = String(drafts.length);
   }
 
   private rowFacts(): RowFacts | null {
@@ -328,7 +335,7 @@ export class MapView implements MapActions {
   /** Drafts in view are read in full once nothing has moved for a while, one at a time. */
   private refineSoon(): void {
     clearTimeout(this.idle);
-    const drafts = this.visible.filter((held) => held.tile?.read);
+    const drafts = this.visible.filter(({ draft, exact }) => draft && !exact);
     if (this.refining && drafts.some((held) => held.refining)) return;
     this.refining?.abort();
     this.refining = null;

@@ -1,7 +1,8 @@
 /** The cells of a map on a canvas, and the lines over them. */
 
 import { css, place as placed, ramp } from "../drawing/colour";
-import type { Strongest } from "../sources/source";
+import type { Inks } from "../drawing/inks";
+import type { Place, Strongest } from "../sources/source";
 import { SIDE } from "../sources/wire_format";
 import { scaled } from "./cell_value";
 import type { Lens, Point } from "./lens";
@@ -10,6 +11,8 @@ import type { CachedTile } from "./tile_cache";
 import { tileImage, type Colours } from "./tile_image";
 
 type Context = CanvasRenderingContext2D;
+/** Pixels between two stripes. */
+const STRIPE = 12;
 
 /** Everything that a drawing of cells needs. */
 export interface Cells {
@@ -43,6 +46,31 @@ export function paintCells(context: Context, cells: Cells): void {
   if (strongest) {
     paintHidden(context, lens, ground);
     paintStrongest(context, cells, strongest);
+  }
+}
+
+/** Tiles that are still to come: striped, as no weight and no mask is. */
+export function paintMissing(context: Context, lens: Lens, places: Place[], inks: Inks): void {
+  const { left, top, right, bottom } = lens.covered;
+  for (const { level, row, column } of places) {
+    const size = SIDE << level;
+    const [x, y] = [Math.max(left, lens.x(column * size)), Math.max(top, lens.y(row * size))];
+    const wide = Math.min(right, lens.x((column + 1) * size)) - x;
+    const high = Math.min(bottom, lens.y((row + 1) * size)) - y;
+    context.save();
+    context.beginPath();
+    context.rect(x, y, wide, high);
+    context.clip();
+    context.fillStyle = inks.paper;
+    context.fillRect(x, y, wide, high);
+    context.strokeStyle = inks.frame;
+    context.beginPath();
+    for (let at = x - high; at < x + wide; at += STRIPE) {
+      context.moveTo(at, y + high);
+      context.lineTo(at + high, y);
+    }
+    context.stroke();
+    context.restore();
   }
 }
 

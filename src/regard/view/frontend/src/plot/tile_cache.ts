@@ -5,7 +5,10 @@ import type { Tile } from "../sources/wire_format";
 
 export interface CachedTile {
   place: Place;
+  /** What is drawn: one of the two below. */
   tile: Tile | null;
+  draft: Tile | null;
+  exact: Tile | null;
   failed: string | null;
   picture: HTMLCanvasElement | null;
   colours: string;
@@ -13,6 +16,25 @@ export interface CachedTile {
 }
 
 const MOST = 320;
+
+export const heldTile = (place: Place, tile: Tile | null = null): CachedTile => ({
+  place,
+  tile,
+  draft: null,
+  exact: null,
+  failed: null,
+  picture: null,
+  colours: "",
+  refining: false,
+});
+
+/** Drafts until all that is in view was read in full: between a draft and what is exact an edge
+ * would show that is not in the data. */
+export function settle(seen: CachedTile[]): void {
+  const rough = seen.some(({ draft, exact }) => draft && !exact);
+  for (const held of seen)
+    held.tile = (rough ? held.draft : held.exact) ?? held.exact ?? held.draft;
+}
 
 export class TileCache {
   private held = new Map<string, CachedTile>();
@@ -41,12 +63,13 @@ export class TileCache {
       this.held.set(key, found);
       return found;
     }
-    found = { place, tile: null, failed: null, picture: null, colours: "", refining: false };
+    found = heldTile(place);
     this.held.set(key, found);
     const waiting = found;
     this.source.tile(place).then(
       (tile) => {
         waiting.tile = tile;
+        waiting[tile.read ? "draft" : "exact"] = tile;
         this.changed();
       },
       (error: unknown) => {
@@ -66,8 +89,7 @@ export class TileCache {
     held.refining = true;
     try {
       const tile = await this.source.tile({ ...held.place, exact: true }, signal);
-      held.tile = tile;
-      held.colours = "";
+      held.exact = tile;
       this.changed();
     } catch (error) {
       if (!signal.aborted) throw error;

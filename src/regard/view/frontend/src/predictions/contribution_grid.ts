@@ -2,6 +2,7 @@
 
 import { spelled } from "../drawing/token_spelling";
 import { el } from "../elements/element";
+import { headCells, strength } from "../selection/head_cells";
 import type { State } from "../selection/view_state";
 import type { Contributions } from "../sources/prediction";
 import type { Index } from "../sources/wire_format";
@@ -25,7 +26,6 @@ export function contributionGrid(
       ),
     ];
   const most = Math.max(1e-9, ...maps.flatMap(({ heads }) => heads.map(Math.abs)));
-  const wide = Math.max(...maps.map(({ heads }) => heads.length));
   const said = spelled(token ?? "", 16);
   const told = el("p", { class: "note", role: "status" });
   const start = `Logit ${logit?.toFixed(1)} of ${said}: heads ${signed((logit ?? 0) - (rest ?? 0))}, all else ${signed(rest ?? 0)}.`;
@@ -45,36 +45,14 @@ export function contributionGrid(
       onpointerenter: () => tell(`${name} for ${said}`),
       onfocus: () => tell(`${name} for ${said}`),
     });
-    made.style.setProperty("--share", `${Math.round((100 * Math.abs(value)) / most)}%`);
+    strength(made, Math.abs(value) / most);
     return made;
   };
-  const grid = el(
-    "div",
-    { class: "given", role: "group", "aria-label": `What heads give ${said}` },
-    ...maps.flatMap(({ map, heads }) => {
-      const cells = heads.map((value, head) => cell(map, head, value));
-      const gap = Array.from({ length: wide - heads.length }, () => el("span"));
-      return [
-        el("span", { class: "nth" }, layerName(index, map).split(" ").pop()!),
-        ...cells,
-        ...gap,
-      ];
-    }),
-  );
-  grid.style.setProperty("--heads", String(wide));
+  const rows = maps.map(({ map, heads }) => ({
+    nth: layerName(index, map).split(" ").pop()!,
+    cells: heads.map((value, head) => cell(map, head, value)),
+  }));
+  const grid = headCells(`What heads give ${said}`, rows);
   grid.addEventListener("pointerleave", () => tell(start));
-  // One stop of the Tab key; arrows go from cell to cell.
-  const cells = [...grid.querySelectorAll<HTMLElement>("button")];
-  const first = cells.find((each) => each.getAttribute("aria-pressed") === "true") ?? cells[0];
-  for (const each of cells) each.tabIndex = each === first ? 0 : -1;
-  grid.addEventListener("keydown", (event) => {
-    const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -wide, ArrowDown: wide }[event.key];
-    const to = cells[cells.indexOf(document.activeElement as HTMLElement) + (by ?? NaN)];
-    if (!by || !to) return;
-    event.preventDefault();
-    event.stopPropagation();
-    for (const each of cells) each.tabIndex = each === to ? 0 : -1;
-    to.focus();
-  });
   return [grid, told];
 }

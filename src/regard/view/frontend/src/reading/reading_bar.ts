@@ -1,6 +1,7 @@
 /** Type a text, choose who reads it, see how far that is, and stop it. */
 
 import { el } from "../elements/element";
+import { roving } from "../elements/roving";
 import type {
   Example,
   ExampleRequest,
@@ -70,7 +71,7 @@ export class ReadingBar {
         "div",
         { class: "how" },
         this.model,
-        el("label", { for: "regard-tokens" }, "and go on for"),
+        el("label", { for: "regard-tokens" }, "continue for"),
         this.tokens,
         el("span", { class: "unit", "aria-hidden": "true" }, "tokens"),
         this.go,
@@ -152,6 +153,7 @@ export class ReadingBar {
         return el("button", { type: "button", title: about, onclick: go }, name);
       }),
     );
+    roving(this.known);
     this.last = current.text;
     this.wrote.hidden = !current.wrote;
     this.wrote.replaceChildren("Wrote: ", el("bdi", {}, current.wrote));

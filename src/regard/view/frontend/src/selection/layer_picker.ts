@@ -64,7 +64,8 @@ export class LayerPicker {
   }
 }
 
-function pick(
+/** A list of places to choose one of. */
+export function pick(
   id: string,
   label: string,
   options: [number, string, string?][],

@@ -5,6 +5,7 @@ import { POOLS, SCALES, type Pool, type Scale } from "../drawing/colour";
 export const VIEWS = [
   "sentence",
   "map",
+  "compare",
   "picture",
   "overview",
   "text",
@@ -36,6 +37,13 @@ export interface State {
   layers: "one" | "all";
   /** The step of the tour. */
   step: number;
+  /** What is compared with: another text and model, empty: this one; another layer and head, -1:
+   * this one, or where all else is alike, the next head. */
+  other: string;
+  by: string;
+  map2: number;
+  head2: number;
+  compare: "both" | "difference";
 }
 
 /** What a text is opened with, where an address does not say. */
@@ -57,6 +65,11 @@ export const START: State = {
   set: [],
   layers: "one",
   step: 0,
+  other: "",
+  by: "",
+  map2: -1,
+  head2: -1,
+  compare: "both",
 };
 
 const one = <T>(value: string | null, known: readonly T[], otherwise: T): T =>
@@ -77,6 +90,7 @@ const places = (value: string | null): number[] =>
 export function read(address: string, defaults: Defaults): State {
   const given = new URLSearchParams(address.replace(/^#/, ""));
   const get = (name: string) => given.get(name);
+  const place = (name: string) => Math.max(-1, Math.trunc(count(get(name), -1)));
   return {
     view: one(get("view"), VIEWS, defaults.view),
     map: Math.max(0, Math.trunc(count(get("map"), 0))),
@@ -88,11 +102,16 @@ export function read(address: string, defaults: Defaults): State {
     pool: one(get("pool"), POOLS, START.pool),
     scale: one(get("scale"), SCALES, defaults.scale),
     quantity: get("quantity") ?? START.quantity,
-    token: Math.max(-1, Math.trunc(count(get("token"), -1))),
+    token: place("token"),
     direction: one(get("direction"), ["looks", "seen"] as const, START.direction),
     layers: one(get("layers"), ["one", "all"] as const, START.layers),
     set: places(get("set")).slice(0, 4096),
     step: Math.max(0, Math.trunc(count(get("step"), 0))),
+    other: get("other") ?? "",
+    by: get("by") ?? "",
+    map2: place("map2"),
+    head2: place("head2"),
+    compare: one(get("compare"), ["both", "difference"] as const, START.compare),
   };
 }
 

@@ -2,6 +2,7 @@
 
 import { spelled } from "../drawing/token_spelling";
 import type { Line } from "../sources/source";
+import type { MapInfo } from "../sources/wire_format";
 
 /** The tokens that look and those that are looked at; where they are one text, the same. */
 export interface Texts {
@@ -21,7 +22,7 @@ export interface Looks {
 }
 
 export const MARK = /^\s*(<.*>|\[[A-Z]+\])\s*$/s;
-const SPACE = /^[ \u0120\u2581]+/u;
+export const SPACE = /^[ \u0120\u2581]+/u;
 const MANY = 6;
 /** Weights below are not worth an arc or a line. */
 export const LEAST = 0.01;
@@ -120,4 +121,12 @@ export function example(texts: Texts, badge: string, all: Float32Array, keys: nu
     }
   }
   return best;
+}
+
+/** The first and the last key that the mask lets a query see, as far as a band can tell. */
+export function seenBy({ band, keys }: MapInfo, query: number): [number, number] {
+  const [low, high] = band ?? [null, null];
+  const at = (edge: number | null, otherwise: number) =>
+    edge === null ? otherwise : Math.max(0, Math.min(query + edge, keys - 1));
+  return [at(low, 0), at(high, keys - 1)];
 }

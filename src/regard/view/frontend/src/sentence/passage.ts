@@ -4,7 +4,8 @@ import { css, ink, ramp } from "../drawing/colour";
 import { el } from "../elements/element";
 import { wordsOf } from "../text/words";
 import { arcsLayer, drawArcs, type Arc } from "./arcs";
-import { LEAST, MARK, share, type Looks } from "./caption";
+import type { Index, MapInfo } from "../sources/wire_format";
+import { LEAST, MARK, share, type Looks, type Texts } from "./caption";
 
 /** Words that are shown at once, at most. */
 export const WINDOW = 1500;
@@ -67,6 +68,10 @@ export class Passage {
 
   word(query: number): HTMLElement | null {
     return this.queries[query - this.start] ?? null;
+  }
+
+  key(at: number): HTMLElement | null {
+    return this.keys[this.same ? at - this.start : at] ?? null;
   }
 
   /** The largest letters with which all words are seen without scrolling. */
@@ -143,13 +148,26 @@ export class Passage {
     const { strongest, aside, line } = looks;
     const ends = new Set([...strongest.slice(0, ARCS), ...(held === null ? [] : [held])]);
     return [...ends].flatMap((at): Arc[] => {
-      const to = this.keys[this.same ? at - this.start : at];
+      const to = this.key(at);
       const weight = line.weights[at]!;
       const enough = weight >= Math.max(LEAST * 2, high / 12) || at === held;
       if (!to || to === from || !enough || (aside !== null && at === 0)) return [];
       return [{ to, weight, strong: at === (held ?? strongest[0]) }];
     });
   }
+}
+
+export function textsOf({ texts }: Index, { queryText, keyText, queries, keys }: MapInfo): Texts {
+  const same = queryText === keyText && queries === keys;
+  return { queries: texts[queryText], keys: texts[keyText], same };
+}
+
+/** The text, or the two, of which a map is. */
+export function sidesOf({ queries, keys, same }: Texts, map: MapInfo): [Side, Side | null] {
+  const wrote = same && map.starts.length > 1 ? map.starts[1]! : Infinity;
+  const asks = { label: same ? "Text" : "What looks", names: queries, count: map.queries, wrote };
+  const holds = { label: "What is looked at", names: keys, count: map.keys, wrote };
+  return [asks, same ? null : holds];
 }
 
 function release(word: HTMLElement): void {
@@ -173,7 +191,12 @@ function group({ label, names, count, wrote }: Side, side: string, start: number
   let [together, letters]: [HTMLElement[], number] = [[], 0];
   for (const each of wordsOf({ label, names, start, stop, self: -1, wrote, pick }, null)) {
     const apart = each.spaced || MARK.test(each.text);
-    const kinds = ["word", apart && "spaced", each.written && "written"];
+    const kinds = [
+      "word",
+      apart && "spaced",
+      each.written && "written",
+      each.text.length < 3 && "tiny",
+    ];
     together.push(
       el(
         "button",

@@ -7,9 +7,9 @@ import type { Source } from "../sources/source";
 import type { Index, MapInfo } from "../sources/wire_format";
 import { Answer } from "./answer";
 import { BadgeGrid, type HeadPlace } from "./badge_grid";
-import { example, looksOf, type Looks, type Texts } from "./caption";
+import { example, looksOf, seenBy, type Looks, type Texts } from "./caption";
 import { HeadRows } from "./head_rows";
-import { Passage, WINDOW, type Side } from "./passage";
+import { Passage, sidesOf, textsOf, WINDOW } from "./passage";
 
 /** Of a long text, the word that is asked about before one is: on the first screen. */
 const FIRST = 60;
@@ -69,10 +69,8 @@ export class SentenceView {
     return this.index.maps[this.state().map]!;
   }
 
-  private texts({ queryText, keyText, queries, keys }: MapInfo): Texts {
-    const { texts } = this.index;
-    const same = queryText === keyText && queries === keys;
-    return { queries: texts[queryText], keys: texts[keyText], same };
+  private texts(map: MapInfo): Texts {
+    return textsOf(this.index, map);
   }
 
   private get pinned(): number | null {
@@ -160,17 +158,7 @@ export class SentenceView {
 
   private fill(): void {
     const { map } = this;
-    const { queries, keys, same } = this.texts(map);
-    const wrote = same && map.starts.length > 1 ? map.starts[1]! : Infinity;
-    const side = (label: string, names: string[] | undefined, count: number): Side => ({
-      label,
-      names,
-      count,
-      wrote,
-    });
-    const asks = side(same ? "Text" : "What looks", queries, map.queries);
-    const holds = same ? null : side("What is looked at", keys, map.keys);
-    this.passage.fill(asks, holds, this.start);
+    this.passage.fill(...sidesOf(this.texts(map), map), this.start);
     const stop = Math.min(map.queries, this.start + WINDOW);
     this.turn.hidden = map.queries <= WINDOW;
     const turn = (by: number, text: string, off: boolean) => {
@@ -314,11 +302,3 @@ export class SentenceView {
 }
 
 const placeOf = (word: HTMLElement) => Number(word.dataset["place"]);
-
-/** The first and the last key that the mask lets a query see, as far as a band can tell. */
-function seenBy({ band, keys }: MapInfo, query: number): [number, number] {
-  const [low, high] = band ?? [null, null];
-  const at = (edge: number | null, otherwise: number) =>
-    edge === null ? otherwise : Math.max(0, Math.min(query + edge, keys - 1));
-  return [at(low, 0), at(high, keys - 1)];
-}

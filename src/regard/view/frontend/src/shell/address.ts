@@ -9,7 +9,8 @@ export class Address {
 
   /** Another view, head or pin is another place to come back to; what moves is not. */
   write(before: State, now: State, defaults: Defaults): void {
-    const place = ({ view, map, head, picked }: State) => [view, map, head, picked.length].join();
+    const place = ({ view, map, head, picked, other, by, map2, head2, compare }: State) =>
+      [view, map, head, picked.length, other, by, map2, head2, compare].join();
     const address = (state: State) => {
       const words = write(state, defaults);
       return words ? `#${words}` : location.pathname + location.search;

@@ -1,7 +1,9 @@
 /** The frame around all views: tabs, the choice of a head, keys, theme and address. */
 
+import { CompareView } from "../compare/compare_view";
 import { legendNodes } from "../drawing/legend";
 import { el } from "../elements/element";
+import { roving } from "../elements/roving";
 import { Menu } from "../elements/menu";
 import { HeadGrids } from "../heads/head_grids";
 import { HeadTable } from "../heads/head_table";
@@ -36,6 +38,7 @@ import { Address } from "./address";
 const TITLES: Record<View, string> = {
   sentence: "Sentence",
   map: "Map",
+  compare: "Compare",
   picture: "Picture",
   overview: "Overview",
   text: "Text",
@@ -64,6 +67,7 @@ export class Shell {
   /** Made, like the six below it, where the index has maps. */
   private mapView!: MapView;
   private sentence!: SentenceView;
+  private compare!: CompareView;
   private text!: TextView;
   private overview!: Overview;
   private picture!: PictureView;
@@ -154,6 +158,7 @@ export class Shell {
     if (this.index !== index && this.index.maps.length) {
       this.mapView.close();
       this.sentence.close();
+      this.compare.leave();
     }
     this.index = index;
     this.model.title = this.model.textContent = index.model;
@@ -177,6 +182,7 @@ export class Shell {
       requestAnimationFrame(() => this.mapView.show(query, key));
     };
     this.sentence = new SentenceView(source, index, state, change, theme, jump);
+    this.compare = new CompareView(source, index, state, change, theme);
     this.text = new TextView(source, index, state, change, theme, jump);
     this.tour = new TourView(source, index, state, change, this.gallery?.root ?? null);
     this.saving = new Menu("Save …", mapFiles(this.mapView, index, source, state));
@@ -240,6 +246,7 @@ export class Shell {
     const mapped = maps.length > 0;
     const there: Record<View, boolean> = {
       sentence: SentenceView.of(this.index),
+      compare: CompareView.of(this.index, this.source),
       map: mapped,
       picture: PictureView.of(this.index),
       overview: mapped,
@@ -316,6 +323,7 @@ export class Shell {
     this.layerPicker.root.hidden = !this.map || view === "heads" || view === "grids";
     const views = {
       sentence: this.sentence,
+      compare: this.compare,
       map: this.mapView,
       picture: this.picture,
       overview: this.overview,
@@ -324,7 +332,11 @@ export class Shell {
       heads: this.heads,
       learn: this.tour,
     };
-    if (this.stage.firstChild !== views[view].root) this.stage.replaceChildren(views[view].root);
+    if (this.stage.firstChild !== views[view].root) {
+      this.stage.replaceChildren(views[view].root);
+      for (const each of [this.compare, this.overview, this.heads])
+        if (each !== views[view]) each?.leave();
+    }
     this.side.hidden = view !== "map";
     if (view === "map" && this.map) {
       this.renderSide(this.map);
@@ -356,6 +368,7 @@ export class Shell {
         ),
       ),
     );
+    roving(this.tabs, "[aria-current]");
     if (focused) this.tabs.querySelector<HTMLElement>("[aria-current]")?.focus();
   }
 

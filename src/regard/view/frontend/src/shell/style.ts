@@ -1,5 +1,6 @@
 /** The style of everything, from the general to the particular: the later rules win. */
 
+import compare from "../compare/compare.css";
 import elements from "../elements/elements.css";
 import headGrids from "../heads/head_grids.css";
 import headTable from "../heads/head_table.css";
@@ -17,7 +18,7 @@ import base from "./base.css";
 import narrow from "./narrow.css";
 import shell from "./shell.css";
 
-export const STYLE = [
+const PACKED = [
   base,
   shell,
   map,
@@ -27,6 +28,7 @@ export const STYLE = [
   text,
   sentence,
   badges,
+  compare,
   picture,
   headTable,
   tour,
@@ -35,3 +37,9 @@ export const STYLE = [
   reading,
   predictions,
 ].join("");
+
+/** What the build wrote as signs, put back: see packed_style.mjs. */
+export const STYLE = STYLE_CODES.reduceRight(
+  (text, code) => text.replaceAll(code[0]!, code.slice(1)),
+  PACKED,
+);

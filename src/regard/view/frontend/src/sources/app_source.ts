@@ -18,26 +18,37 @@ export class AppSource extends RemoteSource implements Reader, Foreteller {
   /** Called when the text that was opened is no longer kept. */
   outdated: () => void = () => {};
   /** The text that this window shows; others may show others. */
-  private edition = remembered();
+  private edition: string;
   /** The text whose index is asked for next. */
-  private next = this.edition;
+  private next: string;
   /** Whether this window had shown nothing before. */
-  readonly fresh = !this.edition;
+  readonly fresh: boolean;
 
-  constructor(private base: string) {
+  /** Of the text that this window shows, or of one that stands beside it. */
+  constructor(
+    private base: string,
+    private besides = "",
+  ) {
     super();
+    this.next = this.edition = besides || remembered();
+    this.fresh = !this.edition;
+  }
+
+  /** A text that was read beside the one that is shown. */
+  other(edition: number): AppSource {
+    return new AppSource(this.base, String(edition));
   }
 
   override async index(): Promise<Index> {
     const index = await super.index().catch((error: unknown) => {
       // What this window showed is no longer kept: then what was read last.
-      if (!this.next || !(error instanceof DOMException)) throw error;
+      if (!this.next || this.besides || !(error instanceof DOMException)) throw error;
       this.next = "";
       return super.index();
     });
     this.edition = this.next;
     this.forget();
-    remember(this.edition);
+    if (!this.besides) remember(this.edition);
     return index;
   }
 
@@ -58,6 +69,10 @@ export class AppSource extends RemoteSource implements Reader, Foreteller {
   }
   read(request: ReadingRequest | ExampleRequest): Promise<ReaderStatus> {
     return this.sent("read", request);
+  }
+  /** Read a text to compare with; where nothing is said, the one that is shown, by its model. */
+  beside(text: string, model: string): Promise<ReaderStatus> {
+    return this.sent("beside", { text, model, edition: this.edition });
   }
   stop(): Promise<ReaderStatus> {
     return this.sent("stop", {});

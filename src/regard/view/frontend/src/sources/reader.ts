@@ -4,6 +4,8 @@ export interface ReadingProgress {
   /** No other work has this number; and the text that comes of it has that one. */
   number: number;
   edition?: number;
+  /** The number of a text that is read to be compared with. */
+  beside?: number;
   state: "idle" | "running" | "done" | "failed" | "stopped";
   doing: string;
   done: number;
@@ -27,6 +29,8 @@ export interface ReaderStatus {
   work: ReadingProgress;
   /** Why a request was refused. */
   refused?: string;
+  /** The text that was asked for to be compared with. */
+  beside?: number;
 }
 
 /** A text to read: who shall, and how many tokens to go on. */

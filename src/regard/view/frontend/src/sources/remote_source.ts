@@ -19,8 +19,8 @@ export abstract class RemoteSource implements Source {
   index(): Promise<Index> {
     return this.json("index", {});
   }
-  statistics(map: number): Promise<Statistics> {
-    return this.json("statistics", { map });
+  statistics(map: number, signal?: AbortSignal): Promise<Statistics> {
+    return this.json("statistics", { map }, signal);
   }
   badges(map: number, signal?: AbortSignal): Promise<string[] | null> {
     return this.json("badges", { map }, signal);

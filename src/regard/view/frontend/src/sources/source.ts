@@ -34,7 +34,7 @@ export interface Strongest {
 export interface Source {
   readonly kind: "app" | "page";
   index(): Promise<Index>;
-  statistics(map: number): Promise<Statistics>;
+  statistics(map: number, signal?: AbortSignal): Promise<Statistics>;
   /** A word for what each head of a map does, or none; null where the text is too long. */
   badges(map: number, signal?: AbortSignal): Promise<string[] | null>;
   /** The finest level there is of a map. */
