@@ -76,10 +76,9 @@ def test_variance_after_scaling_and_why_narrow_heads_have_larger_gradients_undiv
         assert fresh["by d"]["variance"] == pytest.approx(1 / d, rel=0.3)
     narrow = numbers["fresh"][0]
     raw, root = narrow["undivided"], narrow["by √d"]
-    # Four times from the factor, √16, and the rest from softmax itself.
-    times, passed = raw["gradient"] / root["gradient"], raw["jacobian"] / root["jacobian"]
-    assert 3 < times < 8
-    assert times == pytest.approx(4 * passed, rel=0.5)
+    # Four times from the factor, √16; without it they are about alike.
+    assert 0.7 < raw["gradient"] / root["gradient"] / 4 < 1.8
+    assert "which is √d = 4 times" in scaling._of_gradients(numbers)
 
 
 def test_runs_of_several_seeds_are_told_as_ranges() -> None:

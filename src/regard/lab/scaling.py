@@ -339,12 +339,12 @@ def _of_gradients(numbers: dict[str, Any]) -> str:
     widths, fresh = numbers["widths"], numbers["fresh"]
     times = [m["undivided"]["gradient"] / m["by √d"]["gradient"] for m in fresh]
     at = times.index(max(times))
-    d, most = widths[at], fresh[at]
-    passed = most["undivided"]["jacobian"] / most["by √d"]["jacobian"]
+    d = widths[at]
     return (
         f"Undivided gradients are larger at first, {times[at]:.2g} times at d = {d}: the chain "
         f"rule multiplies by what scores are multiplied by, which is √d = {d**0.5:.2g} times as "
-        f"much undivided, and softmax itself passes on {passed:.2g} times as much there."
+        f"much undivided. Without that factor they are {times[at] / d**0.5:.2g} times as large "
+        f"there, and {times[-1] / widths[-1] ** 0.5:.1g} at d = {widths[-1]}."
     )
 
 

@@ -209,7 +209,7 @@ def _checks(numbers: dict[str, Any]) -> tuple[Check, ...]:
         Check(
             "king − man + woman is nearest to queen",
             f"queen is number {', '.join(map(str, queens))} of {numbers['vocabulary']:,} in "
-            f"{len(queens)} runs, the three words left out",
+            f"{len(queens)} run{'s' * (len(queens) > 1)}, the three words left out",
             max(queens) == 1,
         ),
         Check(
