@@ -78,7 +78,7 @@ def test_answers_have_the_axes_of_the_inputs(backend: str, rank: int) -> None:
     q, k, v = numbers(*axes, 5, 4), numbers(*axes, 6, 4), numbers(*axes, 6, 2)
     t = regard.trace(q, k, v, mask=masks.causal(), backend=backend)
     assert t.out.shape == (*axes, 5, 2)
-    for name in ("lse", "max_logit", "entropy", "mean_logit"):
+    for name in ("lse", "max_logit", "entropy", "mean_logit", "std_logit", "min_logit"):
         assert getattr(t, name).shape == (*axes, 5)
     assert t.received().shape == (*axes, 6)
     assert t.top(3).values.shape == t.top(3).indices.shape == (*axes, 5, 3)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.backends.contract import Pool, Rows, SecondPass, Top
+from regard.backends.contract import LogitSpread, Pool, Rows, SecondPass, Top
 from regard.backends.largest_logit import largest_logit
 from regard.backends.questions import GRADIENTS, Learned, Question, answer
 from regard.biases.bias import Bias
@@ -152,6 +152,31 @@ class Trace(Displayed):
         question = Question("mean_logit", lambda x, _: (self.second_pass.mean_logit(x),), pull)
         (mean,) = self._answer(question)
         return self.inputs.in_kind(mean)
+
+    @property
+    def std_logit(self) -> Float[Tensor, "*bh q"]:
+        """The standard deviation of each row's allowed logits around their mean (of all of them:
+        divided by n, not n - 1); 0 for an empty row. Walks the pairs. No gradient.
+
+        >>> import regard, torch
+        >>> _ = torch.manual_seed(0)
+        >>> q, k = torch.randn(2, 1000, 64)
+        >>> scaled = regard.trace(q, k, k)                     # by 1/√64: about 1
+        >>> bare = regard.trace(q, k, k, scale=1.0)            # about √64
+        >>> scaled.std_logit.mean().round(), bare.std_logit.mean().round()
+        (tensor(1.), tensor(8.))
+        """
+        return self.inputs.in_kind(self._spread("std_logit").variance.sqrt())
+
+    @property
+    def min_logit(self) -> Float[Tensor, "*bh q"]:
+        """The least logit of each row: after scale, soft-cap and bias, of allowed keys only; inf
+        for an empty row. Walks the pairs. No gradient."""
+        return self.inputs.in_kind(self._spread("min_logit").lowest)
+
+    def _spread(self, name: str) -> LogitSpread:
+        ask = Question(name, lambda x, _: tuple(self.second_pass.logit_spread(x)))
+        return LogitSpread(*self._answer(ask))
 
     def received(self) -> Float[Tensor, "*bh k"]:
         """What each key got from all queries: the column sums of the weights. Differentiable."""

@@ -75,7 +75,8 @@ def test_sequences_answer_as_if_alone(name: str, keys: tuple[int, ...], backend:
             alone(one_q), alone(one_k), alone(one_v), **options, backend="reference"
         )
         assert_close(out[i], want.out[0])
-        for answer in ("out", "lse", "max_logit", "entropy", "mean_logit"):
+        every = ("out", "lse", "max_logit", "entropy", "mean_logit", "std_logit", "min_logit")
+        for answer in every:
             assert_close(getattr(t, answer)[i], getattr(want, answer)[0])
             assert_close(getattr(t[i], answer), getattr(want, answer))
         assert_close(t.received()[i], want.received()[0])

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from regard import RegardError, cli, view
 from regard.commands import lab as lab_command
+from regard.commands.console import ProgressLines
 from regard.lab import scaling
 from regard.lab.experiments import NAMES, Check, Experiment, Result, experiment, seeded
-from regard.lab.panels import Bars, Heat
+from regard.lab.panels import Bars, Graph, Heat, Line, Lines, Point
 from regard.view.pictures.lab_page import lab_page
 from regard.view.pictures.lab_picture import lab_picture
 
@@ -142,3 +143,40 @@ def test_without_matplotlib_nothing_is_made(
     assert "pictures are drawn with matplotlib, which is not installed" in done.stderr
     assert "pip install regard[picture]" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_in_a_pipe_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = iter([0.0, 5.0, 20.0, 21.0, 40.0, 60.0])
+    lines = ProgressLines(every=15, now=lambda: next(clock))
+    for done in (1, 5, 6, 8, 10):
+        lines.tell("training", done, 10)
+    assert capsys.readouterr().err.splitlines() == [
+        "training: 50% after 20 s, about 20 s left",
+        "training: 80% after 40 s, about 10 s left",
+    ]
+
+
+def test_names_that_had_to_move_are_led_to_and_short_log_axes_have_numbers(result: Result) -> None:
+    lines = [Line("one", [4, 8], [2.0, 3.0]), Line("two", [4, 8], [4.0, 3.001]),
+             Line("far", [4, 8], [4.0, 6.0])]  # fmt: skip
+    panel = Lines("Close", "Two ends.", "d", "y", lines, log_x=True, log_y=True)
+    figure = lab_picture(replace(result, panels=(panel,)))
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    assert {line.get_gid() for line in axes.lines} == {None, "leader"}
+    assert sum(line.get_gid() == "leader" for line in axes.lines) == 1
+    low, high = axes.get_ylim()
+    named = [t for t in axes.yaxis.get_majorticklocs() if low <= t <= high]
+    assert named == pytest.approx([2, 5])
+    low, high = axes.get_xlim()
+    assert [t for t in axes.xaxis.get_majorticklocs() if low <= t <= high] == pytest.approx([4, 8])
+
+
+def test_a_graph_is_drawn_with_edges_as_wide_as_their_weights(result: Result) -> None:
+    points = [Point("a", (0, 0), "x"), Point("", (1, 0), "y"), Point("", (1, 1), "y")]
+    panel = Graph("Graph", "Three nodes.", points, {(0, 1): 1.0, (1, 2): 0.5})
+    (axes,) = lab_picture(replace(result, panels=(panel,))).axes
+    wide, narrow = axes.lines
+    assert wide.get_linewidth() > narrow.get_linewidth()
+    assert wide.get_xydata().tolist() == [[0, 0], [1, 0]]
+    assert [len(dots.get_offsets()) for dots in axes.collections] == [1, 2]

@@ -12,7 +12,9 @@ from regard.lab.experiments import seeded
 
 @pytest.fixture(scope="module")
 def numbers() -> dict:
-    return dict(scaling.run(seed=1, widths=(16, 64, 256, 1024), samples=128, steps=60).numbers)
+    return dict(
+        scaling.run(seed=1, widths=(16, 64, 256, 1024), samples=128, steps=60, runs=1).numbers
+    )
 
 
 def test_variance_grows_as_the_width(numbers: dict) -> None:
@@ -63,3 +65,24 @@ def test_jacobian_size_is_that_of_the_jacobian() -> None:
     p = torch.randn(5, dtype=torch.float64).softmax(0)
     whole = torch.diag(p) - torch.outer(p, p)
     assert torch.allclose(scaling.jacobian_size(p), whole.norm())
+
+
+def test_variance_after_scaling_and_why_narrow_heads_have_larger_gradients_undivided(
+    numbers: dict,
+) -> None:
+    for d, fresh in zip(numbers["widths"], numbers["fresh"], strict=True):
+        assert fresh["by √d"]["variance"] == pytest.approx(fresh["variance"] / d)
+        assert fresh["by √d"]["variance"] == pytest.approx(1, rel=0.3)
+        assert fresh["by d"]["variance"] == pytest.approx(1 / d, rel=0.3)
+    narrow = numbers["fresh"][0]
+    raw, root = narrow["undivided"], narrow["by √d"]
+    # Four times from the factor, √16; without it they are about alike.
+    assert 0.7 < raw["gradient"] / root["gradient"] / 4 < 1.8
+    assert "which is √d = 4 times" in scaling._of_gradients(numbers)
+
+
+def test_runs_of_several_seeds_are_told_as_ranges() -> None:
+    runs = [{"learned_at": n, "accuracy": 1.0} for n in (55, 52)]
+    assert scaling._reached(runs, 300) == "90% right after 52 to 55 steps"
+    runs[1] = {"learned_at": None, "accuracy": 0.333}
+    assert scaling._reached(runs, 300) == "33 to 100% right after 300 steps"

@@ -20,6 +20,7 @@ from regard import RegardError, masks
 from regard.backends.tiled.chosen import chosen_logits
 from regard.errors import RegardWarning
 from regard.monitoring import QKClip, Report, telemetry
+from regard.monitoring.logit_spread import HeadSpread
 from regard.monitoring.qk_clip import Kind
 from regard.monitoring.rules import LogitExplosion, NonFinite
 from regard.monitoring.telemetry import Readings, Telemetry
@@ -86,6 +87,73 @@ def test_mean_logits_by_prefix_sums_are_as_exact_as_float32(dtype: torch.dtype) 
     got = Telemetry.of(t).mean_logit
     exact = regard.trace(q.double(), k.double(), k.double(), mask=t.mask).mean_logit
     torch.testing.assert_close(got.double(), exact.sum((0, 2)), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_spread_of_logits_is_that_of_the_dense_ones(name: str) -> None:
+    q, k, v = x(2, 4, 150, 8), x(2, 2, 150, 8, seed=1) + 0.3, x(2, 2, 150, 8, seed=2)
+    t = regard.trace(q.double(), k.double(), v.double(), **CASES[name])
+    s, hidden = _logits(t), _logits(t) == -math.inf
+    many = (~hidden).sum(-1)
+    mean = s.masked_fill(hidden, 0).sum(-1) / many.clamp_min(1)
+    around = (s - mean[..., None]).masked_fill(hidden, 0).square().sum(-1)
+    torch.testing.assert_close(t.std_logit, (around / many.clamp_min(1)).sqrt())
+    torch.testing.assert_close(t.min_logit, s.masked_fill(hidden, math.inf).amin(-1))
+    variance = (around / (many - 1).clamp_min(1)).sum((0, 2))
+    choosing = (many > 1).sum((0, 2)).double()
+    walked, summed = HeadSpread.of(t, walk=True), HeadSpread.of(t, walk=False)
+    torch.testing.assert_close(walked.variance, variance)
+    torch.testing.assert_close(walked.choosing, choosing)
+    torch.testing.assert_close(walked.lowest, s.masked_fill(hidden, math.inf).amin((0, 2, 3)))
+    if name in ("nothing at first", "documents", "float mask", "bias", "softcap"):
+        assert summed.choosing.tolist() == [0, 0, 0, 0]
+    else:
+        torch.testing.assert_close(summed[:2], (variance, choosing))
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(70, 150), (150, 70), (33, 32), (1, 9)])
+@pytest.mark.parametrize("band", [(-math.inf, 0), (-20, 0), (-40, 25), (-90, -50), (30, 35)])
+def test_spread_by_second_moments_of_any_band(
+    band: tuple[float, float], queries: int, keys: int
+) -> None:
+    q, k = x(1, 2, queries, 40).double(), x(1, 1, keys, 40, seed=1).double() + 5
+    away = torch.arange(keys) - torch.arange(queries)[:, None]
+    dense = regard.trace(q, k, k, mask=masks.keep((away >= band[0]) & (away <= band[1])))
+    mask = masks.causal(offset=int(band[1]))
+    if band[0] > -math.inf:
+        mask &= ~masks.causal(offset=int(band[0]) - 1)
+    got = HeadSpread.of(regard.trace(q, k, k, mask=mask), walk=False)
+    torch.testing.assert_close(got[:2], HeadSpread.of(dense, walk=True)[:2])
+
+
+def test_spread_by_second_moments_is_as_exact_as_float32_far_from_zero() -> None:
+    """A large mean key moves all logits of a row alike, and must not cost digits."""
+    q, k = x(1, 2, 3000, 16), x(1, 2, 3000, 16, seed=1) + 100
+    t = regard.trace(q, k, k, mask=masks.causal() & masks.window(100))
+    exact = HeadSpread.of(regard.trace(q.double(), k.double(), k.double(), mask=t.mask), walk=True)
+    got = HeadSpread.of(t, walk=False).variance
+    torch.testing.assert_close(got.double(), exact.variance, rtol=1e-3, atol=0)
+
+
+def test_the_spread_is_reported_of_one_step_of_a_window_and_the_minimum_if_asked() -> None:
+    m = model(is_causal=True)
+    with regard.watch(m, keep="traces") as seen:
+        m(x(2, 7, 16, seed=0))
+    t = seen["layers.0"].trace
+    s = t.logits().double()
+    rows = [s[b, :, i, : i + 1].var(-1) for b in range(2) for i in range(1, 7)]
+    std = torch.stack(rows).mean(0).sqrt()
+    for asked in (False, True):
+        with regard.Monitor(m, every=3, look=1, logits=asked) as monitor:
+            for i in range(3):
+                m(x(2, 7, 16, seed=i))
+                report = monitor.step()
+        assert report is not None
+        heads = report.layers["layers.0"]
+        assert heads.std_logit == pytest.approx(std.tolist(), rel=1e-4)
+        lowest = s.masked_fill(s == -math.inf, math.inf).amin((0, 2, 3)).tolist()
+        assert heads.min_logit == (pytest.approx(lowest, rel=1e-4) if asked else ())
+        assert ("min_logit" in report.record()["layers"]["layers.0"]) == asked
 
 
 def test_a_head_that_looks_at_all_keys_alike_has_entropy_one_and_a_sharp_one_zero() -> None:
@@ -207,12 +275,16 @@ def test_accumulated_runs_and_checkpointing_count_once(reentrant: bool) -> None:
     first = m.forward
     m.forward = lambda t: first(t * m.more)  # type: ignore[method-assign]
     counted = []
-    own = Readings.of
+    measured = []
+    own, spread = Readings.of, HeadSpread.of
     with pytest.MonkeyPatch.context() as patch:
+        of = staticmethod(lambda t, walk: measured.append(t) or spread(t, walk=walk))
+        patch.setattr(HeadSpread, "of", of)
         patch.setattr(Readings, "of", staticmethod(lambda c: counted.extend(c) or own(c)))
         with regard.Monitor(m, every=2, look=1) as monitor:
             list(train(m, monitor, 2, runs=3))
     assert len(counted) == 2 * 3 * 2
+    assert len(measured) == 1 * 3 * 2
 
 
 REAL = torch.tensor([[False] * 3 + [True] * 9, [True] * 12])[:, None, None]
@@ -380,16 +452,17 @@ def test_reports_as_records_and_curves() -> None:
     layer = record["layers"]["layers.1"]
     assert set(layer) == {
         "max_logit", "mean_logit", "entropy", "sink", "empty", "non_finite", "output", "clipped",
+        "std_logit",
     }  # fmt: skip
     assert all(len(each) == 2 for each in layer.values())
     curves = report.scalars()
     assert curves["attention/layers.1/max_logit"] == max(layer["max_logit"])
     assert curves["attention/layers.1/entropy_min"] == min(layer["entropy"])
     assert curves["attention/layers.1/entropy"] == pytest.approx(sum(layer["entropy"]) / 2)
-    assert len(curves) == 2 * 12
+    assert len(curves) == 2 * 14
     each = report.scalars(heads=True)
     assert each["attention/layers.0/sink/head_1"] == report.layers["layers.0"].sink[1]
-    assert len(each) == 2 * (12 + 8 * 2)
+    assert len(each) == 2 * (14 + 9 * 2)
     lines = repr(report).splitlines()
     assert lines[0] == "step 2, 2 looked at"
     assert [line.split()[0] for line in lines[1:]] == ["layer", "layers.0", "layers.1"]
@@ -447,6 +520,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "layers number": ({"layers": 1}, "layers= names modules by their paths"),
     "group": ({"group": "all"}, "group= are the processes"),
     "on_error": ({"on_error": "ignore"}, '\'ignore\'\n  accepted: "warn" or "raise"'),
+    "logits": ({"logits": "min"}, "'min'\n  accepted: True or False"),
 }
 
 

@@ -175,13 +175,14 @@ def data_parallel(rank: int, folder: Path) -> None:
     m = Blocks(Attention())
     reports: list[Any] = []
     path = folder / "run.jsonl"
-    want = one_process(copy.deepcopy(m), text(0), 5 * text(1), qk_clip=2.0)
-    with monitor(m, qk_clip=2.0, to=[str(path), reports.append]) as watching:
+    want = one_process(copy.deepcopy(m), text(0), 5 * text(1), qk_clip=2.0, logits=True)
+    with monitor(m, qk_clip=2.0, logits=True, to=[str(path), reports.append]) as watching:
         m((1 + 4 * rank) * text(rank))
         report = watching.step()
     assert report is not None
     alike(report, want)
     assert sum(report.layers["layers.0"].clipped) > 0
+    assert len(report.layers["layers.0"].min_logit) == 3
     assert len(reports) == (rank == 0)
     if rank == 0:
         assert len(path.read_text().splitlines()) == 1
@@ -299,8 +300,9 @@ def context_parallel(rank: int, folder: Path) -> None:
     plain, split = Blocks(Attention()), Blocks(AllGathered())
     split.load_state_dict(plain.state_dict())
     x = torch.cat([text(0), text(1)], 1)
-    want = one_process(plain, x, qk_clip=2.0)
-    with monitor(split, qk_clip=2.0) as watching:
+    # Their masks are tables, under which the spread of logits takes a walk.
+    want = one_process(plain, x, qk_clip=2.0, logits=True)
+    with monitor(split, qk_clip=2.0, logits=True) as watching:
         split(x[:, 7 * rank :][:, :7])
         report = watching.step()
     assert report is not None

@@ -21,6 +21,7 @@ from regard.monitoring.rules import (
     LogitExplosion,
     NonFinite,
     Rule,
+    ScaleOff,
     SinkHead,
     UniformHead,
 )
@@ -28,6 +29,7 @@ from regard.monitoring.rules import (
 FINE: dict[str, tuple[float, ...]] = {
     "max_logit": (5, 6), "mean_logit": (0, 0), "entropy": (0.5, 0.6), "sink": (0.1, 0.2),
     "empty": (0, 0), "non_finite": (0, 0), "output": (1, 1), "clipped": (0, 0),
+    "std_logit": (1, 2),
 }  # fmt: skip
 
 
@@ -42,6 +44,9 @@ BROKEN: list[tuple[type[Rule], dict[str, tuple[float, ...]], dict[str, tuple[flo
     (UniformHead, {"entropy": (0.98, 0.981)}, {"entropy": (0.98, math.nan)}),
     (SinkHead, {"sink": (0.95, 0.951)}, {"sink": (0.95, 0.95)}),
     (DeadHead, {"output": (2, 0.009)}, {"output": (1, 0.02)}),
+    (ScaleOff, {"std_logit": (5, 5.01)}, {"std_logit": (0.1, math.nan)}),
+    (ScaleOff, {"std_logit": (0.1, 0.099)}, {"std_logit": ()}),
+    (ScaleOff, {"std_logit": (5, 0.0)}, {"std_logit": (5, 5)}),
 ]
 
 
@@ -59,7 +64,7 @@ def test_each_rule_fires_beyond_its_threshold_and_not_at_it(
 def test_the_rules_in_use() -> None:
     assert [rule.name for rule in RULES] == [
         "non-finite attention", "logit explosion", "entropy collapse", "uniform head", "sink head",
-        "dead head",
+        "dead head", "scale off",
     ]  # fmt: skip
     assert all(rule.action == "warn" for rule in RULES)
     assert Judge(RULES, 20).findings([report(a={})] * 20) == []
@@ -168,8 +173,9 @@ def test_thresholds_are_named_and_checked(monkeypatch: pytest.MonkeyPatch) -> No
 class Unscaled(nn.Module):
     """One layer of attention over letters, without the scale of 1/√d."""
 
-    def __init__(self) -> None:
+    def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
+        self.scale = scale
         self.embed = nn.Embedding(16, 32)
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(32, 32) for _ in range(3))
         self.out = nn.Linear(32, 16)
@@ -178,7 +184,7 @@ class Unscaled(nn.Module):
         e = self.embed(ids)
         parts = (p(e) for p in (self.q_proj, self.k_proj, self.v_proj))
         q, k, v = (t.unflatten(-1, (2, 16)).transpose(1, 2) for t in parts)
-        y = regard.attention(q, k, v, mask=regard.masks.causal(), scale=1.0)
+        y = regard.attention(q, k, v, mask=regard.masks.causal(), scale=self.scale)
         return self.out(y.transpose(1, 2).flatten(2))
 
 
@@ -212,3 +218,30 @@ def test_a_run_that_goes_wrong_is_told_of_and_one_that_is_clipped_is_not(
         assert not told
         assert largest <= 60
         assert sum(sum(report.layers[""].clipped) for report in monitor.history) > 0
+
+
+def test_a_scale_that_was_forgotten_or_done_twice_is_told_of_once() -> None:
+    """Queries and keys of variance 1 in heads of width 16: logits of deviation 4, 1 and 1/4."""
+    rule = ScaleOff(below=0.5, above=2, after=3, lasting=2)
+    said = {}
+    for scale in (1.0, 1 / 4, 1 / 16):
+        torch.manual_seed(0)
+        m = Unscaled(scale)
+        for projection in (m.q_proj, m.k_proj):
+            nn.init.normal_(projection.weight, std=32**-0.5)
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            regard.Monitor(m, every=1, rules=[rule]) as monitor,
+        ):
+            warnings.simplefilter("always")
+            for _ in range(6):
+                m(torch.randint(16, (8, 64)))
+                monitor.step()
+        said[scale] = [str(w.message) for w in caught if w.category is RegardWarning]
+        assert monitor.history[0].layers[""].std_logit == pytest.approx([4 * scale] * 2, rel=0.35)
+    assert said[1 / 4] == []
+    assert [len(said[1.0]), len(said[1 / 16])] == [1, 1]
+    assert said[1.0][0].startswith("scale off at step 3: (model), head ")
+    assert "not within 0.5 and 2 for 2 windows; scores divided by √d begin near 1" in said[1.0][0]
+    with pytest.raises(RegardError, match="0 <= below < above"):
+        ScaleOff(below=3, above=2)

@@ -49,6 +49,15 @@ class Noted(Rows):
     first: Float[Tensor, "b h q"]
 
 
+class LogitSpread(NamedTuple):
+    """How far each row's allowed logits are from one another."""
+
+    variance: Float[Tensor, "b h q"]
+    """Their mean square distance from their mean; 0 for an empty row."""
+    lowest: Float[Tensor, "b h q"]
+    """The least of them; inf for an empty row."""
+
+
 Repeated = Callable[[Tensor, Tensor, Tensor], Rows | Tensor]
 """A call of a known kind: from q, k and v to what was asked for, the rows or the output alone."""
 
@@ -155,6 +164,10 @@ class SecondPass(Protocol):
     ) -> Float[Tensor, "b h rows columns"]: ...
 
     def mean_logit(self, inputs: AttentionInputs) -> Float[Tensor, "b h q"]: ...
+
+    def logit_spread(self, inputs: AttentionInputs) -> LogitSpread:
+        """Standard deviation and least logit of each row, from one walk over the pairs."""
+        ...
 
     def head_sums(self, inputs: AttentionInputs, rows: Rows) -> Float[Tensor, "n b h"] | None:
         """The `HEAD_SUMS` of each head, without waiting for the device; None unless that is one

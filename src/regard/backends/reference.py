@@ -15,8 +15,18 @@ import math
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
-from regard.backends.contract import Pool, Repeated, Rows, SecondPass, Top, Work, run_again
+from regard.backends.contract import (
+    LogitSpread,
+    Pool,
+    Repeated,
+    Rows,
+    SecondPass,
+    Top,
+    Work,
+    run_again,
+)
 from regard.backends.dropping import kept
 from regard.backends.exactness import as_found, widened
 from regard.backends.poison import finite, poison
@@ -184,6 +194,18 @@ class ReferencePass(SecondPass):
         count = seen.sum(-1)
         mean = torch.where(seen, s, 0.0).sum(-1) / count.clamp_min(1)
         return torch.where(count > 0, mean, -math.inf)
+
+    @torch.no_grad()
+    @in_full_precision
+    def logit_spread(self, inputs: AttentionInputs) -> LogitSpread:
+        s = logits(inputs)
+        seen = s != -math.inf
+        count = seen.sum(-1).clamp_min(1)
+        mean = torch.where(seen, s, 0.0).sum(-1) / count
+        away = torch.where(seen, s - mean[..., None], 0.0)
+        # One more place, so that there is one where there are no keys.
+        lowest = F.pad(torch.where(seen, s, math.inf), (0, 1), value=math.inf).amin(-1)
+        return LogitSpread(away.square().sum(-1) / count, lowest)
 
     @in_full_precision
     def logits(

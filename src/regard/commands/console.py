@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import (
@@ -30,3 +32,26 @@ def progress_bar() -> Progress:
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
         console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
     )  # fmt: skip
+
+
+class ProgressLines:
+    """Progress where standard error is no terminal, as in a pipe or a log: a line now and then,
+    with how long it took and about how long it still takes."""
+
+    def __init__(self, every: float = 15.0, now: Callable[[], float] = time.monotonic) -> None:
+        self._every, self._now = every, now
+        self._began = self._told = now()
+        self._silent = sys.stderr.isatty()
+
+    def tell(self, what: str, done: int, total: int) -> None:
+        """So much of all is done."""
+        now = self._now()
+        if self._silent or now - self._told < self._every or not 0 < done < total:
+            return
+        self._told, took = now, now - self._began
+        left = took * (total - done) / done
+        print(
+            f"{what}: {done / total:.0%} after {took:.0f} s, about {left:.0f} s left",
+            file=sys.stderr,
+            flush=True,
+        )

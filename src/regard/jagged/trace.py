@@ -55,6 +55,14 @@ class JaggedTrace(Trace):
     def mean_logit(self) -> Tensor:
         return self._queries(super().mean_logit)
 
+    @property
+    def std_logit(self) -> Tensor:
+        return self._queries(super().std_logit)
+
+    @property
+    def min_logit(self) -> Tensor:
+        return self._queries(super().min_logit)
+
     def received(self) -> Tensor:
         return self._sequences.keys.of(super().received())
 

@@ -21,9 +21,9 @@ import regard
 from regard import masks, scores
 from regard.lab.drawn_digits import SIDE, draw
 from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
-from regard.lab.karate_club import MEMBERS, OFFICERS, friendships, sides
+from regard.lab.karate_club import MEMBERS, OFFICERS, friendships, places, sides
 from regard.lab.order import sinusoids
-from regard.lab.panels import Bars, Heat, Line, Lines
+from regard.lab.panels import Bars, Graph, Heat, Line, Lines, Panel, Point
 from regard.lab.played_letters import BINS, LETTERS, WORD, play
 from regard.lab.text import king_james
 from regard.nn import DecoderBlock, EncoderBlock, MultiHeadAttention
@@ -219,6 +219,7 @@ def of_graphs(seeds: int, done: Callable[[], None]) -> dict[str, Any]:
     leaders, others = torch.tensor([0, MEMBERS - 1]), torch.arange(1, MEMBERS - 1)
     right: dict[str, list[float]] = {"friends": [], "everyone": []}
     shown: Tensor | None = None
+    told: list[int] = []
     for name, mask in (("friends", masks.keep(known[None, None])), ("everyone", None)):
         for _ in range(seeds):
             model = Sides(MEMBERS)
@@ -232,6 +233,7 @@ def of_graphs(seeds: int, done: Callable[[], None]) -> dict[str, Any]:
             right[name].append(float((said[others] == side[others]).float().mean()))
             if shown is None:
                 shown = next(iter(seen.values())).trace.weights()[0].mean(0)
+                told = said.tolist()
             done()
     assert shown is not None
     return {
@@ -239,6 +241,8 @@ def of_graphs(seeds: int, done: Callable[[], None]) -> dict[str, Any]:
         "each": right,
         "outside": float(shown[~known].sum()),
         "shown": shown.tolist(),
+        "told": told,
+        "right": (torch.tensor(told) == side).tolist(),
     }
 
 
@@ -277,6 +281,7 @@ def of_passages(verses: int = 600) -> dict[str, Any]:
     best = top.indices.squeeze(-1).tolist()
     return {
         "questions": list(QUESTIONS),
+        "answers": list(QUESTIONS.values()),
         "found": [texts[i] for i in best],
         "weight": top.values.squeeze(-1).tolist(),
         "right": [word in texts[i] for word, i in zip(QUESTIONS.values(), best, strict=True)],
@@ -354,9 +359,28 @@ def _answer(numbers: dict[str, Any]) -> str:
     )
 
 
-def _panels(numbers: dict[str, Any]) -> tuple[Lines | Bars | Heat, ...]:
+def _club(graphs: dict[str, Any]) -> Graph:
+    """The karate club as it is drawn: who looks at whom, and on which side each is said to be."""
+    weights, at = torch.tensor(graphs["shown"]), places().tolist()
+    mean = (weights + weights.T) / 2
+    edges = {(a, b): float(mean[a, b]) for a, b in friendships().triu(1).nonzero().tolist()}
+    leaders = {0: "leader 1", MEMBERS - 1: "leader 2"}
+
+    def group(member: int) -> str:
+        return f"leader {graphs['told'][member] + 1}'s" if graphs["right"][member] else "wrong"
+
+    return Graph(
+        "The karate club",
+        "Friendships, as wide as the attention along them in the first layer (the mean of both "
+        "directions). Colours are the sides that the model says.",
+        [Point(leaders.get(m, ""), at[m], group(m)) for m in range(MEMBERS)], edges,
+    )  # fmt: skip
+
+
+def _panels(numbers: dict[str, Any]) -> tuple[Panel, ...]:
     pictures, sounds, graphs = (numbers[name] for name in ("pictures", "sounds", "graphs"))
     shown, heard, memory = pictures["shown"], sounds["shown"], numbers["memory"]
+    passages = memory["passages"]
     side = len(shown["map"])
     which = [-1, *heard["which"]]
     begins = [heard["letters"][b] if a != b else "" for a, b in pairwise(which)]
@@ -382,12 +406,19 @@ def _panels(numbers: dict[str, Any]) -> tuple[Lines | Bars | Heat, ...]:
             "friendship the weight is exactly 0.",
             [[graphs["shown"][a][b] for b in order] for a in order], named, named, "weight",
         ),
+        _club(graphs),
         Lines(
             "A noisy key finds its value", "One call, no training. Lines are widths of keys.",
             "slots", "found",
             [Line(f"{width} wide", memory["slots"], found)
              for width, found in memory["recall"].items()],
             log_x=True, percent=True,
+        ),
+        Heat(
+            "Questions find verses", "Rows are questions, columns the verses that they find, each "
+            "named by the word that answers. The rest of a row's weight is on other verses.",
+            passages["shown"], passages["questions"], passages["answers"], "weight",
+            x="verse of Genesis with the word",
         ),
         Bars(
             "Where it should look", "Beside it: what chance, or no mask, would give.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 MEMBERS = 34
@@ -39,3 +39,26 @@ def sides() -> Int[Tensor, "m"]:
     [17, 17]
     """
     return torch.tensor([int(member in OFFICERS) for member in range(MEMBERS)])
+
+
+def places(pulls: int = 200) -> Float[Tensor, "m 2"]:
+    """Where members are drawn: friends pull each other, all push (Fruchterman and Reingold, 1991).
+
+    >>> found = places()
+    >>> bool(found[0, 0] < 0 < found[33, 0]), float(found.abs().max()) <= 1
+    (True, True)
+    """
+    known = friendships().double()
+    side = 2.0 * sides().double() - 1
+    turn = torch.arange(MEMBERS).double() * 2.4
+    at = torch.stack([0.5 * side + 0.5 * turn.cos(), turn.sin()], 1)
+    near = 1.2 / MEMBERS**0.5
+    for i in range(pulls):
+        apart = at[:, None] - at
+        far = apart.norm(dim=-1, keepdim=True).clamp_min(0.01)
+        pull = apart / far * (near**2 / far - known[..., None] * far**2 / near)
+        move = pull.sum(1)
+        size = move.norm(dim=-1, keepdim=True).clamp_min(1e-9)
+        at = at + move / size * size.clamp(max=0.1 * (1 - i / pulls))
+    at = at - at.mean(0)
+    return at / at.abs().max()

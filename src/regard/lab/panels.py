@@ -81,6 +81,15 @@ class Points(Panel):
     points: Sequence[Point]
 
 
+@dataclass(frozen=True)
+class Graph(Panel):
+    """Nodes at their places, and edges as wide as their weights, by the numbers of their nodes.
+    Nodes of one group share a colour."""
+
+    points: Sequence[Point]
+    edges: Mapping[tuple[int, int], float]
+
+
 def smoothed(values: Sequence[float], points: int = 60) -> tuple[list[float], list[float]]:
     """What happened at every step, as a line: means over equal runs, at the last step of each.
 

@@ -29,15 +29,17 @@ ABOUT = About(
     ),
     method=(
         "Queries and keys are drawn with entries of variance 1, as they are in a fresh layer. For "
-        "each width d we take the variance of q·k, the entropy of softmax over 64 keys as a share "
-        "of the most it can be, the size of softmax's own gradient (the Frobenius norm of ∂p/∂s), "
-        "and the gradient that reaches the queries when the output is pushed somewhere. Gradients "
-        "are those of the median query: of a saturated softmax the mean is that of the few queries "
-        "that hang between two keys.",
+        "each width d we take the variance of q·k before and after it is divided, the entropy of "
+        "softmax over 64 keys as a share of the most it can be, the size of softmax's own gradient "
+        "(the Frobenius norm of ∂p/∂s), and the gradient that reaches the queries when the output "
+        "is pushed somewhere. Gradients are those of the median query: of a saturated softmax the "
+        "mean is that of the few queries that hang between two keys.",
         "Then one small model learns to look things up: it is shown sixteen pairs of a key and a "
         "value and asked for the values of some keys. One head, as wide as the model; nothing "
         "differs between the three runs but what scores are divided by. A regard.Monitor watches "
-        "each run with its rule against exploding logits, which warns above 100.",
+        "each run with its rule against exploding logits, which warns above 100. All three are "
+        "trained with several seeds, and figures are ranges over them: a run that is unstable "
+        "makes much of the last digit of a sum, which differs between kinds of CPUs too.",
     ),
     change=(
         "Train with --full, ten times as long: does the undivided model get there?",
@@ -46,7 +48,12 @@ ABOUT = About(
         "Replace Adam by plain gradient descent in train(): Adam rescales small gradients, which "
         "hides much of what dividing by d costs.",
     ),
-    full={"samples": 4096, "steps": 3000, "widths": (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)},
+    full={
+        "samples": 4096,
+        "steps": 3000,
+        "runs": 5,
+        "widths": (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048),
+    },
 )
 
 KEYS, VALUES, PAIRS, ASKED, BATCH = 32, 16, 16, 4, 64
@@ -64,6 +71,7 @@ def run(
     samples: int = 512,
     width: int = 256,
     steps: int = 300,
+    runs: int = 3,
     progress: Tell | None = None,
 ) -> Result:
     """Measure softmax at several widths, and train the lookup with each scaling at one.
@@ -78,16 +86,19 @@ def run(
             got=f"{list(widths)}",
             accepted="two or more different numbers, each 1 or more",
         )
-    step = Progress(len(widths) + 3 * steps, progress)
+    step = Progress(len(widths) + 3 * steps * runs, progress)
     with seeded(seed):
         fresh = []
         for d in widths:
             fresh.append(measure(d, samples))
             step("measuring softmax")
-    trained = {}
+    trained, ends = {}, {}
     for name, scale in scales(width).items():
-        with seeded(seed):
-            trained[name] = train(Lookup(width, scale), steps, lambda: step("training"))
+        found = []
+        for i in range(runs):
+            with seeded(seed + i):
+                found.append(train(Lookup(width, scale), steps, lambda: step("training")))
+        trained[name], ends[name] = found[0], [_end(one) for one in found]
     slope = linear_regression(
         [math.log(d) for d in widths], [math.log(m["variance"]) for m in fresh]
     )
@@ -96,10 +107,11 @@ def run(
         "widths": list(widths),
         "fresh": fresh,
         "trained": trained,
+        "ends": ends,
     }
     settings = {"seed": seed, "widths": list(widths), "samples": samples, "width": width,
-                "steps": steps}  # fmt: skip
-    checks = (*_of_softmax(numbers), *(_of_training(trained) if steps else ()))
+                "steps": steps, "runs": runs}  # fmt: skip
+    checks = (*_of_softmax(numbers), *(_of_training(ends, steps) if steps else ()))
     return Result(ABOUT, settings, checks, _answer(numbers, width), numbers, _panels(numbers))
 
 
@@ -113,6 +125,7 @@ def measure(d: int, samples: int, keys: int = 64) -> dict[str, Any]:
         (reaching,) = torch.autograd.grad((t.out * push / d**0.5).sum(), q)
         weights, sizes = t.weights().detach(), reaching.norm(dim=-1)
         found[name] = {
+            "variance": found["variance"] * scale**2,
             "entropy": float(t.entropy.detach().mean()) / math.log(keys),
             "saturated": float((weights.amax(-1) > 0.99).float().mean()),
             "jacobian": float(jacobian_size(weights).median()),
@@ -202,6 +215,16 @@ def _learned_at(accuracies: Sequence[float], enough: float = 0.9, run: int = 5) 
     return next(starts, None)
 
 
+def _end(run: dict[str, Any]) -> dict[str, Any]:
+    """What one run came to."""
+    last = run["accuracy"][-10:]
+    return {
+        "learned_at": run["learned_at"],
+        "accuracy": sum(last) / max(len(last), 1),
+        "warned_at": run["warnings"][0]["step"] if run["warnings"] else None,
+    }
+
+
 def _of_softmax(numbers: dict[str, Any]) -> tuple[Check, ...]:
     slope, d, last = numbers["variance_slope"], numbers["widths"][-1], numbers["fresh"][-1]
     raw, root, whole = (last[name] for name in scales(1))
@@ -235,35 +258,48 @@ def _of_softmax(numbers: dict[str, Any]) -> tuple[Check, ...]:
     )
 
 
-def _of_training(trained: dict[str, Any]) -> tuple[Check, ...]:
-    raw, root, whole = trained.values()
-    steps, soonest = len(raw["accuracy"]), root["learned_at"]
-    later = [steps if run["learned_at"] is None else run["learned_at"] for run in (raw, whole)]
-    warned = {name: bool(run["warnings"]) for name, run in trained.items()}
+def _of_training(ends: dict[str, list[dict[str, Any]]], steps: int) -> tuple[Check, ...]:
+    learned = {
+        name: [steps if one["learned_at"] is None else one["learned_at"] for one in runs]
+        for name, runs in ends.items()
+    }
+    raw, root, whole = learned.values()
+    warned = {name: [one["warned_at"] is not None for one in runs] for name, runs in ends.items()}
+    told = [name for name, did in warned.items() if any(did)]
     return (
         Check(
             "undivided, training suffers",
-            _reached(raw, steps),
-            soonest is not None and later[0] > 3 * soonest,
+            _reached(ends["undivided"], steps),
+            all(late > 3 * soon for late, soon in zip(raw, root, strict=True)),
         ),
         Check(
             "divided by √d it learns soonest",
-            f"{_reached(root, steps)}; divided by d {_reached(whole, steps)}",
-            soonest is not None and soonest < later[1],
+            f"{_reached(ends['by √d'], steps)}; divided by d {_reached(ends['by d'], steps)}",
+            max(root) < steps and all(soon < late for soon, late in zip(root, whole, strict=True)),
         ),
         Check(
             "a monitor would have told",
-            "it warned: " + (", ".join(name for name, did in warned.items() if did) or "never"),
-            list(warned.values()) == [True, False, False],
+            "it warned: " + (", ".join(told) or "never"),
+            all(warned["undivided"]) and told == ["undivided"],
         ),
     )
 
 
-def _reached(run: dict[str, Any], steps: int) -> str:
-    if run["learned_at"] is not None:
-        return f"90% right after {run['learned_at']} steps"
-    last = run["accuracy"][-10:]
-    return f"{sum(last) / len(last):.0%} right after {steps} steps"
+def _reached(runs: Sequence[dict[str, Any]], steps: int) -> str:
+    """How far runs of several seeds came, as a range."""
+    learned = [one["learned_at"] for one in runs]
+    if None not in learned:
+        return f"90% right after {_range(learned)} steps"
+    return f"{_range([round(100 * one['accuracy']) for one in runs])}% right after {steps} steps"
+
+
+def _range(values: Sequence[int]) -> str:
+    """
+    >>> _range([55, 52, 60]), _range([7, 7])
+    ('52 to 60', '7')
+    """
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
 
 
 def _answer(numbers: dict[str, Any], width: int) -> str:
@@ -277,21 +313,39 @@ def _answer(numbers: dict[str, Any], width: int) -> str:
         f"{last['undivided']['saturated']:.0%} of queries put more than 99% of their weight on one "
         "key."
     )
-    raw = trained["undivided"]
-    steps = len(raw["accuracy"])
+    said += f" {_of_gradients(numbers)}"
+    steps, ends = len(trained["undivided"]["accuracy"]), numbers["ends"]
     if not steps:
         return said
     runs = ", ".join(
-        f"{name if name == 'undivided' else f'divided {name}'} {_reached(run, steps)}"
-        for name, run in trained.items()
+        f"{name if name == 'undivided' else f'divided {name}'} {_reached(found, steps)}"
+        for name, found in ends.items()
     )
-    warned = raw["warnings"]
+    warned = [one["warned_at"] for one in ends["undivided"] if one["warned_at"] is not None]
     monitor = (
-        f"A monitor warned of the undivided one at step {warned[0]['step']}"
+        f"A monitor warned of the undivided one at step {_range(warned)}, in {len(warned)} of "
+        f"{len(ends['undivided'])} runs"
         if warned
         else "A monitor warned of none of it"
     )
-    return f"{said} Trained to look things up at width {width}: {runs}. {monitor}."
+    return (
+        f"{said} Trained to look things up at width {width}, over {len(ends['undivided'])} seeds: "
+        f"{runs}. {monitor}."
+    )
+
+
+def _of_gradients(numbers: dict[str, Any]) -> str:
+    """Why gradients of undivided scores are the larger ones where heads are narrow."""
+    widths, fresh = numbers["widths"], numbers["fresh"]
+    times = [m["undivided"]["gradient"] / m["by √d"]["gradient"] for m in fresh]
+    at = times.index(max(times))
+    d = widths[at]
+    return (
+        f"Undivided gradients are larger at first, {times[at]:.2g} times at d = {d}: the chain "
+        f"rule multiplies by what scores are multiplied by, which is √d = {d**0.5:.2g} times as "
+        f"much undivided. Without that factor they are {times[at] / d**0.5:.2g} times as large "
+        f"there, and {times[-1] / widths[-1] ** 0.5:.1g} at d = {widths[-1]}."
+    )
 
 
 def _panels(numbers: dict[str, Any]) -> tuple[Lines, ...]:
@@ -303,10 +357,10 @@ def _panels(numbers: dict[str, Any]) -> tuple[Lines, ...]:
     softmax = (
         Lines(
             "Variance of q·k",
-            "The measured variance lies on the line of d itself.",
+            "Undivided it is d, the dashed line. Divided by √d it is 1 at every width, and divided "
+            "by d it is 1/d.",
             "width d", "variance",
-            [Line("measured", widths, [m["variance"] for m in fresh]),
-             Line("d", widths, list(widths), dashed=True)],
+            [*against_width("variance"), Line("d", widths, list(widths), dashed=True)],
             log_x=True, log_y=True,
         ),
         Lines(
@@ -316,8 +370,16 @@ def _panels(numbers: dict[str, Any]) -> tuple[Lines, ...]:
         ),
         Lines(
             "Gradient that reaches the median query",
-            "Undivided it breaks down as softmax saturates; divided by d it fades as 1/√d.",
+            "Undivided it breaks down as softmax saturates; divided by d it fades as 1/√d. In "
+            "narrow heads the undivided one is larger, since it is multiplied by 1 instead of 1/√d "
+            "on its way.",
             "width d", "norm of ∂(out·r)/∂q", against_width("gradient"), log_x=True, log_y=True,
+        ),
+        Lines(
+            "What softmax itself passes on",
+            "The norm of ∂p/∂s of the median query, without the factor that scores were multiplied "
+            "by.",
+            "width d", "norm of ∂p/∂s", against_width("jacobian"), log_x=True, log_y=True,
         ),
     )  # fmt: skip
     trained = numbers["trained"]
@@ -326,12 +388,12 @@ def _panels(numbers: dict[str, Any]) -> tuple[Lines, ...]:
     return (
         *softmax,
         Lines(
-            "Training: loss", "The same model and data; only the scale differs.",
+            "Training: loss", "The first seed. The same model and data; only the scale differs.",
             "step", "loss, nats",
             [Line(name, *smoothed(run["loss"])) for name, run in trained.items()],
         ),
         Lines(
-            "Training: answers that are right", "Chance is 1 in 16.",
+            "Training: answers that are right", "The first seed. Chance is 1 in 16.",
             "step", "accuracy",
             [Line(name, *smoothed(run["accuracy"])) for name, run in trained.items()],
             percent=True,

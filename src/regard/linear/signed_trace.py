@@ -144,7 +144,9 @@ class SignedTrace:
         return self.inputs.in_kind(least)
 
     def __getattr__(self, name: str) -> object:
-        if name in ("lse", "entropy", "max_logit", "mean_logit", "logits"):
+        if name in (
+            "lse", "entropy", "max_logit", "mean_logit", "std_logit", "min_logit", "logits",
+        ):  # fmt: skip
             raise RegardError(
                 f"{name} speaks of shares, and these weights are none",
                 got="gated attention or the delta rule, whose weights may be negative",

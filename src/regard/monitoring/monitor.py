@@ -54,6 +54,9 @@ class Monitor:
     - `on_error`: what an error of looking, clipping or writing does. "warn" tells of each kind
       once, and training goes on as without a monitor; "raise" ends the run. A rule with
       `action="raise"` ends it either way, and so does what can be refused before anything runs.
+    - `logits`: also the least logit, and the standard deviation of logits under any mask, bias and
+      score: one more pass over the pairs in one step of a window. Without it there is the standard
+      deviation alone, where the mask is a band and logits are scaled products.
 
     >>> import torch, regard
     >>> _ = torch.manual_seed(0)
@@ -86,6 +89,7 @@ class Monitor:
         layers: str | Sequence[str] | None = None,
         group: distributed.ProcessGroup | DeviceMesh | None = None,
         on_error: Literal["warn", "raise"] = "warn",
+        logits: bool = False,
     ) -> None:
         _check_model(model)
         self.model, self.every = model, _steps("every", every)
@@ -93,7 +97,7 @@ class Monitor:
         if look is None:
             look = min(10, self.every) if self.qk_clip is None else 1
         self.look = _steps("look", look)
-        _check(self.every, self.look, on_error)
+        _check(self.every, self.look, on_error, logits)
         self.steps = self._label = 0
         self._judge = Judge(_rules(rules), _steps("quiet", quiet))
         self.history: deque[Report] = deque(maxlen=max(self._judge.memory, 100))
@@ -103,7 +107,9 @@ class Monitor:
         self._window = Window()
         self._looked = 0
         """Steps of this window that were looked at: the same on all ranks."""
-        self._watch = TrainingWatch(model, patterns(layers), self._troubles, self._ranks)
+        self._watch = TrainingWatch(
+            model, patterns(layers), self._troubles, self._ranks, walks=logits
+        )
         self._refuse_clipping()
         self._outlets = Outlets(writers(to) if self._ranks.first else [], self._troubles)
         self._checked = self._closed = False
@@ -136,6 +142,7 @@ class Monitor:
             with self._troubles.during("making a report"):
                 report = self._end_window()
         self._due = self.steps % self.look == 0
+        self._watch.measures = self._looked == 0
         with self._troubles.during(LOOKING):
             if self._due and not self._watch.attached:
                 self._watch.attach()
@@ -221,12 +228,12 @@ class Monitor:
 
     def _take(self) -> None:
         """Add what the step showed to the window, and clip."""
-        seen = self._watch.taken()
+        seen, spreads = self._watch.taken(), self._watch.taken_spreads()
         self._looked += 1
         # With others, whatever was seen here: nobody may wait for this rank.
         if seen or self._ranks.many:
             clipped = {} if self.qk_clip is None else self._clip(self.qk_clip, seen)
-            self._window.add(seen, clipped)
+            self._window.add(seen, clipped, spreads)
         # What is missing because looking failed is no gap, and was noted. Of several ranks some may
         # hold a part of the model that does not attend.
         empty = self._ranks.many and not self._watch.attends
@@ -368,7 +375,7 @@ def _group(given: Any) -> distributed.ProcessGroup | None:
     )
 
 
-def _check(every: int, look: int, on_error: Any) -> None:
+def _check(every: int, look: int, on_error: Any, logits: Any) -> None:
     if look > every:
         raise RegardError(
             "look= says at which steps of a window to look: every so many",
@@ -380,4 +387,10 @@ def _check(every: int, look: int, on_error: Any) -> None:
             "on_error= says what an error of the monitor does",
             got=repr(on_error),
             accepted='"warn" or "raise"',
+        )
+    if not isinstance(logits, bool):
+        raise RegardError(
+            "logits= says whether to walk the pairs for their least and their standard deviation",
+            got=repr(logits),
+            accepted="True or False",
         )

@@ -91,8 +91,8 @@ class Totals(NamedTuple):
     sums: Mapping[str, Float[Tensor, "m h"]]
 
 
-OF_LARGEST = 2
-OF_SUMS = len(fields(Statistics)) + len(fields(Telemetry)) - 1
+OF_LARGEST = 3
+OF_SUMS = len(fields(Statistics)) + len(fields(Telemetry)) - 1 + 2
 """How many numbers there are of each for a head: a rank without layers cannot tell from its own."""
 
 

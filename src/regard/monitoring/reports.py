@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.monitoring.logit_spread import HeadSpread
 from regard.monitoring.telemetry import Telemetry
 
 
@@ -36,9 +37,15 @@ class Heads:
     """The size of what a head gives: the root of the mean square, before the output projection."""
     clipped: tuple[float, ...]
     """In how many of the steps looked at QK-clip made the head's logits smaller."""
+    std_logit: tuple[float, ...] = ()
+    """The standard deviation of a row's logits around their mean, in the first step looked at: the
+    root of the mean variance over rows that see two keys or more. NaN where that takes a pass over
+    the pairs, which nobody asked for: `Monitor(logits=True)` asks."""
+    min_logit: tuple[float, ...] = ()
+    """The least logit, in the first step looked at; empty unless `Monitor(logits=True)`."""
 
     @staticmethod
-    def of(found: Telemetry, clipped: Tensor) -> Heads:
+    def of(found: Telemetry, clipped: Tensor, spread: HeadSpread) -> Heads:
         sums = found.statistics
         sound = sums.rows - sums.empty - sums.broken
         largest = sums.max_logit.masked_fill(sound == 0, math.nan)
@@ -52,8 +59,11 @@ class Heads:
             found.non_finite,
             (found.output / sound).sqrt(),
             clipped,
+            (spread.variance / spread.choosing).sqrt(),
         )
-        return Heads(*(tuple(t.to(torch.float64).tolist()) for t in numbers))
+        asked = bool((spread.lowest < math.inf).any())
+        lowest = [spread.lowest.masked_fill(spread.lowest == math.inf, math.nan)] if asked else []
+        return Heads(*(tuple(t.to(torch.float64).tolist()) for t in (*numbers, *lowest)))
 
     def __len__(self) -> int:
         return len(self.max_logit)
@@ -146,12 +156,13 @@ class Report:
 
     def _table(self) -> list[tuple[str, ...]]:
         return [
-            ("layer", "max logit", "mean logit", "entropy", "sink", "empty", "non-finite"),
+            ("layer", "max logit", "mean logit", "std", "entropy", "sink", "empty", "non-finite"),
             *(
                 (
                     path or "(model)",
                     _short(_most(heads.max_logit)),
                     _short(_mean(heads.mean_logit)),
+                    _short(_mean(heads.std_logit)),
                     f"{_mean(heads.entropy):.2f} ({_least(heads.entropy):.2f}"
                     f"–{_most(heads.entropy):.2f})",
                     f"{_mean(heads.sink):.0%}",
@@ -175,6 +186,7 @@ def _written(heads: Heads) -> dict[str, list[Any]]:
             for value, ill in zip(each, broken, strict=True)
         ]
         for name, each in asdict(heads).items()
+        if each
     }
 
 
@@ -213,6 +225,8 @@ _TELLING: dict[str, dict[str, Callable[[Any], float]]] = {
     "non_finite": {"non_finite": sum},
     "output": {"output": _mean, "output_min": _least},
     "clipped": {"clipped": sum},
+    "std_logit": {"std_logit": _mean, "std_logit_max": _most},
+    "min_logit": {"min_logit": _least},
 }
 """What of a layer's heads is worth a curve."""
 

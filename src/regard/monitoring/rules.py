@@ -216,6 +216,54 @@ class DeadHead(_Below):
         return [0.0 if size == 0 else size / usual if usual else math.inf for size in sizes]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScaleOff(Rule):
+    """Logits much wider or narrower than scores divided by √d are: softmax chooses, or averages.
+
+    Queries and keys of variance 1 give scores of variance d, so 1/√d brings their standard
+    deviation to 1; trained heads are mostly within 0.5 and 3. Forgotten, it is √d times that (8 for
+    heads of width 64); done twice, a √d-th of it. Projections that grew or shrank look the same.
+    """
+
+    below: float = 0.1
+    above: float = 5.0
+    lasting: int = 3
+    after: int = 1000
+    name = "scale off"
+    what = "logits of standard deviation"
+    do = (
+        "see that scores are divided by √d, and once: forgotten, logits are √d times as wide, and "
+        "done twice a √d-th. If they are, its projections grew or shrank: normalised queries and "
+        "keys (qk_norm), Monitor(qk_clip=...), weight decay"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.below < self.above:
+            raise RegardError(
+                f"{self.name}: standard deviations between below= and above= are fine",
+                got=f"below={self.below!r}, above={self.above!r}",
+                accepted="0 <= below < above",
+            )
+
+    def values(self, heads: Heads) -> Sequence[float]:
+        return heads.std_logit
+
+    def excess(self, value: float) -> float:
+        """As a ratio, so that twice too wide and half as wide as allowed are as far."""
+        if value == 0:
+            return math.inf if self.below else 0.0
+        narrow = math.log2(self.below / value) if self.below else -math.inf
+        return max(math.log2(value / self.above), narrow)
+
+    @property
+    def limit(self) -> str:
+        return (
+            f"not within {self.below:g} and {self.above:g}{_lasted(self)}; scores divided by √d "
+            "begin near 1"
+        )
+
+
 RULES: tuple[Rule, ...] = (
     NonFinite(),
     LogitExplosion(),
@@ -223,6 +271,7 @@ RULES: tuple[Rule, ...] = (
     UniformHead(),
     SinkHead(),
     DeadHead(),
+    ScaleOff(),
 )
 
 

@@ -177,7 +177,7 @@ def kind(trace: Trace) -> Hashable | None:
 def _together(calls: Sequence[AttentionInputs]) -> AttentionInputs:
     """Calls of one kind as one with a larger batch."""
     if len(calls) == 1:
-        return _as_masked(calls[0])
+        return as_masked(calls[0])
     q, k = (torch.cat([getattr(x, name) for x in calls]) for name in ("q", "k"))
     # Values are in the outputs already; keys stand in for them.
     return replace(calls[0], q=q, k=k, v=k)
@@ -187,7 +187,7 @@ def _cat(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def _as_masked(x: AttentionInputs) -> AttentionInputs:
+def as_masked(x: AttentionInputs) -> AttentionInputs:
     """Float masks often hold a large negative number in place of minus infinity, whose weight is 0
     all the same. It is no logit that anybody means."""
     if not isinstance(x.bias, Dense):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from regard.monitoring.logit_spread import HeadSpread
 from regard.monitoring.ranks import Ranks
 from regard.monitoring.telemetry import Readings, head_sums, kind
 from regard.monitoring.troubles import Troubles
@@ -32,10 +33,16 @@ class TrainingWatch(Watch):
         layers: Sequence[str] | None,
         troubles: Troubles,
         ranks: Ranks,
+        *,
+        walks: bool = False,
     ) -> None:
         super().__init__(model, layers, None, "statistics", 1)
         self._troubles, self._ranks = troubles, ranks
+        self.measures = True
+        """Whether the spread of logits is measured in the step that runs."""
+        self._walks = walks
         self._found: dict[Paths, Readings] = {}
+        self._spreads: dict[str, HeadSpread] = {}
         self._calls: defaultdict[Hashable, list[tuple[str, Trace]]] = defaultdict(list)
         """Calls that were not read yet, those of a kind together."""
         self._held = 0
@@ -46,6 +53,11 @@ class TrainingWatch(Watch):
     def taken(self) -> dict[Paths, Readings]:
         """What was found since it was asked last, of several layers together."""
         found, self._found = self._found, {}
+        return found
+
+    def taken_spreads(self) -> dict[str, HeadSpread]:
+        """How far logits were from one another, by layers, where that was measured."""
+        found, self._spreads = self._spreads, {}
         return found
 
     @property
@@ -109,6 +121,11 @@ class TrainingWatch(Watch):
         self.seen.layer(path)
         if path not in self._ranks.held:
             self._ranks.hold(path, self.model.get_submodule(path), trace)
+        if self.measures:
+            with self._troubles.during(LOOKING):
+                spread = HeadSpread.of(trace, walk=self._walks)
+                more = path in self._spreads
+                self._spreads[path] = self._spreads[path].plus(spread) if more else spread
         sums = head_sums(trace)
         if sums is not None:
             self._sums[sums.shape, sums.device].append((path, sums))

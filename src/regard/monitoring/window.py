@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from regard.monitoring.logit_spread import HeadSpread
 from regard.monitoring.ranks import Ranks, Totals
 from regard.monitoring.reports import Heads
 from regard.monitoring.telemetry import Readings, Telemetry
@@ -21,19 +22,25 @@ class _Sums:
     looks: int
     found: Mapping[Paths, Readings]
     clipped: Mapping[str, Tensor]
+    spreads: Mapping[str, HeadSpread]
 
 
 class Window:
     """Sums since the last report, where the model is."""
 
     def __init__(self) -> None:
-        self._sums = _Sums(0, {}, {})
+        self._sums = _Sums(0, {}, {}, {})
 
     @property
     def looks(self) -> int:
         return self._sums.looks
 
-    def add(self, found: Mapping[Paths, Readings], clipped: Mapping[str, Tensor]) -> None:
+    def add(
+        self,
+        found: Mapping[Paths, Readings],
+        clipped: Mapping[str, Tensor],
+        spreads: Mapping[str, HeadSpread],
+    ) -> None:
         """All of a step at once, or nothing if it is interrupted."""
         before = self._sums
         readings, times = dict(before.found), dict(before.clipped)
@@ -41,34 +48,45 @@ class Window:
             readings[paths] = readings[paths].plus(new) if paths in readings else new
         for path, now in clipped.items():
             times[path] = times[path] + now if path in times else now
-        self._sums = _Sums(before.looks + bool(found), readings, times)
+        # They are measured in one step of a window.
+        spread = {**before.spreads, **spreads}
+        self._sums = _Sums(before.looks + bool(found), readings, times, spread)
 
     def heads(self, ranks: Ranks) -> tuple[int, dict[str, Heads]]:
         """How often ranks looked, and what they saw of each layer; the only time that the device is
         waited for."""
         own, clipped = by_path(self._sums.found), self._sums.clipped
+        spreads = {
+            path: self._sums.spreads.get(path, HeadSpread.nothing(t.room))
+            for path, t in own.items()
+        }
+
+        def largest(path: str, t: Telemetry) -> Tensor:
+            cut = torch.zeros_like(t.room)
+            if path in clipped:
+                cut = ranks.own_heads(path, clipped[path])
+            return torch.stack([t.statistics.max_logit, cut, -spreads[path].lowest])
+
         found = ranks.together(
             Totals(
                 self.looks,
+                {path: largest(path, t) for path, t in own.items()},
                 {
-                    path: torch.stack(
-                        [
-                            t.statistics.max_logit,
-                            ranks.own_heads(path, clipped[path])
-                            if path in clipped
-                            else torch.zeros_like(t.room),
-                        ]
-                    )
+                    path: torch.cat([t.stacked(), torch.stack(spreads[path][:2])])
                     for path, t in own.items()
                 },
-                {path: t.stacked() for path, t in own.items()},
             )
         )
         rows = {path: torch.cat([t, found.sums[path]]) for path, t in found.largest.items()}
-        return found.looks, {
-            path: Heads.of(_with_largest(Telemetry.read(here[2:]), here[0]), here[1])
-            for path, here in _on_host(rows).items()
-        }
+        return found.looks, {path: _heads(here) for path, here in _on_host(rows).items()}
+
+
+def _heads(numbers: Tensor) -> Heads:
+    """From the largest numbers of a layer, and its sums."""
+    max_logit, clipped, highest = numbers[:3]
+    variance, choosing = numbers[-2:]
+    spread = HeadSpread(variance, choosing, -highest)
+    return Heads.of(_with_largest(Telemetry.read(numbers[3:-2]), max_logit), clipped, spread)
 
 
 def _with_largest(t: Telemetry, max_logit: Tensor) -> Telemetry:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.backends.contract import Pool, SecondPass, Top
+from regard.backends.contract import LogitSpread, Pool, SecondPass, Top
 from regard.backends.precision import in_full_precision
 from regard.backends.tiled.chosen import chosen_logits, logits_at, numbers_alone
 from regard.backends.tiled.norms import Norm, norm_of, norm_of_rows
@@ -140,6 +140,29 @@ class TiledPass(SecondPass):
             total[tile.where] += s.masked_fill_(hidden, 0.0).sum(-1)
             count[tile.where] += s.shape[-1] - hidden.sum(-1)
         return torch.where(count > 0, total / count.clamp_min(1), -math.inf)
+
+    @torch.no_grad()
+    @in_full_precision
+    def logit_spread(self, inputs: AttentionInputs) -> LogitSpread:
+        B, H, Q, _ = inputs.shape
+        # How many, their mean, and squares of distances from it: those of two runs of keys give
+        # those of both without the loss of digits that Σ s² - (Σ s)² has.
+        count, mean, square = inputs.q.new_zeros(3, B, H, Q, dtype=inputs.compute_dtype)
+        lowest = torch.full_like(count, math.inf)
+        for tile, cut in cuts(inputs):
+            s = tile.logits(cut).flatten(1, 2)
+            hidden = s == -math.inf
+            here = (s.shape[-1] - hidden.sum(-1)).to(s.dtype)
+            s.masked_fill_(hidden, math.inf)
+            lowest[tile.where] = torch.minimum(lowest[tile.where], s.amin(-1))
+            middle = s.masked_fill_(hidden, 0.0).sum(-1) / here.clamp_min(1)
+            away = s.sub_(middle[..., None]).masked_fill_(hidden, 0.0).square_().sum(-1)
+            before, both = count[tile.where], (count[tile.where] + here).clamp_min(1)
+            apart = middle - mean[tile.where]
+            square[tile.where] += away + apart.square() * before * here / both
+            mean[tile.where] += apart * here / both
+            count[tile.where] += here
+        return LogitSpread(square / count.clamp_min(1), lowest)
 
     @in_full_precision
     def logits(

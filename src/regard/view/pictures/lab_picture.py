@@ -8,12 +8,20 @@ from itertools import cycle
 # Before matplotlib itself: where that is missing, this says what to do.
 from regard.view.pictures.ink import SIZE, Ink, Sheet, save, sheet  # isort: skip
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator, PercentFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+    PercentFormatter,
+)
 
 from regard.lab.experiments import Result
-from regard.lab.panels import Bars, Heat, Lines, Panel, Points
+from regard.lab.panels import Bars, Graph, Heat, Lines, Panel, Points
 from regard.view.pictures.line_ends import COLOURS, ON_DARK, End, name_ends
 
 __all__ = ["lab_picture", "panel_picture", "save"]
@@ -71,7 +79,7 @@ def _colours(result: Result, dark: bool) -> dict[str, str]:
             labels |= {line.label: None for line in panel.lines if not line.dashed}
         if isinstance(panel, Bars):
             labels |= dict.fromkeys(panel.series)
-        if isinstance(panel, Points):
+        if isinstance(panel, Points | Graph):
             labels |= {point.group: None for point in panel.points}
     return dict(zip(labels, cycle(ON_DARK if dark else COLOURS), strict=False))
 
@@ -89,6 +97,9 @@ def _draw(page: Sheet, axes: Axes, panel: Panel, colours: dict[str, str]) -> Non
     if isinstance(panel, Heat):
         _draw_heat(page, axes, panel)
         return
+    if isinstance(panel, Graph):
+        _draw_graph(page, axes, panel, colours)
+        return
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(page.ink.faint)
@@ -105,30 +116,31 @@ def _draw(page: Sheet, axes: Axes, panel: Panel, colours: dict[str, str]) -> Non
 def _draw_lines(page: Sheet, axes: Axes, panel: Lines, colours: dict[str, str]) -> None:
     if panel.log_x:
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(LogLocator(base=4, numticks=12))
         axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-        axes.xaxis.set_minor_locator(NullLocator())
     elif all(float(x).is_integer() for line in panel.lines for x in line.x):
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if panel.log_y:
         axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(base=10, numticks=6))
         axes.yaxis.set_major_formatter(lambda y, _: _power(y))
-        axes.yaxis.set_minor_locator(NullLocator())
     for line in panel.lines:
         colour = page.ink.faint if line.dashed else colours[line.label]
         axes.plot(line.x, line.y, "--" if line.dashed else "-", color=colour,
                   linewidth=1.0 if line.dashed else 1.5, zorder=1 if line.dashed else 2,
                   marker="o" if len(line.x) < 12 and not line.dashed else "",
                   markersize=3)  # fmt: skip
+    if panel.log_x:
+        _tick_doublings(axes.xaxis, *axes.get_xlim())
+    if panel.log_y:
+        _tick_decades(axes.yaxis, *axes.get_ylim())
     if panel.percent:
         _as_percent(axes)
     axes.set_xlabel(panel.x, **page.words(color=page.ink.faint))
     axes.set_ylabel(panel.y, **page.words(color=page.ink.faint))
     ends = [
-        End(line.label, line.y[-1], page.ink.faint if line.dashed else colours[line.label])
+        End(line.label, line.y[-1], page.ink.faint if line.dashed else colours[line.label],
+            line.x[-1])
         for line in panel.lines
-    ]
+    ]  # fmt: skip
     name_ends(page, axes, ends, APART)
 
 
@@ -179,14 +191,37 @@ def _signed(ink: Ink) -> Colormap:
     return LinearSegmentedColormap.from_list("signed", [ink.ahead, ink.page, ink.back])
 
 
-def _power(y: float) -> str:
-    """A power of ten as it is read most easily.
+def _tick_doublings(axis: Axis, low: float, high: float) -> None:
+    """A number at every fourfold, or at every doubling where these are few; a tick at each."""
+    few = math.log2(high / low) < 5
+    axis.set_major_locator(LogLocator(base=2 if few else 4, numticks=12))
+    axis.set_minor_locator(LogLocator(base=2, numticks=24))
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_tick_params(which="minor", length=1.5, width=0.4)
 
-    >>> _power(0.01), _power(1e-08), _power(1e6)
-    ('0.01', '$10^{-8}$', '$10^{6}$')
+
+def _tick_decades(axis: Axis, low: float, high: float) -> None:
+    """A number at every power of ten, or also at 2 and 5 where these are few; ticks between."""
+    decades = math.log10(high / low)
+    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if decades < 1.5 else (1,),
+                                      numticks=8))  # fmt: skip
+    axis.set_minor_locator(
+        LogLocator(base=10, subs=range(2, 10), numticks=12) if decades < 6 else NullLocator()
+    )
+    axis.set_minor_formatter(NullFormatter())
+    axis.set_tick_params(which="minor", length=1.5, width=0.4)
+
+
+def _power(y: float) -> str:
+    """A number of a logarithmic axis as it is read most easily.
+
+    >>> _power(0.01), _power(1e-08), _power(1e6), _power(5.0)
+    ('0.01', '$10^{-8}$', '$10^{6}$', '5')
     """
     exponent = round(math.log10(y))
-    return f"{y:g}" if -4 < exponent < 5 else f"$10^{{{exponent}}}$"
+    if -4 < exponent < 5:
+        return f"{y:g}"
+    return f"$10^{{{exponent}}}$" if math.isclose(y, 10.0**exponent) else f"{y:.0e}"
 
 
 def _draw_points(page: Sheet, axes: Axes, panel: Points, colours: dict[str, str]) -> None:
@@ -205,6 +240,29 @@ def _draw_points(page: Sheet, axes: Axes, panel: Points, colours: dict[str, str]
     axes.margins(x=0.32, y=0.22)
     axes.set_xlabel(panel.x, **page.words(color=page.ink.faint))
     axes.set_ylabel(panel.y, **page.words(color=page.ink.faint))
+
+
+def _draw_graph(page: Sheet, axes: Axes, panel: Graph, colours: dict[str, str]) -> None:
+    page.bare(axes)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    most = max(panel.edges.values())
+    for (a, b), weight in panel.edges.items():
+        (x0, y0), (x1, y1) = panel.points[a].at, panel.points[b].at
+        share = weight / most
+        axes.plot((x0, x1), (y0, y1), color=page.ink.text, linewidth=0.4 + 2.6 * share,
+                  alpha=0.15 + 0.6 * share, zorder=1, solid_capstyle="round")  # fmt: skip
+    for group in dict.fromkeys(point.group for point in panel.points):
+        places = [point.at for point in panel.points if point.group == group]
+        across, up = [x for x, _ in places], [y for _, y in places]
+        axes.scatter(across, up, s=26, color=colours[group], zorder=2, label=page.write(group))
+    for point in panel.points:
+        axes.annotate(page.label(point.label), (point.at[0], point.at[1]), xytext=(0, 5),
+                      textcoords="offset points", ha="center", va="bottom",
+                      **page.words(fontsize=SIZE - 1, fontweight="bold"))  # fmt: skip
+    axes.margins(x=0.08, y=0.14)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, handlelength=0.8,
+                fontsize=SIZE - 1, labelcolor=page.ink.text)  # fmt: skip
 
 
 def _as_percent(axes: Axes) -> None:

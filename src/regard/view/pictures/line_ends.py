@@ -29,10 +29,13 @@ class End(NamedTuple):
     label: str
     value: float
     colour: str
+    x: float | None = None
+    """Where the line ends; at the edge of its panel if that is not said."""
 
 
 def name_ends(page: Sheet, axes: Axes, ends: Sequence[End], apart: float = APART) -> None:
-    """Write names beside the ends of lines, moved apart where they would touch."""
+    """Write names beside the ends of lines, moved apart where they would touch; a thin line leads
+    from an end to a name that had to move."""
     named = sorted(ends, key=lambda end: end.value)
     at = [_height(axes, end.value) for end in named]
     for i in range(1, len(at)):
@@ -43,10 +46,24 @@ def name_ends(page: Sheet, axes: Axes, ends: Sequence[End], apart: float = APART
         at[i] = min(at[i], highest)
         highest = at[i] - apart
     for end, height in zip(named, at, strict=True):
+        if abs(height - _height(axes, end.value)) > apart / 4:
+            _lead(axes, end, height)
         axes.text(
             1.02, height, page.write(end.label), transform=axes.transAxes, va="center",
             ha="left", **page.words(color=end.colour, fontsize=SIZE - 1),
         )  # fmt: skip
+
+
+def _lead(axes: Axes, end: End, height: float) -> None:
+    """A thin line from the end of a line to its name."""
+    x, y = 1.0, _height(axes, end.value)
+    if end.x is not None:
+        here = axes.transData.transform((end.x, end.value))
+        x = float(axes.transAxes.inverted().transform(here)[0])
+    axes.plot(
+        (x, 1.003, 1.018), (y, y, height), color=end.colour, linewidth=0.5, alpha=0.8,
+        transform=axes.transAxes, clip_on=False, gid="leader",
+    )  # fmt: skip
 
 
 def _height(axes: Axes, value: float) -> float:

@@ -1,0 +1,73 @@
+"""Word vectors as text: a word and its numbers on each line, as word2vec and GloVe write them."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import torch
+
+from regard.errors import RegardError
+from regard.lab.word_vectors.vectors import Vectors
+
+MANY = 100_000
+"""Lines that are read at most: files begin with the most frequent words."""
+ACCEPTED = "lines of a word and its numbers, as word2vec and GloVe write them as text, or that .gz"
+
+
+def read(path: Path) -> Vectors:
+    """The first vectors of a file, words in lower case; of several forms of a word the first.
+
+    A first line of two numbers, how many words there are and how wide, is that of word2vec."""
+    names: dict[str, None] = {}
+    rows: list[list[float]] = []
+    for number, line in enumerate(_lines(path), 1):
+        word, *numbers = line.rstrip().split(" ")
+        if number == 1 and len(numbers) == 1 and (word + numbers[0]).isdigit():
+            continue
+        row = _numbers(path, number, numbers)
+        if rows and len(row) != len(rows[0]):
+            raise RegardError(
+                "vectors of a file are equally wide",
+                got=f"{path}, line {number}: {len(row)} numbers, {len(rows[0])} before",
+                accepted=ACCEPTED,
+            )
+        if word.lower() not in names:
+            names[word.lower()] = None
+            rows.append(row)
+    if len(rows) < 2:
+        raise RegardError("there are no vectors in the file", got=str(path), accepted=ACCEPTED)
+    return Vectors.of(list(names), torch.tensor(rows))
+
+
+def _numbers(path: Path, line: int, texts: list[str]) -> list[float]:
+    try:
+        row = [float(text) for text in texts]
+    except ValueError:
+        row = []
+    if len(row) < 2 or not all(abs(x) < 1e30 for x in row):
+        raise RegardError(
+            "a line of a file of vectors is a word and its numbers",
+            got=f"{path}, line {line}: {' '.join(texts)[:40] or 'no numbers'}",
+            accepted=ACCEPTED,
+        )
+    return row
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        with path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+        opened = gzip.open if packed else open
+        with opened(path, "rt", encoding="utf-8") as text:
+            yield from islice(text, MANY)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise RegardError(
+            "the file of vectors cannot be read",
+            got=f"{path}: {getattr(error, 'strerror', None) or error}",
+            accepted=ACCEPTED,
+            do="vectors in a binary form: write them as text first",
+        ) from None
