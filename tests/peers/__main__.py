@@ -76,6 +76,8 @@ def _arguments() -> argparse.Namespace:
     for peer in PEERS:
         parser.add_argument(f"--{peer.name}", type=Path, help="a checkout; cloned by default")
     parser.add_argument("--families", nargs="+", default=suites.FAMILIES)
+    parser.add_argument("--variants", nargs="+", default=list(suites.VARIANTS), metavar="VARIANT",
+                        choices=list(suites.VARIANTS), help="of transformers")  # fmt: skip
     parser.add_argument("--backends", nargs="+", default=suites.BACKENDS)
     parser.add_argument("--results", type=Path, help="a Markdown file for what was found")
     asked = parser.parse_args()
@@ -88,7 +90,7 @@ def _arguments() -> argparse.Namespace:
 
 def _suites(checkouts: dict[Peer, Path], asked: argparse.Namespace) -> Iterator[suites.Suite]:
     if TRANSFORMERS in checkouts:
-        yield from suites.transformers(checkouts[TRANSFORMERS], asked.families)
+        yield from suites.transformers(checkouts[TRANSFORMERS], asked.families, asked.variants)
     if PYTORCH in checkouts:
         yield from suites.pytorch(checkouts[PYTORCH], asked.backends)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from tests.peers.differences import Difference, Expected, outdated, unexpected
 from tests.peers.outcomes import Outcomes
-from tests.peers.suites import WATCHED
+from tests.peers.suites import VARIANTS
 
 ENDS = ("passed", "failed", "skipped")
 AS_IS = "as is"
@@ -80,7 +80,7 @@ class Report:
         for variant in dict.fromkeys(row.variant for row in self.rows):
             rows = [row for row in self.rows if row.variant == variant]
             ends = ", ".join(f"{sum(r.ends.get(end, 0) for r in rows):,} {end}" for end in ENDS)
-            kind = "families" if variant == WATCHED.name else "suites"
+            kind = "families" if variant in VARIANTS else "suites"
             lines.append(f"{variant}: {len(rows)} {kind}; {ends}")
         lines += [f"did not run: {suite}" for suite in self.broken]
         lines += [f"expected, but the same now: {e.variant}  {e.test}" for e in self.outdated]

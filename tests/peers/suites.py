@@ -55,12 +55,18 @@ class Suite:
 
 
 WATCHED = Variant("watched", ("every_forward_watched",))
+BY_NAME = Variant("by name", ("named_implementation",))
+VARIANTS = {variant.name: variant for variant in (WATCHED, BY_NAME)}
+"""How regard is put into transformers."""
 
 
-def transformers(checkout: Path, families: Sequence[str]) -> Iterator[Suite]:
+def transformers(
+    checkout: Path, families: Sequence[str], variants: Sequence[str] = tuple(VARIANTS)
+) -> Iterator[Suite]:
+    chosen = [VARIANTS[name] for name in variants]
     for family in families:
         file = f"tests/models/{family}/test_modeling_{family}.py"
-        yield Suite(family, checkout, (file, "-k", ATTENTION), (WATCHED,))
+        yield Suite(family, checkout, (file, "-k", ATTENTION), chosen)
 
 
 def pytorch(checkout: Path, backends: Sequence[str]) -> Iterator[Suite]:

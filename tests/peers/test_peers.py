@@ -106,6 +106,34 @@ def test_a_watch_that_changes_the_output_is_found(tmp_path: Path) -> None:
     assert found.counts == {"traces": 4, "outputs": 1}
 
 
+def test_every_sdpa_is_regard_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "test_llama.py").write_text(
+        textwrap.dedent("""
+            import torch
+            from transformers import LlamaConfig, LlamaModel
+
+            def test_names():
+                sizes = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2)
+                config = LlamaConfig(vocab_size=8, num_hidden_layers=2, **sizes)
+                model = LlamaModel(config).eval()
+                assert model.config._attn_implementation == "regard"
+                named = model(torch.arange(6)[None]).last_hidden_state
+                model.set_attn_implementation("eager")
+                assert model.config._attn_implementation == "eager"
+                eager = model(torch.arange(6)[None]).last_hidden_state
+                torch.testing.assert_close(named, eager)
+                model.set_attn_implementation("sdpa")
+                assert model.config._attn_implementation == "regard"
+        """)
+    )
+    found = run(tmp_path, ["test_llama.py"], suites.BY_NAME.plugins)
+
+    assert [end.outcome for end in found.tests.values()] == ["passed"], found.tests
+    # Two layers once: eager attention is not counted.
+    assert found.counts == {"calls": 2}
+
+
 def test_what_does_not_run_is_told(checkout: Path) -> None:
     with pytest.raises(
         NoOutcomesError, match=r"test_absent\.py in .* did not run:[\s\S]*not found"
@@ -267,7 +295,8 @@ def test_the_end_says_what_ran_and_the_unexpected_fails(
         (tmp_path / folder).mkdir()
     results = tmp_path / "results.md"
     words = ["transformers", "--transformers", str(tmp_path), "--results", str(results)]
-    monkeypatch.setattr(sys, "argv", ["peers", *words, "--families", "gpt2", "bert"])
+    monkeypatch.setattr(sys, "argv", ["peers", *words, "--families", "gpt2", "bert",
+                                      "--variants", "watched"])  # fmt: skip
     monkeypatch.setattr(__main__, "run", found)
 
     assert __main__.main() == code
