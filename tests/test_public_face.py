@@ -23,9 +23,10 @@ FACE = {
     "regard.scores": "Score additive cosine distance dot general scaled_dot",
     "regard.biases": "Bias alibi dense pairwise relative slopes",
     "regard.nn": """
-        AdditiveAttention Cache DecoderBlock DecoderTraces DotAttention DropIn DropInError
-        EncoderBlock LinearAttention MultiHeadAttention Rotary StaticAttention elu_plus_one
-        from_torch linear_attention load_weights replace_attention
+        AdditiveAttention AttentionProcessor Cache DecoderBlock DecoderTraces DotAttention DropIn
+        DropInError EncoderBlock LinearAttention MultiHeadAttention Rotary StaticAttention
+        attention_processors elu_plus_one from_torch linear_attention load_weights
+        replace_attention
     """,
     "regard.caches": "EvictingCache HeavyHitters PerHead Policy ReceivedPress WindowVotes",
     "regard.linear": """

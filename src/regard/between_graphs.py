@@ -12,6 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 # `torch.compiler.disable` would import the compiler, which takes longer than importing PyTorch.
 _skip = eval_frame._FrameAction.SKIP
 _whole = eval_frame._FrameExecStrategy(_skip, _skip)
+_alone = eval_frame._FrameExecStrategy(_skip, eval_frame._FrameAction.DEFAULT)
 
 
 def between_graphs(why: str) -> Callable[[F], F]:
@@ -25,3 +26,9 @@ def between_graphs(why: str) -> Callable[[F], F]:
         return function
 
     return mark
+
+
+def inlined(function: F) -> F:
+    """A function that is compiled as a part of what calls it, and never by itself."""
+    eval_frame.set_code_exec_strategy(function.__code__, _alone)
+    return function

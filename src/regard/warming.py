@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -27,13 +27,15 @@ def warm_up(
     device: torch.device | str | None = None,
     masks: Sequence[Mask | None] = (None, causal()),
     gradients: bool = True,
+    progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Load or compile now what calls will need later, so that none of them waits for it.
 
     What is compiled depends on the width of heads, their type and the kind of masks, but not on
     lengths, batch, heads or windows. A model says its own width, type and device; what is given
     beside it counts before that. Returns how many kernels were compiled: the commonest come
-    compiled. On a CPU the loop in C is built and loaded, if it is not yet.
+    compiled. On a CPU the loop in C is built and loaded, if it is not yet. `progress` is told how
+    many kernels are compiled, or on a CPU how many masks were tried, and of how many.
 
     >>> import regard, torch
     >>> regard.warm_up(width=64, dtype=torch.float32, device="cpu")
@@ -60,12 +62,14 @@ def warm_up(
     if where.type == "cuda" and INSTALLED:
         from regard.backends.triton.prepared.warming import warm_up as ready
 
-        return ready(width, kind, where, masks, gradients=gradients)
-    for mask in masks:
+        return ready(width, kind, where, masks, gradients=gradients, progress=progress)
+    for done, mask in enumerate(masks, 1):
         q, k, v = (torch.zeros(1, 1, 64, width, dtype=kind, device=where) for _ in range(3))
         found = trace(q.requires_grad_(gradients), k, v, mask=mask)
         if gradients:
             found.out.sum().backward()
+        if progress is not None:
+            progress(done, len(masks))
     return 0
 
 

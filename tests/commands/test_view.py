@@ -285,7 +285,7 @@ def test_a_model_reads(monkeypatch: pytest.MonkeyPatch, seen: Seen) -> None:
             return "Reader('small')"
 
     reader = Reader("small", torch.nn.Identity(), None, models.Card({}), None)
-    monkeypatch.setattr(models, "load", lambda name: reader, raising=False)
+    monkeypatch.setattr(models, "load", lambda name, **how: reader, raising=False)
     text = output("the", "cat", "--model", "small")
     assert told == ["the cat"]
     assert text.splitlines()[:2] == [

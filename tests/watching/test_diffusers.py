@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import regard
-from regard import interpret
+from regard import interpret, nn
+from regard.seen import Seen
 
-diffusers = pytest.importorskip("diffusers")
+diffusers = pytest.importorskip("diffusers", reason="diffusers is not installed")
 TOKENS = ["<s>", "two</w>", "cats</w>", "<e>", "<e>", "<e>", "<e>"]
 
 
@@ -109,6 +111,25 @@ def test_maps_of_each_family_leave_its_output_alone_to_the_last_bit(family: str)
     rows = {"last": slice(None, -7), "first": slice(7, None)}.get(how.get("text"), slice(None))
     expected = weights[:, rows, 2 + first if first >= 0 else first + 2]
     assert torch.allclose(found.maps[1, 0].flatten(1), expected, atol=1e-5)
+    by_processors(model, given, how, plain, seen, found)
+
+
+def by_processors(
+    model: Any, given: Any, how: Any, plain: Tensor, seen: Seen, found: interpret.Grounding
+) -> None:
+    """regard's attention in a model's processors: the same picture, traces and maps; undone."""
+    shown: dict[str, regard.Trace] = {}
+    own = model.attn_processors
+    model.set_attn_processor(nn.attention_processors(model, shown.__setitem__))
+    assert torch.allclose(model(**given).sample, plain, atol=1e-5)
+    assert shown.keys() == set(seen)
+    for path, trace in shown.items():
+        assert torch.allclose(trace.weights(), seen[path].trace.weights(), atol=1e-5)
+    with interpret.grounding(model, TOKENS, keep=["layers", "heads"], **how) as look:
+        model(**given)
+    assert torch.allclose(look.found.maps, found.maps, atol=1e-5)
+    model.set_attn_processor(own)
+    assert torch.equal(model(**given).sample, plain)
 
 
 @pytest.mark.parametrize("family", ["unet", "pixart"])

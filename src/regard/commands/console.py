@@ -10,11 +10,13 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
+    TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
 )
 
+from regard.notices import at_terminal
 from regard.view.terminal import PlainConsole
 
 
@@ -30,7 +32,7 @@ def progress_bar() -> Progress:
     """Progress on standard error, gone when the work is done."""
     return Progress(
         TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
-        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
+        console=Console(stderr=True), transient=True, disable=not at_terminal(),
     )  # fmt: skip
 
 
@@ -55,3 +57,12 @@ class ProgressLines:
             file=sys.stderr,
             flush=True,
         )
+
+
+def shown_on(bar: Progress, task: TaskID) -> Callable[[str, int, int], None]:
+    """What is being done and how far, on a bar; it runs to and fro where the whole is not known."""
+
+    def tell(doing: str, done: int, total: int) -> None:
+        bar.update(task, description=doing, completed=done, total=total or None)
+
+    return tell

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from regard.commands.console import plain_console, progress_bar
+from regard.commands.console import plain_console, progress_bar, shown_on
 from regard.commands.named_subject import SMALL, STORY, text_of
 from regard.errors import RegardError
 from regard.models.opening import load
@@ -67,7 +67,7 @@ def faithfulness(
     how: dict[str, Any] = {"softmax": softmax, "cuts": cuts, "seed": seed}
     with progress_bar() as bar:
         task = bar.add_task("loading", total=None)
-        reader = load(model, device=device)
+        reader = load(model, device=device, progress=shown_on(bar, task))
         if isinstance(reader, OwnTranslator):
             raise RegardError(
                 "a model that reads one text and writes another has no next token of its own",

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from regard.commands.console import plain_console, progress_bar
+from regard.commands.console import plain_console, progress_bar, shown_on
 from regard.commands.named_subject import text_of
 from regard.errors import RegardError
 from regard.files import finite_or_null
@@ -79,7 +79,7 @@ def heads(
         from regard.view.pictures import head_scores_picture
     with progress_bar() as bar:
         task = bar.add_task("loading", total=None)
-        reader = load(model, dtype=dtype, device=device)
+        reader = load(model, dtype=dtype, device=device, progress=shown_on(bar, task))
         bar.update(task, description="reading")
         found = score_heads(
             reader, given, links=[link] if link else (), random=random,

@@ -128,7 +128,7 @@ def _recorded(path: Path) -> Subject:
 def _read(text: str, model: str, tell: Tell) -> Subject:
     if not text.strip():
         raise no_word(text)
-    reader = models.load(model)
+    reader = models.load(model, progress=tell)
     found = run(reader, text, 0, tell)
     subject = _subject(found.seen, f"{model} reads", repr(reader))
     told = found.told(reader, text)

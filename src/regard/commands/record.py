@@ -12,7 +12,7 @@ from typing import Annotated, cast
 import typer
 from rich.text import Text
 
-from regard.commands.console import plain_console, progress_bar
+from regard.commands.console import plain_console, progress_bar, shown_on
 from regard.commands.named_subject import text_of
 from regard.errors import RegardError
 from regard.files import claimed
@@ -66,7 +66,7 @@ def record(
                 "there is a file of that name", got=str(out), do="choose another, or add --force"
             )
         task = bar.add_task("loading", total=None)
-        reader = load(model, dtype=dtype, device=device)
+        reader = load(model, dtype=dtype, device=device, progress=shown_on(bar, task))
         bar.update(task, description="reading")
         seen = record_text(
             reader, words, out, keep=cast(Keep, keep), layers=layers, max_tokens=max_tokens,

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from regard.commands.console import plain_console, progress_bar
+from regard.commands.console import plain_console, progress_bar, shown_on
 from regard.commands.first_view import first_view, why_not
 from regard.commands.named_subject import subject_of
 from regard.errors import RegardError
@@ -150,15 +150,16 @@ def view(
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
-        subject = subject_of(
-            text, model, Spelling(mask, score, temperature), lambda _, *far: progress(*far)
-        )
+        spelling = Spelling(mask, score, temperature)
+        subject = subject_of(text, model, spelling, shown_on(bar, task))
+        bar.update(task, description="looking", completed=0, total=None)
         this = None if in_app and picture is None else look(subject, wanted, progress)
         if picture is not None and this is not None:
             _draw(this, picture, width)
         if page is not None:
             atlas = subject.atlas()
             view = first_view(subject, atlas, wanted)
+            bar.update(task, description=f"writing {page.name}", completed=0, total=None)
             write_page(atlas, page, view=view, progress=progress)
     console = plain_console()
     if this is not None and (here or why):

@@ -17,6 +17,7 @@ from transformers.utils import logging
 from regard.errors import RegardError
 from regard.files import expanded, is_folder, is_there
 from regard.models.devices import chosen_device
+from regard.models.fetching import Tell, fetching_bar
 from regard.models.staging import CONFIG, INDEX, WEIGHTS, WORDS, configuration, shards, staged
 from regard.stopping import UnwantedError
 
@@ -37,19 +38,24 @@ class Loaded(NamedTuple):
 
 
 def load_model(
-    name: str, *, dtype: str = "auto", device: str = "auto", gguf: str | None = None
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    gguf: str | None = None,
+    tell: Tell | None = None,
 ) -> Loaded:
     """A model of transformers and its tokenizer, from a folder or by its name on the hub.
 
     Weights are read from safetensors files only, or from the one `gguf` file named; code that comes
     with a model is never run.
     `dtype="auto"` is float32 on a CPU and the type of the file elsewhere; `device="auto"` is CUDA
-    where there is one.
+    where there is one. `tell` is told what is being done, how much of it is, and of how much.
     """
     where, kind = chosen_device(device), _type(dtype, chosen_device(device))
     how: dict[str, Any] = {"trust_remote_code": False}
     with ExitStack() as opened, _quiet(), _explained(name) as as_named:
-        source, numbers = _place(name), None
+        source, numbers = _place(name, tell), None
         if gguf is not None:
             how["gguf_file"] = gguf
         else:
@@ -69,6 +75,8 @@ def load_model(
         auto = _auto(config, gguf)
         if numbers is not None:
             _refuse_size(name, auto, config, numbers)
+        if tell is not None:
+            tell(f"reading {_counted(numbers)}weights", 0, 0)
         model, info = auto.from_pretrained(
             source,
             config=config,
@@ -79,11 +87,17 @@ def load_model(
         )
         _refuse_gaps(name, info)
         longest = getattr(config.get_text_config(), "max_position_embeddings", None)
+        if tell is not None and where.type != "cpu":
+            tell(f"moving to {where}", 0, 0)
         ready = model.eval().to(where)
     return Loaded(ready, tokenizer, longest if type(longest) is int else None)
 
 
-def _place(name: str) -> Path:
+def _counted(numbers: int | None) -> str:
+    return "" if numbers is None else f"{numbers / 1e6:,.0f} million "
+
+
+def _place(name: str, tell: Tell | None) -> Path:
     """The folder of a model: the one that is named, or what was fetched of it from the hub."""
     folder = expanded(name)
     if is_folder(folder):
@@ -95,18 +109,21 @@ def _place(name: str) -> Path:
             accepted="a folder with config.json, model.safetensors and a tokenizer, or a name on "
             "the Hugging Face hub such as owner/name",
         )
-    return _fetched(name)
+    return _fetched(name, tell)
 
 
-def _fetched(name: str) -> Path:
+def _fetched(name: str, tell: Tell | None) -> Path:
     """What is read of a model on the hub, and nothing else of it."""
     from huggingface_hub import snapshot_download
 
-    words = [f"*{ending}" for ending in WORDS]
-    folder = Path(snapshot_download(name, allow_patterns=[*words, WEIGHTS], ignore_patterns="*/*"))
+    words, bar = [f"*{ending}" for ending in WORDS], fetching_bar(tell)
+    patterns = [*words, WEIGHTS]
+    found = snapshot_download(name, allow_patterns=patterns, ignore_patterns="*/*", tqdm_class=bar)
+    folder = Path(found)
     if not (folder / WEIGHTS).exists() and (folder / INDEX).exists():
         # The same state of the model, whatever was uploaded since.
-        snapshot_download(name, revision=folder.name, allow_patterns=shards(folder / INDEX))
+        wanted = shards(folder / INDEX)
+        snapshot_download(name, revision=folder.name, allow_patterns=wanted, tqdm_class=bar)
     return folder
 
 

@@ -11,6 +11,7 @@ from regard.files import expanded, is_folder
 from regard.models import folder as own
 from regard.models.card import Card
 from regard.models.devices import chosen_device
+from regard.models.fetching import Tell
 from regard.models.installed import MODELS, OWN
 from regard.models.readers import HuggingFaceReader, OwnReader, OwnTranslator, Reader
 from regard.models.translator import TranslatorModel
@@ -52,12 +53,15 @@ def own_names() -> dict[str, str]:
     return found
 
 
-def load(name: str, *, dtype: str = "auto", device: str = "auto") -> Reader:
+def load(
+    name: str, *, dtype: str = "auto", device: str = "auto", progress: Tell | None = None
+) -> Reader:
     """A model and its tokenizer, ready to read.
 
     `name` is this package's own `regard-small`, one that lies in an installed package
     (`regard-king-james`, `smollm2`, `minilm`), a folder, or a name on the Hugging Face hub. Weights
-    are never unpickled, and code that comes with a model is never run.
+    are never unpickled, and code that comes with a model is never run. `progress` is told what is
+    being done (fetching, reading, …), how much of it is, and of how much: 0 if that is not known.
     """
     where = chosen_device(device)
     place = own_place(name) if name in NAMES else expanded(name)
@@ -78,7 +82,9 @@ def load(name: str, *, dtype: str = "auto", device: str = "auto") -> Reader:
             do="pip install 'regard[huggingface]'",
         )
     # Imported late: importing transformers takes seconds.
+    if progress is not None:
+        progress("importing transformers", 0, 0)
     from regard.models.loading import load_model
 
-    loaded = load_model(source, dtype=dtype, device=device, gguf=gguf)
+    loaded = load_model(source, dtype=dtype, device=device, gguf=gguf, tell=progress)
     return HuggingFaceReader(name, loaded.model, loaded.tokenizer, Card({}), loaded.longest)

@@ -34,7 +34,7 @@ def record(
     """
     _check(text, max_tokens)
     if isinstance(reader, OwnReader):
-        return _record_own(reader, text, path, keep, layers, max_tokens)
+        return _record_own(reader, text, path, keep, layers, max_tokens, progress)
     ids = _ids(reader, text, max_tokens)
     spill = path if keep == "traces" else None
     watching = watch(
@@ -43,7 +43,7 @@ def record(
     with torch.no_grad(), reader.explained(), watching as seen, _Counting(reader, progress):
         reader.model(ids.to(next(reader.model.parameters()).device))
     if spill is None:
-        seen.save(path)
+        seen.save(path, progress=progress)
     return seen
 
 
@@ -54,11 +54,13 @@ def _record_own(
     keep: Keep,
     layers: Sequence[str] | None,
     max_tokens: int | None,
+    progress: Progress | None,
 ) -> Seen:
     if max_tokens is not None:
         text = reader.tokenizer.decode(reader.encode(text)[:max_tokens])
-    seen = reader.run(text, keep=keep, layers=layers)
-    seen.save(path)
+    with _Counting(reader, progress):
+        seen = reader.run(text, keep=keep, layers=layers)
+    seen.save(path, progress=progress)
     return seen
 
 

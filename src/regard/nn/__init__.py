@@ -16,11 +16,13 @@ from regard.nn.dropin import DropIn, DropInError, replace_attention
 from regard.nn.linear import LinearAttention, elu_plus_one, linear_attention
 from regard.nn.loading import from_torch, load_weights
 from regard.nn.multihead import MultiHeadAttention
+from regard.nn.processor import AttentionProcessor, attention_processors
 from regard.nn.rotary import Rotary
 from regard.nn.static import StaticAttention
 
 __all__ = [
     "AdditiveAttention",
+    "AttentionProcessor",
     "Cache",
     "DecoderBlock",
     "DecoderTraces",
@@ -32,6 +34,7 @@ __all__ = [
     "MultiHeadAttention",
     "Rotary",
     "StaticAttention",
+    "attention_processors",
     "elu_plus_one",
     "from_torch",
     "linear_attention",

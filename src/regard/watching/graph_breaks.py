@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from torch._C._dynamo import eval_frame
 
 from regard.between_graphs import between_graphs
+from regard.between_graphs import inlined as inlined
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -20,12 +21,6 @@ _frame = eval_frame._FrameExecStrategy(_skip, _default)
 def uncompiled(function: F) -> F:
     """A function that runs between graphs, with all that it calls."""
     return between_graphs(WHY)(function)
-
-
-def inlined(function: F) -> F:
-    """A function that is compiled as a part of what calls it, and never by itself."""
-    eval_frame.set_code_exec_strategy(function.__code__, _frame)
-    return function
 
 
 def stepped_over(function: F) -> F:

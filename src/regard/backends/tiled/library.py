@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from regard.files import read_bytes
+from regard.notices import notice
 
 SOURCES = Path(__file__).with_name("loop")
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared")
@@ -110,6 +111,7 @@ def _built(command: list[str], folder: Path, key: str) -> Path:
         ) from None
     os.close(handle)
     path = Path(name)
+    notice("building its loop in C for this CPU, once: some seconds")
     try:
         sources = [str(path) for path in sorted(SOURCES.glob("*.c"))]
         done = subprocess.run(

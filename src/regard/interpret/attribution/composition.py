@@ -9,7 +9,7 @@ matrices as small as that. (Elhage et al., 2021.)
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -73,12 +73,16 @@ class Compositions:
 
 @torch.no_grad()
 def compositions(
-    model: nn.Module, matrices: Mapping[str, HeadMatrices] | None = None
+    model: nn.Module,
+    matrices: Mapping[str, HeadMatrices] | None = None,
+    *,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Compositions:
     """The Q-, K- and V-composition scores of all pairs of heads in different layers.
 
     `matrices` are those of each layer, first to last, if the names of a model's projections are not
     known. Norms between heads, rotary positions and networks are left out.
+    `progress` is told how many layers are done, of how many.
 
     >>> from regard import interpret, models
     >>> model = models.load("regard-small", device="cpu").model
@@ -99,6 +103,8 @@ def compositions(
             for kind in KINDS:
                 found = _scores(early.v, early.o, *of[kind])
                 scores[kind][l, : len(early.q), m, : len(late.q)] = found.cpu()
+        if progress is not None:
+            progress(l + 1, len(every))
     return Compositions(tuple(matrices), scores)
 
 

@@ -24,7 +24,11 @@ NOTHING = 1e-12
 """Capacities below are none: what rounding leaves."""
 
 
-def flow(traces: Sequence[Trace], queries: Int[Tensor, "r"]) -> Float[Tensor, "b r k"]:
+def flow(
+    traces: Sequence[Trace],
+    queries: Int[Tensor, "r"],
+    progress: Callable[[int, int], None] | None = None,
+) -> Float[Tensor, "b r k"]:
     """The flows of all tokens to some rows, first layer first."""
     B, _, n, _ = refuse_other_places(traces)
     if len(traces) * n * n > LARGEST:
@@ -44,6 +48,8 @@ def flow(traces: Sequence[Trace], queries: Int[Tensor, "r"]) -> Float[Tensor, "b
         for r, query in enumerate(queries.tolist()):
             for key in range(n):
                 found[b, r, key] = network.largest(query, len(traces) * n + key)
+            if progress is not None:
+                progress(b * len(queries) + r + 1, B * len(queries))
     return found.to(queries.device)
 
 

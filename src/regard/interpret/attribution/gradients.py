@@ -8,7 +8,7 @@ al., 2021, after Sundararajan et al., 2017.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,19 +20,25 @@ from regard.interpret.interventions.outputs import Place
 
 
 def integrated(
-    probe: Probe, metric: Any, together: Sequence[Sequence[Place]], steps: int
+    probe: Probe,
+    metric: Any,
+    together: Sequence[Sequence[Place]],
+    steps: int,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[Place, Slopes], Float[Tensor, "b"]]:
     """What the derivatives add up to on the way, for calls that are scaled together; and how far
     the metric goes on all of these ways."""
     found: dict[Place, Slopes] = {}
     value = probe.value(metric)
     explained = torch.zeros_like(value)
-    for places in together:
+    for i, places in enumerate(together):
         nothing, _ = probe.slopes(metric, dict.fromkeys(places, 0.0))
         explained = explained + value - nothing
         kept: dict[Place, list[Slopes]] = {place: [] for place in places}
-        for at, share in zip(*gauss(steps), strict=True):
+        for done, (at, share) in enumerate(zip(*gauss(steps), strict=True), 1):
             _, slopes = probe.slopes(metric, dict.fromkeys(places, at))
+            if progress is not None:
+                progress(i * steps + done, len(together) * steps)
             for place in places:
                 kept[place].append(Slopes(share * slopes[place].g, slopes[place].v))
         # Σ over steps of g·v is one product of longer vectors.

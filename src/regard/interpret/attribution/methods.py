@@ -42,6 +42,7 @@ def attribute(
     scaled: Literal["all", "layer"] = "all",
     output: Output | None = None,
     words: Sequence[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Attribution:
     """How much each token did, as one of several methods has it.
 
@@ -61,6 +62,8 @@ def attribute(
       `"layer"` one after the other, while those above look where they like.
 
     A metric is one of `interpret.metrics`, or a differentiable function of the model's output.
+    `progress` is told how much is done, of how much: by `"integrated"` and `"flow"`, which take
+    long.
 
     >>> import torch
     >>> from regard import interpret
@@ -76,9 +79,10 @@ def attribute(
     paths = matching(dict.fromkeys(path for path, _ in probe.clean.calls), layers)
     calls = {place: trace for place, trace in probe.clean.calls.items() if place[0] in paths}
     if method in ("rollout", "flow"):
-        return _through_layers(method, calls, queries, words)
+        return _through_layers(method, calls, queries, words, progress)
     if method in LEARNED:
-        return _learned(probe, metric, method, calls, queries, positive, steps, scaled, words)
+        return _learned(probe, metric, method, calls, queries, positive, steps, scaled, words,
+                        progress)  # fmt: skip
     weights = _scored(
         "weights", _OF["weights"], calls, lambda _, trace: PairScores(trace), queries, words
     )
@@ -110,6 +114,7 @@ def _learned(
     steps: int,
     scaled: str,
     words: Sequence[str] | None,
+    progress: Callable[[int, int], None] | None,
 ) -> Attribution:
     name, explained = name_of(metric), None
     if method == "gradients":
@@ -117,7 +122,7 @@ def _learned(
         about = f"weight × derivative of {name}: the sum over queries, heads and layers"
     else:
         together = [list(calls)] if scaled == "all" else [[place] for place in calls]
-        slopes, explained = integrated(probe, metric, together, steps)
+        slopes, explained = integrated(probe, metric, together, steps, progress)
         value, about = probe.value(metric), f"what weights did to {name}, added up from 0"
     about += "; only what is above 0" if positive else ""
 
@@ -165,15 +170,17 @@ def _scored(
 
 
 def _through_layers(
-    method: str, calls: Mapping[Place, Trace], queries: Chosen, words: Sequence[str] | None
+    method: str,
+    calls: Mapping[Place, Trace],
+    queries: Chosen,
+    words: Sequence[str] | None,
+    progress: Callable[[int, int], None] | None,
 ) -> Attribution:
     traces = list(calls.values())
     _, _, n, _ = refuse_other_places(traces)
     at = _chosen(-1 if queries is None else queries, n, traces[0].inputs.q.device)
     _refuse_other_words(words, n)
-    of: Callable[[Sequence[Trace], Int[Tensor, "r"]], Tensor]
-    of = rollout if method == "rollout" else flow
-    rows = of(traces, at)
+    rows = rollout(traces, at) if method == "rollout" else flow(traces, at, progress)
     # One layer stands for all: heads are not told apart.
     return Attribution(method, _OF[method], rows.mean(1), {}, {("", 0): rows[:, None]}, words)
 

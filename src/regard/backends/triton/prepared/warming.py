@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -18,6 +18,7 @@ def warm_up(
     masks: Sequence[Mask | None],
     *,
     gradients: bool,
+    progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Load what was shipped, compile the rest in parallel; how many were compiled."""
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -27,6 +28,8 @@ def warm_up(
     with torch.cuda.device(index):
         begun = [kernel.ready(index, given, constants) for kernel, given, constants in wanted]
         awaited = [one for one in begun if one is not None]
-        for one in awaited:
+        for done, one in enumerate(awaited, 1):
             one.of.keep(one)
+            if progress is not None:
+                progress(done, len(awaited))
     return len(awaited)

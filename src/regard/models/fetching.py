@@ -1,0 +1,36 @@
+"""How far fetching a model from the hub is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+Tell = Callable[[str, int, int], None]
+"""Told what is being done, how much of it is, and of how much: 0 if that is not known."""
+
+
+def fetching_bar(tell: Tell | None) -> type[Any] | None:
+    """A bar as huggingface_hub asks for one, that draws nothing and tells the bytes; without
+    anybody to tell, none: its own are shown at a terminal."""
+    if tell is None:
+        return None
+    # Imported late, as transformers is.
+    drawn: type[Any] = import_module("huggingface_hub.utils.tqdm").tqdm
+    most, told = 0, tell
+
+    class Bar(drawn):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            # Others count files, of which one is nearly all.
+            self._bytes = kwargs.get("unit") == "B"
+            super().__init__(*args, **kwargs | {"disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            nonlocal most
+            self.n += n or 0
+            # Bytes that came and bytes that were written have a bar each: one is ahead.
+            if self._bytes and self.n >= most:
+                most = int(self.n)
+                told("fetching", most, int(self.total or 0))
+
+    return Bar

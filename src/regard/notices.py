@@ -1,0 +1,19 @@
+"""One line for somebody who waits at a terminal. Into a pipe or a file nothing is said."""
+
+from __future__ import annotations
+
+import sys
+
+
+def at_terminal() -> bool:
+    """Whether standard error is a terminal. It may have been closed, or replaced by anything."""
+    try:
+        return bool(sys.stderr.isatty())
+    except (AttributeError, ValueError, OSError):
+        return False
+
+
+def notice(line: str) -> None:
+    """Say why nothing seems to happen, before it takes seconds."""
+    if at_terminal():
+        print(f"regard: {line}", file=sys.stderr, flush=True)
