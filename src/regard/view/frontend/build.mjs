@@ -49,7 +49,7 @@ await build({
   minify: true,
   format: "esm",
   target: "es2022",
-  charset: "ascii",
+  charset: "utf8",
   logLevel: "warning",
   mangleProps: MARKED,
   define: { STYLE_CODES: JSON.stringify(style.codes) },

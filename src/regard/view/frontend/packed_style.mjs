@@ -3,12 +3,12 @@
  * Style is a sixth of the bundle, and says the same again and again. Signs that no sheet uses stand
  * for pieces of it; `style.ts` puts the pieces back, the last made first. */
 
-const SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ^|~?&_";
+const SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ^|~?&_$+=";
 const SHORTEST = 4;
 const LONGEST = 28;
 
 /** Where a piece may begin: at a selector, a property or a value. */
-const STARTS = /(?<![a-z0-9-])[a-z.:-]|[A-Z^|~?&_;{}]/g;
+const STARTS = /(?<![a-z0-9-])[a-z.:-]|[A-Z^|~?&_$+=;{}]/g;
 
 /** The sheets, and the signs with what they stand for. */
 export function packed(sheets) {

@@ -13,7 +13,7 @@ export class Gallery {
   ) {
     this.root.append(
       el("h2", {}, "Gallery"),
-      el("p", { class: "note" }, "Each has a text read, and opens the head in which to see it."),
+      el("p", { class: "note" }, "Each opens the head in which to see it."),
       this.told,
     );
     void this.fill();

@@ -11,7 +11,7 @@ const ARROWS: Record<string, [number, number]> = {
 const STEP = 80;
 
 export const KEYS =
-  "Arrow keys pan, plus and minus zoom, 0 shows everything, shift with arrow keys moves a cursor, Enter opens the sentence.";
+  "Arrow keys pan, + and − zoom, 0 shows all, shift and arrows move a cursor, Enter opens its sentence.";
 
 export function pressKey(event: KeyboardEvent, actions: MapActions): void {
   if (event.ctrlKey || event.metaKey || event.altKey) return;

@@ -21,7 +21,7 @@ const PAUSE = 60;
 type Change = (part: Partial<State>) => void;
 
 export class PredictionsPanel {
-  readonly root = el("aside", { class: "says", "aria-label": "What the model says", hidden: true });
+  readonly root = el("aside", { class: "says", "aria-label": "Predictions", hidden: true });
   private place = el("div", { class: "spot" });
   private said = el("div", { class: "said", "aria-live": "polite" });
   private whatIf = el("div", { class: "what-if" });

@@ -52,7 +52,7 @@ const HOME = 5000;
 /** Tokens up to which colours are the weight itself. */
 const LINEAR = 200;
 const KEYS =
-  "Drag or arrow keys: pan. Wheel or +\u00a0−: zoom. 0: whole text. [\u00a0]: head. {\u00a0}: layer. Shift\u00a0+\u00a0arrows: read cell by cell. Enter: its sentence.";
+  "Drag or arrow keys: pan. Wheel or +\u00a0−: zoom. 0: all. [\u00a0]: head. {\u00a0}: layer. Shift\u00a0+\u00a0arrows: read cells. Enter: sentence.";
 
 export interface Options {
   /** Keep the view in the address of the page. */

@@ -248,7 +248,7 @@ export class TextView {
     const notes: string[] = [];
     if (band && (band[0] !== null || band[1] !== null))
       notes.push(
-        `The mask ${mask} leaves ${last - first + 1} ${last === first ? "token" : "tokens"}, #${first} to #${last}${band[0] === null || band[1] === null ? "" : ", in brackets"}; masked tokens are dim.`,
+        `The mask ${mask} leaves ${last - first + 1} ${last === first ? "token" : "tokens"}, #${first} to #${last}${band[0] === null || band[1] === null ? "" : ", in brackets"}; others are dim.`,
       );
     if (starts.length > 1) notes.push("Underlined: written by the model.");
     if (level)
