@@ -125,7 +125,7 @@ export class CompareView {
     const found = pairs && difference(one, other, pairs);
     this.shown = { parts, shares, found };
     this.hovered = null;
-    this.note.textContent = found ? "" : "Too long and too unlike to compare token by token.";
+    this.note.textContent = found ? "" : "Too long and unlike to compare by token.";
     const { dataset } = this.root;
     dataset["mean"] = found ? found.mean.toFixed(5) : "";
     dataset["most"] = found ? String(found.queries[found.most]?.[0]) : "";
