@@ -68,30 +68,30 @@ EXAMPLES = (
     Example(
         "induction", "Going on as before",
         "The last ‘red’ looks at what followed ‘red’ before: ‘ball’, {share} %.",
-        58, f"{STORY}red", 4, 5, 33, (24,),
+        43, f"{STORY}red", 4, 5, 33, (24,),
     ),
     Example(
         "other-word", "One word differs",
         "The same story, but it ends in ‘big’, which was not there before: the same head gives the "
         "same ‘ball’ {share} %.",
-        11, f"{STORY}big", 4, 5, 33, (24,),
+        10, f"{STORY}big", 4, 5, 33, (24,),
     ),
     Example(
         "nonsense", "Going on without sense",
         "Four words over and over mean nothing, and the same head still finds what comes next: the "
         "last ‘amp’ of ‘lamp’ gives both ‘river’ together {share} %.",
-        82, "zebra lamp river stone zebra lamp river stone zebra lamp", 4, 5, 21, (14, 6),
+        94, "zebra lamp river stone zebra lamp river stone zebra lamp", 4, 5, 21, (14, 6),
     ),
     Example(
         "sink", "A place to rest",
         "Where nothing comes twice the same head finds nothing to look for: ‘down’ leaves {share} "
         "% on the first token.",
-        99, DOG, 4, 5, 11, (0,),
+        100, DOG, 4, 5, 11, (0,),
     ),
     Example(
         "duplicate", "The same word before",
         "The second ‘ball’ looks at the first, {share} %.",
-        92, f"{STORY}red", 2, 0, 24, (16,),
+        93, f"{STORY}red", 2, 0, 24, (16,),
     ),
     Example(
         "previous", "The word just before",
@@ -100,15 +100,15 @@ EXAMPLES = (
     ),
     Example(
         "it", "What “it” is",
-        "‘it’ looks at ‘animal’, {share} %. In general this head gives a token so far back 13 %: "
+        "‘it’ looks at ‘animal’, {share} %. In general this head gives a token so far back 11 %: "
         "the rest is what it makes of the words.",
-        54, "The animal didn't cross the street because it was too tired.", 1, 6, 9, (2,),
+        47, "The animal didn't cross the street because it was too tired.", 1, 6, 9, (2,),
     ),
     Example(
         "name", "A name in pieces",
         "The model does not know ‘Goku’ and reads four pieces; ‘he’ gives them {share} % together. "
-        "(So far back this head looks in general: 47 %.)",
-        46, "Goku is the hero of the story because he never gives up.", 7, 1, 13, (3, 1, 2, 4),
+        "(So far back this head looks in general: 31 %.)",
+        41, "Goku is the hero of the story because he never gives up.", 5, 2, 13, (3, 1, 2, 4),
     ),
     Example(
         "sentence-ends", "Where the last sentence ended",
@@ -120,7 +120,7 @@ EXAMPLES = (
         "said", "Who speaks next",
         "The second ‘said’ looks at the quotation mark after the first, {share} %: a quotation is "
         "what comes next.",
-        99, QUEEN, 5, 7, 16, (9,),
+        96, QUEEN, 5, 7, 16, (9,),
     ),
     Example(
         "translation", "A translation, word by word",
