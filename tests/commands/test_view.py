@@ -246,7 +246,7 @@ def test_a_named_token_gives_its_arcs(seen: Seen) -> None:
     figure = figure_of(seen, layer="1", head="2", token="sat", dark=True)
     texts = [text.get_text() for text in figure.axes[0].texts]
     assert "looks at, in percent" in texts
-    assert "layer 1, head 2" in texts
+    assert f"{seen.model} · layer 1, head 2" in texts
     weights = seen["layers.1"].trace.weights()[0, 2, 3]
     for weight in weights.tolist():
         assert weight < 0.05 or f"{100 * weight:.0f}" in texts
