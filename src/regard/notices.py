@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 
 def at_terminal() -> bool:
@@ -16,4 +17,6 @@ def at_terminal() -> bool:
 def notice(line: str) -> None:
     """Say why nothing seems to happen, before it takes seconds."""
     if at_terminal():
-        print(f"regard: {line}", file=sys.stderr, flush=True)
+        # A terminal that has gone must not end what is waited for.
+        with suppress(OSError, ValueError):
+            print(f"regard: {line}", file=sys.stderr, flush=True)

@@ -43,7 +43,7 @@ class ProgressLines:
     def __init__(self, every: float = 15.0, now: Callable[[], float] = time.monotonic) -> None:
         self._every, self._now = every, now
         self._began = self._told = now()
-        self._silent = sys.stderr.isatty()
+        self._silent = sys.stderr is None or at_terminal()
 
     def tell(self, what: str, done: int, total: int) -> None:
         """So much of all is done."""
@@ -63,6 +63,10 @@ def shown_on(bar: Progress, task: TaskID) -> Callable[[str, int, int], None]:
     """What is being done and how far, on a bar; it runs to and fro where the whole is not known."""
 
     def tell(doing: str, done: int, total: int) -> None:
-        bar.update(task, description=doing, completed=done, total=total or None)
+        if total:
+            bar.update(task, description=doing, completed=done, total=total)
+        elif doing != bar.tasks[bar.task_ids.index(task)].description:
+            # A total that was told stays, unless the bar begins anew.
+            bar.reset(task, description=doing, total=None)
 
     return tell

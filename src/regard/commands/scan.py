@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +16,7 @@ from rich.text import Text
 
 from regard.commands.console import plain_console
 from regard.interpret.head_scores.score_names import shown
+from regard.notices import at_terminal
 from regard.scanning import OBSERVED, STATISTICS, Job, Options, Scan, observed, view_command
 from regard.scanning import scan as scan_corpus
 
@@ -117,7 +117,7 @@ class _Bar:
             TextColumn("{task.description}"), BarColumn(),
             TextColumn("{task.completed}/{task.total} texts"), TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(), console=Console(stderr=True), transient=True,
-            disable=not sys.stderr.isatty() or os.environ.get("RANK", "0") != "0",
+            disable=not at_terminal() or os.environ.get("RANK", "0") != "0",
         )  # fmt: skip
         self.task = self.bar.add_task("loading", total=None, speed="")
 

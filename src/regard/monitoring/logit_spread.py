@@ -26,6 +26,9 @@ from regard.scores.comparison import Dot
 from regard.seen import Span, open_places, outline_of
 from regard.traces import Trace
 
+HELD = 1 << 23
+"""Numbers of queries whose logits are summed at a time."""
+
 
 class HeadSpread(NamedTuple):
     """Of each head, [H]."""
@@ -88,19 +91,36 @@ def squares_of_band(
     assert isinstance(x.comparison, Dot)
     band, span = outline.band, Span.of(outline, x)
     dtype = x.compute_dtype
-    k = x.k.to(dtype).nan_to_num(0.0, 0.0, 0.0)
-    real = torch.ones_like(k[:, :1, :, 0]) if span.real is None else span.real[:, None].to(dtype)
-    middle = (k * real[..., None]).sum(2) / real.sum(2).clamp_min(1)[..., None]
-    k = (k - middle[:, :, None]) * real[..., None]
-    q = x.q.to(dtype).unflatten(1, (-1, x.group))
-    sums = _until(q, k, band[1])
-    if band[0] > -x.shape.Q:
-        sums = sums - _until(q, k, band[0] - 1)
-    square, total = sums.flatten(2, 3)
+    real = None if span.real is None else span.real[:, None].to(dtype)
+    # Some key heads after the others: all that is held beside them is several times as large.
+    heads = max(1, HELD // (x.shape.B * x.group * x.shape.Q * x.q.shape[-1]))
+    q = x.q.unflatten(1, (-1, x.group))
+    parts = [
+        _sums(q[:, i : i + heads].to(dtype), x.k[:, i : i + heads].to(dtype), real, band)
+        for i in range(0, x.k.shape[1], heads)
+    ]
+    square, total = torch.cat(parts, 2).flatten(2, 3)
     many = span.many.to(dtype)
     around = square - total.square() / many.clamp_min(1)
     # Rounding may leave a little less than nothing.
     return around.clamp_min(0) * x.comparison.scale**2, many
+
+
+def _sums(
+    q: Float[Tensor, "b g r q d"],
+    k: Float[Tensor, "b g k d"],
+    real: Float[Tensor, "b one k"] | None,
+    band: tuple[float, float],
+) -> Float[Tensor, "two b g r q"]:
+    """Σ (q·k)² and Σ q·k of each row, of keys around their mean."""
+    k = k.nan_to_num(0.0, 0.0, 0.0)
+    real = torch.ones_like(k[:, :1, :, 0]) if real is None else real
+    middle = (k * real[..., None]).sum(2) / real.sum(2).clamp_min(1)[..., None]
+    k = (k - middle[:, :, None]) * real[..., None]
+    sums = _until(q, k, band[1])
+    if band[0] > -q.shape[3]:
+        sums = sums - _until(q, k, band[0] - 1)
+    return sums
 
 
 def _until(

@@ -216,6 +216,10 @@ class DeadHead(_Below):
         return [0.0 if size == 0 else size / usual if usual else math.inf for size in sizes]
 
 
+_LEAST = 2.0**-40
+"""Deviations below count as this."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScaleOff(Rule):
     """Logits much wider or narrower than scores divided by √d are: softmax chooses, or averages.
@@ -251,10 +255,10 @@ class ScaleOff(Rule):
 
     def excess(self, value: float) -> float:
         """As a ratio, so that twice too wide and half as wide as allowed are as far."""
-        if value == 0:
-            return math.inf if self.below else 0.0
-        narrow = math.log2(self.below / value) if self.below else -math.inf
-        return max(math.log2(value / self.above), narrow)
+        # A deviation of 0 is far away but not endlessly: else it would be told again and again.
+        wide = math.log2(max(value, _LEAST)) - math.log2(self.above)
+        narrow = math.log2(self.below) - math.log2(max(value, _LEAST)) if self.below else -math.inf
+        return max(wide, narrow)
 
     @property
     def limit(self) -> str:

@@ -42,6 +42,10 @@ class AttentionProcessor:
     own: Any
     see: Callable[[Trace], object] | None
 
+    def __reduce__(self) -> Any:
+        # Their classes are made here, by the kind of processor, and have no name elsewhere.
+        return AttentionProcessor, (self.own, self.see)
+
     def __init__(self, own: Any, see: Callable[[Trace], object] | None = None) -> None:
         if isinstance(own, nn.Module):
             raise RegardError(
@@ -163,6 +167,8 @@ class _Attending(TorchFunctionMode):
     ) -> Tensor:
         how: dict[str, Any] = {"scale": scale, "dropout": dropout_p, "training": dropout_p > 0}
         if attn_mask is None or attn_mask.dtype == torch.bool or is_causal_bias(attn_mask):
+            if attn_mask is not None and attn_mask.ndim in (3, 5) and not is_causal_bias(attn_mask):
+                attn_mask = _four_axes(attn_mask)
             how["mask"] = masks.from_sdpa(attn_mask, is_causal)
         else:
             shown = attn_mask[None, None] if attn_mask.ndim == 2 else _four_axes(attn_mask)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from array import array
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,10 @@ from regard.lab.word_vectors.vectors import Vectors
 
 MANY = 100_000
 """Lines that are read at most: files begin with the most frequent words."""
+LONGEST = 1 << 20
+"""Letters of a line, at most."""
+LARGEST = 1e15
+"""Numbers whose squares float32 adds up."""
 ACCEPTED = "lines of a word and its numbers, as word2vec and GloVe write them as text, or that .gz"
 
 
@@ -23,9 +28,10 @@ def read(path: Path) -> Vectors:
 
     A first line of two numbers, how many words there are and how wide, is that of word2vec."""
     names: dict[str, None] = {}
-    rows: list[list[float]] = []
+    rows: list[array[float]] = []
     for number, line in enumerate(_lines(path), 1):
-        word, *numbers = line.rstrip().split(" ")
+        # A word may hold spaces, as ". . ." does in some files.
+        word, *numbers = line.rstrip().rsplit(" ", len(rows[0]) if rows else -1)
         if number == 1 and len(numbers) == 1 and (word + numbers[0]).isdigit():
             continue
         row = _numbers(path, number, numbers)
@@ -40,15 +46,15 @@ def read(path: Path) -> Vectors:
             rows.append(row)
     if len(rows) < 2:
         raise RegardError("there are no vectors in the file", got=str(path), accepted=ACCEPTED)
-    return Vectors.of(list(names), torch.tensor(rows))
+    return Vectors.of(list(names), torch.stack([torch.tensor(row) for row in rows]))
 
 
-def _numbers(path: Path, line: int, texts: list[str]) -> list[float]:
+def _numbers(path: Path, line: int, texts: list[str]) -> array[float]:
     try:
-        row = [float(text) for text in texts]
-    except ValueError:
-        row = []
-    if len(row) < 2 or not all(abs(x) < 1e30 for x in row):
+        row = array("f", map(float, texts))
+    except (ValueError, OverflowError):
+        row = array("f")
+    if len(row) < 2 or not all(abs(x) < LARGEST for x in row):
         raise RegardError(
             "a line of a file of vectors is a word and its numbers",
             got=f"{path}, line {line}: {' '.join(texts)[:40] or 'no numbers'}",
@@ -62,8 +68,15 @@ def _lines(path: Path) -> Iterator[str]:
         with path.open("rb") as file:
             packed = file.read(2) == b"\x1f\x8b"
         opened = gzip.open if packed else open
-        with opened(path, "rt", encoding="utf-8") as text:
-            yield from islice(text, MANY)
+        with opened(path, "rt", encoding="utf-8-sig") as text:
+            for line in islice(iter(lambda: text.readline(LONGEST), ""), MANY):
+                if len(line) == LONGEST:
+                    raise RegardError(
+                        "a line of the file is too long to be a vector",
+                        got=f"{path}: more than {LONGEST:,} letters",
+                        accepted=ACCEPTED,
+                    )
+                yield line
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise RegardError(
             "the file of vectors cannot be read",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from regard.errors import RegardError
 from regard.view.atlas.maps import Map
 
 SHORT = 2048
@@ -23,6 +24,8 @@ def shown_pair(of: Map, head: int, query: int | None = None) -> tuple[int, int]:
     (2, 1)
     """
     _, Q, K = of.shape
+    if not (Q and K):
+        raise RegardError("there is no pair to tell about", got=f"{Q} queries, {K} keys")
     if query is None and Q <= SHORT:
         values, keys = of.top(head, min(MANY, K))
         rows = torch.arange(Q)

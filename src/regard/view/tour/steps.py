@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from regard.errors import RegardError
 from regard.view.atlas import clean
 from regard.view.atlas.maps import Map
 from regard.view.tour.pair_numbers import PairNumbers, Vector, pair_numbers
@@ -39,7 +40,8 @@ def tour(of: Map, head: int, query: int | None = None, key: int | None = None) -
     """
     if key is None:
         query, key = shown_pair(of, head, query)
-    assert query is not None
+    if query is None:
+        raise RegardError("a pair is a query and a key", got="a key alone", do="name the query")
     found = pair_numbers(of, head, query, key)
     words = _Words(of, found)
     steps = [_tokens(words), _meeting(words), _logits(words), _softmax(words), _values(words)]
@@ -271,7 +273,8 @@ def _at(row: torch.Tensor | None, at: int) -> float:
 
 def _power(logit: float, lse: float) -> str:
     """e to the power of a logit; where the sum is beyond all use, as a power."""
-    if abs(lse) > LARGE:
+    # A sum that is no number is beyond all use too.
+    if not abs(lse) <= LARGE:
         return f"e^{_number(logit)}"
     return _number(math.exp(logit)) if logit > -math.inf else "0"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.errors import RegardError
@@ -76,8 +78,8 @@ class Session:
         self._turn = threading.Lock()
         """Held by whoever runs a model."""
         self._kept = [self._edition(1, atlas, told)]
-        self._number = 1
-        """The number of the text that was read most recently, shown or beside another."""
+        self._numbers = count(2)
+        """Of the texts to come, shown or beside another. No two have the same."""
 
     @property
     def now(self) -> Edition:
@@ -130,7 +132,7 @@ class Session:
             return
         text, tokens = check_words(asked.get("text"), asked.get("tokens", 0))
         model = self._named(asked.get("model"))
-        number = self._number + 1
+        number = next(self._numbers)
         self.work.start(lambda tell: self._show(number, text, model, tokens, tell), edition=number)
 
     def beside(self, asked: dict[str, Any]) -> int:
@@ -144,7 +146,7 @@ class Session:
         for each in self._kept:
             if (each.told.text, each.told.model, each.told.wrote) == (text, model, ""):
                 return each.number
-        number = self._number + 1
+        number = next(self._numbers)
 
         def job(tell: Tell) -> None:
             self._keep(self._read(number, text, model, 0, tell), beside=True)
@@ -164,15 +166,18 @@ class Session:
         from regard.view.gallery import example, opened
 
         which = example(name)
+        number = next(self._numbers)
+        # What no model reads keeps none waiting.
+        turn = self._turn if which.model.startswith("regard-") else nullcontext()
 
         def read(tell: Tell) -> None:
             tell("opening the example", 0, 0)
-            with self._turn:
+            with turn:
                 atlas, told = opened(which, self._opened, tell)
             tell("drawing", 0, 0)
-            self._keep(self._edition(self.now.number + 1, atlas, told))
+            self._keep(self._edition(number, atlas, told))
 
-        self.work.start(read, edition=self.now.number + 1)
+        self.work.start(read, edition=number)
 
     def close(self) -> bool:
         """Stop what is being read; whether it has ended."""
@@ -198,7 +203,6 @@ class Session:
     def _keep(self, new: Edition, *, beside: bool = False) -> None:
         """The new text, and of those before it as many as are small. One that stands beside
         another leaves that the last."""
-        self._number = new.number
         kept, rows = [new, self.now] if beside else [new], 0
         for each in reversed(self._kept[: len(self._kept) - beside]):
             rows += sum(of.shape[1] for of in each.answers.atlas.maps)
