@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 import regard
 from regard import RegardError, biases, dispatch, masks, scores
@@ -88,7 +89,36 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 return run(inputs)
 
             monkeypatch.setattr(backend, method, spy, raising=True)
+        repeated = backend.repeated
+
+        def spied(
+            inputs: Any, *, statistics: bool, name: str = name, repeated: Any = repeated
+        ) -> Any:
+            run = repeated(inputs, statistics=statistics)
+
+            def again(*given: Any) -> Any:
+                before = len(names)
+                answer = run(*given)
+                # It may call PyTorch without a detour.
+                names.extend([name] if len(names) == before else [])
+                return answer
+
+            return again
+
+        monkeypatch.setattr(backend, "repeated", spied)
     return names
+
+
+def test_a_function_that_stands_in_for_pytorchs_is_called_while_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dispatch, "_KNOWN", {})
+    x = torch.randn(1, 2, 5, 8)
+    own = regard.attention(x, x, x)
+    with monkeypatch.context() as patched:
+        patched.setattr(F, "scaled_dot_product_attention", lambda q, *_, **__: q + 7)
+        assert torch.equal(regard.attention(x, x, x), x + 7)
+    assert torch.equal(regard.attention(x, x, x), own)
 
 
 @pytest.fixture

@@ -200,3 +200,27 @@ def test_importing_either_first_registers_the_name(order: str, fresh: FreshProce
     )
     done = fresh(code)
     assert done.code == 0, done.err
+
+
+def test_a_mask_may_be_given_by_its_name() -> None:
+    """As models of pictures do: their layers name all arguments."""
+    from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLVisionConfig
+    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+
+    config = Qwen2VLVisionConfig(
+        depth=1, embed_dim=32, num_heads=4, hidden_size=32, patch_size=4, spatial_merge_size=2,
+        temporal_patch_size=1,
+    )  # fmt: skip
+    model = Qwen2VisionTransformerPretrainedModel._from_config(
+        config, attn_implementation="sdpa"
+    ).eval()
+    pixels, grid = torch.randn(16, 3 * 16), torch.tensor([[1, 4, 4]])
+    with torch.no_grad():
+        plain = model(pixels, grid_thw=grid)[0]
+        with regard.watch(model) as seen:
+            watched = model(pixels, grid_thw=grid)[0]
+        model.set_attn_implementation("regard")
+        named = model(pixels, grid_thw=grid)[0]
+    assert len(seen) == 1
+    for answer in (watched, named):
+        torch.testing.assert_close(answer, plain, rtol=1e-4, atol=1e-5)

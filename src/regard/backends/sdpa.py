@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
@@ -89,12 +88,16 @@ class Sdpa:
         if not plain or any(t.stride(-1) != 1 for t in (inputs.q, inputs.k, inputs.v)):
             return run_again(self, inputs, statistics=statistics)
         assert isinstance(inputs.comparison, Dot)
+        scale, grouped = inputs.comparison.scale, _grouped(inputs)
+
         # Nothing is left to look at: a step of generating takes longer in Python than on a card.
-        return partial(
-            torch.nn.functional.scaled_dot_product_attention,
-            scale=inputs.comparison.scale,
-            enable_gqa=_grouped(inputs),
-        )
+        def again(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            # Asked for by name each time: others put their own in its place for a while.
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, scale=scale, enable_gqa=grouped
+            )
+
+        return again
 
     def questions(self) -> SecondPass:
         raise RegardError(f"{self.name} keeps no row statistics, so there is nothing to ask")

@@ -200,7 +200,7 @@ def _launch_at_once(
     q: Any = sheet(x.q)
     g: Any = sheet(g_out)
     sums: Any = sheet(to.sums)
-    described = how.described and describable(x.q) and describable(g.ptr)
+    described = how.described and all(map(describable, (x.q, g.ptr, to.sums)))
     if described:
         q = described_by_rows(x.q, how.rows, constants["BD"])
         g = described_by_rows(g.ptr, how.rows, constants["BE"])

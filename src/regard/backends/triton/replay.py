@@ -155,8 +155,11 @@ class RepeatedPull:
         g = pull.out
         if g is None or pull.lse is not None or pull.entropy is not None:
             return self.passes.backward(x, rows, kept, pull, bias=False)[:3]
+        # Hooks on saved tensors may give them back in another layout.
+        saved = (x.q, x.k, x.v, rows.out, rows.lse, kept, g)
         key = (
-            g.stride(), g.dtype, g.data_ptr() % 16, torch.are_deterministic_algorithms_enabled()
+            g.dtype, torch.are_deterministic_algorithms_enabled(),
+            *[(t.stride(), t.data_ptr() % 16) for t in saved],
         )  # fmt: skip
         if key not in self.known:
             return self._first(key, x, rows, kept, pull)

@@ -21,13 +21,13 @@ def attend_by_name(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Any,
+    attention_mask: Any,
     dropout: float = 0.0,
     **how: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention for models with this name. Others wrap it, and some give dropout by place."""
     function = attend_in_graph if torch.compiler.is_compiling() else attend
-    return function(module, query, key, value, mask, dropout=dropout, **how)
+    return function(module, query, key, value, attention_mask, dropout=dropout, **how)
 
 
 def _make_mask(*args: Any, **how: Any) -> Any:

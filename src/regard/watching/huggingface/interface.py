@@ -27,19 +27,19 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Any,
+    attention_mask: Any,
     dropout: float = 0.0,
     **how: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    own = None if type(mask) is SymbolicMask else _own_function(module)
+    own = None if type(attention_mask) is SymbolicMask else _own_function(module)
     if own is None:
         before = caller.set(module)
         try:
-            return attend(module, query, key, value, mask, dropout=dropout, **how)
+            return attend(module, query, key, value, attention_mask, dropout=dropout, **how)
         finally:
             caller.reset(before)
     answer: tuple[Tensor, Tensor | None] = own(
-        module, query, key, value, mask, dropout=dropout, **how
+        module, query, key, value, attention_mask, dropout=dropout, **how
     )
     return answer
 
