@@ -394,11 +394,12 @@ def test_a_full_disk_leaves_the_picture_that_was_there(
     before = path.read_bytes()
     figure = picture.heat_map(known())
 
-    def full(to: Path, **how: Any) -> None:
-        Path(to).write_bytes(b"half")
+    def full(to: Path, data: bytes) -> int:
+        with to.open("wb") as file:
+            file.write(data[: len(data) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(figure, "savefig", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(regard.RegardError, match="No space left"):
         picture.save(figure, path)
     assert path.read_bytes() == before

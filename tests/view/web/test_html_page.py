@@ -127,6 +127,13 @@ def test_a_page_replaces_another_whole(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["p.html"]
 
 
+def test_a_page_is_little_more_than_its_program(tmp_path: Path) -> None:
+    program = bundle.BUNDLE.stat().st_size
+    assert program <= 150 * 1024
+    made = page(seen(5, layers=1), tmp_path / "p.html", tokens=tokens(5))
+    assert program < made.stat().st_size < program + 6_000
+
+
 def test_a_front_end_that_was_not_built_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,7 @@ def test_a_patch_tells_its_exact_weight(
         for address in (url, app.url):
             tab = open_page(f"{address}#view=picture&head=2")
             tab.wait_for_selector(READY)
-            assert tab.locator("h2").inner_text() == "CLS\n#0 looks at, in head 2"
+            assert tab.locator(".stage h2").inner_text() == "CLS\n#0 looks at, in head 2"
             sum_of = f"{100 * p[2, 0, 1:].sum():.3g}%"
             assert f"together get {sum_of}" in tab.locator(".legend").inner_text()
             for token in (1, 17, 36):

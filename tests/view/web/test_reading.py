@@ -65,7 +65,7 @@ def test_a_typed_text_takes_the_place_of_the_one_before(open_page: Open, running
     assert "".join(words(tab)[1:]).replace(" ", "") == TEXT.replace(" ", "")
     # Without loading the page again, and at the layer and head that were chosen.
     assert tab.evaluate("window.stays")
-    assert "in layer 1 · head 2" in tab.locator("h2").inner_text()
+    assert "in layer 1 · head 2" in tab.locator(".stage h2").inner_text()
     until(tab, "!location.hash.includes('token=') && location.hash.includes('scale=row')")
     assert tab.locator("#regard-layer").input_value() == "1"
     assert tab.locator(".model").inner_text() == running.causal

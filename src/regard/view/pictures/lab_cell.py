@@ -23,7 +23,7 @@ def lab_cell(result: Result) -> str:
     >>> from regard.lab import scaling
     >>> made = lab_cell(scaling.run(widths=(16, 64, 256), samples=32, steps=0))
     >>> made.count("<figure"), made.count("<img"), "http" in made
-    (3, 6, False)
+    (4, 8, False)
     """
     figures = "\n".join(_figure(result, panel) for panel in result.panels)
     checks = "\n".join(map(_row, result.checks))

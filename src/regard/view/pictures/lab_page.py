@@ -122,7 +122,7 @@ def lab_page(result: Result, path: str | os.PathLike[str]) -> Path:
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     page = lab_page(result, f"{folder}/scaling.html").read_text()
     >>> page.count("<figure>"), "http://" in page or "https://" in page
-    (3, False)
+    (4, False)
     """
     about = result.about
     made = SHELL.format(

@@ -98,7 +98,7 @@ def page(
     >>> t = regard.trace(x, x, x, mask=regard.masks.causal())
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     made = page(t, f"{folder}/map.html", tokens=["To", " read", " is", " to", " look"])
-    ...     made.name, made.stat().st_size < 150_000
+    ...     made.name, made.stat().st_size < 160_000
     ('map.html', True)
     """
     atlas = Atlas.of(what, tokens, queries=queries, batch=batch)
