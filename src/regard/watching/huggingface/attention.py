@@ -69,6 +69,8 @@ def attend(
         cache = cached_keys.asker(key, bias=position_bias, indices=indices, window=sliding_window)
         if cache is not None:
             attention_mask = cache.mask(query, attention_mask)
+        else:
+            attention_mask = cached_keys.lent(key, attention_mask)
         mask, bias = mask_and_bias(module, attention_mask, position_bias, is_causal, Q, K)
         if indices is not None:
             mask = _and(mask, _chosen(indices, Q, K))
