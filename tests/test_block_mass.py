@@ -192,3 +192,14 @@ def test_what_cannot_be_done_is_refused(kind: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     with pytest.raises(RegardError, match=match):
         ask(trace)
+
+
+def test_indices_may_be_of_a_small_kind_and_a_region_is_refused_by_its_name() -> None:
+    q, k = torch.randn(1, 1, 4, 8), torch.randn(1, 1, 256, 8)
+    trace = regard.trace(q, k, k)
+    for kind in (torch.int8, torch.int16):
+        chosen = torch.tensor([[-1], [0], [5], [127]], dtype=kind)
+        found = trace.recall(chosen, 1).rows
+        assert torch.equal(found, trace.recall(chosen.long(), 1).rows)
+    with pytest.raises(regard.RegardError, match="indexer_target: a region of queries"):
+        trace.indexer_target(queries=(6, 3))

@@ -105,6 +105,7 @@ def chosen_blocks(x: AttentionInputs, blocks: Blocks, size: int | tuple[int, int
 
 def _marked(indices: Tensor, many: int, size: int) -> Tensor:
     """Booleans for the blocks that are named by their index; -1 names none."""
+    indices = indices.long()  # the number of blocks need not fit a smaller kind
     if indices.numel() and (int(indices.min()) < -1 or int(indices.max()) >= many):
         raise RegardError(
             "recall: there is no such block of keys",
@@ -112,7 +113,7 @@ def _marked(indices: Tensor, many: int, size: int) -> Tensor:
             accepted=f"0 to {many - 1}, in blocks of {size}; -1 for none",
         )
     marked = indices.new_zeros(*indices.shape[:-1], many + 1, dtype=torch.bool)
-    named = torch.where(indices < 0, many, indices).long()
+    named = torch.where(indices < 0, many, indices)
     return marked.scatter_(-1, named, True)[..., :many]
 
 

@@ -320,7 +320,7 @@ class Trace(Displayed):
         >>> target.shape, torch.allclose(target.sum(-1), torch.ones(1, 100))
         (torch.Size([1, 100, 4]), True)
         """
-        region = _region(queries, self.inputs.shape.Q, "queries")
+        region = _region(queries, self.inputs.shape.Q, "queries", "indexer_target")
         return indexer_target(self.inputs, self.rows.lse, size, region)
 
     def __getitem__(self, which: Chosen | tuple[Chosen, ...]) -> Trace:
@@ -506,7 +506,7 @@ def pooled_region(
     return size, rows, columns
 
 
-def _region(region: Region, n: int, what: str) -> tuple[int, int]:
+def _region(region: Region, n: int, what: str, asked: str = "map") -> tuple[int, int]:
     """Where a region starts and stops, from whatever people use to name one."""
     match region:
         case None:
@@ -517,11 +517,11 @@ def _region(region: Region, n: int, what: str) -> tuple[int, int]:
         case range(start=start, stop=stop, step=1) if 0 <= start <= stop <= n:
             return start, stop
         case (start, stop) if not isinstance(region, range):
-            start, stop = (whole(f"map: an end of a region of {what}", i) for i in region)
+            start, stop = (whole(f"{asked}: an end of a region of {what}", i) for i in region)
             if 0 <= start <= stop <= n:
                 return start, stop
     raise RegardError(
-        f"map: a region of {what} is (start, stop)",
+        f"{asked}: a region of {what} is (start, stop)",
         got=str(region),
         accepted=f"0 <= start <= stop <= {n}; or a slice or range without steps",
     )

@@ -18,6 +18,11 @@ from regard import caches
 
 transformers = pytest.importorskip("transformers")
 
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
+
+from regard.watching.huggingface import by_name  # noqa: E402
+from regard.watching.huggingface.switch import own_functions  # noqa: E402
+
 
 @dataclass
 class Scorer:
@@ -39,6 +44,13 @@ def queries(module: Any, hidden: Tensor) -> Tensor:
     return module.q_proj(hidden).unflatten(-1, (-1, module.head_dim)).transpose(1, 2)  # type: ignore[no-any-return]
 
 
+def patched(function: Any) -> Any:
+    def wrapper(module: Any, *args: Any, **how: Any) -> Any:
+        return function(module, *args, **how)
+
+    return wrapper
+
+
 @pytest.fixture
 def kind(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The class, of kvpress or of what stands in for it."""
@@ -48,7 +60,7 @@ def kind(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         parts: dict[str, dict[str, Any]] = {
             "kvpress": {},
             "kvpress.presses": {},
-            "kvpress.attention_patch": {"attention_patch": lambda function: function},
+            "kvpress.attention_patch": {"attention_patch": patched},
             "kvpress.presses.scorer_press": {"ScorerPress": Scorer},
             "kvpress.utils": {"get_prerope_query_states": queries},
         }
@@ -57,8 +69,10 @@ def kind(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             vars(module).update(inside)
             monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.delitem(sys.modules, "regard.caches.press", raising=False)
+        own = list(own_functions)
         yield caches.ReceivedPress
         sys.modules.pop("regard.caches.press", None)
+        ALL_ATTENTION_FUNCTIONS["regard"], own_functions[:] = by_name.attend_by_name, own
     else:
         yield caches.ReceivedPress
 
@@ -123,6 +137,72 @@ def test_the_ranking_is_that_of_eager_attention(
             torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
             for b, start in ((0, 0), (1, 9 * padded)):
                 assert torch.equal(got[b, :, start:].argsort(-1), want[b, :, start:].argsort(-1))
+
+
+SIZES = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt_oss": {
+        "head_dim": 8, "layer_types": ["full_attention"], "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+    },
+    "cohere": {},
+    "stablelm": {"partial_rotary_factor": 0.5},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sinks_and_rotations_are_those_of_the_model(kind: Any, name: str) -> None:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(name, **SIZES, **MODELS[name])
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    for weight in model.eval().parameters():
+        weight.data.mul_(5)
+    module = model.model.layers[0].self_attn
+    module.head_dim = 8
+    if name == "gpt_oss":
+        module.sinks.data = torch.tensor([3.0, -3, 2, 0])
+    press, seen = kind(0.5, average=False), []
+
+    def ask(module: Any, _: Any, kwargs: Any, output: Any) -> None:
+        layer = kwargs["past_key_values"].layers[0]
+        given = module, kwargs["hidden_states"], layer.keys, layer.values, None, kwargs
+        seen.append((press.score(*given), output[1]))
+
+    module.register_forward_hook(ask, with_kwargs=True)
+    with torch.no_grad():
+        model(TEXT, past_key_values=transformers.DynamicCache())
+    ((got, weights),) = seen
+    torch.testing.assert_close(got, weights.sum(2).view(2, 2, 2, 40).mean(2), atol=1e-5, rtol=1e-4)
+
+
+def test_a_window_without_a_mask_and_unknown_rotations_are_refused(kind: Any) -> None:
+    k, hidden = torch.randn(1, 3, 40, 8), torch.randn(1, 40, 48)
+    module = build("regard").model.layers[0].self_attn
+    module.sliding_window = 7
+    with pytest.raises(regard.RegardError, match=r"(?s)window and gives no mask.*sliding_window=7"):
+        kind(0.5).score(module, hidden, k, k, None, {})
+
+    class Unknown(type(module)):  # type: ignore[misc]
+        pass
+
+    other = Unknown(module.config, 0)
+    with pytest.raises(regard.RegardError, match=r"(?s)how Unknown rotates.*output_attentions"):
+        kind(0.5).score(other, hidden, k, k, None, {"position_embeddings": (k, k)})
+
+
+def test_models_can_be_watched_beside_a_press(kind: Any) -> None:
+    kind(0.5)
+    model, cache = build("regard"), transformers.DynamicCache()
+    with regard.watch(model) as seen, torch.no_grad():
+        model(TEXT, past_key_values=cache)
+    assert len(list(seen)) == 2
+    # What AdaKV takes from single heads is hidden by kvpress alone.
+    model.model.layers[0].self_attn.masked_key_indices = tuple(torch.zeros(3, 1).long())
+    with pytest.raises(regard.RegardError, match="kvpress hides"), regard.watch(model):
+        model(TEXT[:, :1], past_key_values=cache)
 
 
 def test_it_presses(kind: Any) -> None:

@@ -25,6 +25,7 @@ class EvictingCache(Cache):  # type: ignore[misc]
     >>> config = transformers.LlamaConfig(
     ...     vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
     ...     num_attention_heads=4, num_key_value_heads=2, attn_implementation="regard",
+    ...     eos_token_id=None,
     ... )
     >>> model = transformers.LlamaForCausalLM(config).eval()
     >>> cache = caches.EvictingCache(model, caches.HeavyHitters(8, recent=4))
@@ -51,7 +52,7 @@ class EvictingCache(Cache):  # type: ignore[misc]
                 for layer in layers
             ]
         )
-        self.policy = policy
+        self.policy, self.config = policy, config
 
     def positions(self, layer: int) -> Int32[Tensor, "b g s"]:
         """The positions of the tokens that each key head of a layer holds, in order; heads that

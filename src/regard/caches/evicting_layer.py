@@ -9,18 +9,12 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-from regard import masks
+from regard.caches import held_mask
 from regard.caches.policies import Policy
 from regard.caches.slots import Slots
 from regard.errors import RegardError
-from regard.masks.algebra import And, Mask, pairs
-from regard.masks.causal import Causal
-from regard.masks.keep import Keep
-from regard.masks.padding import Padding
 from regard.traces import Trace
-from regard.values import Shape
 from regard.watching.huggingface import cached_keys
-from regard.watching.huggingface.symbolic_mask import SymbolicMask
 
 Changed = tuple[Float[Tensor, "b g s d"], Float[Tensor, "b g s e"]]
 
@@ -33,8 +27,10 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]
     def __init__(self, policy: Policy, cache: object) -> None:
         super().__init__()
         self.policy, self.cache = policy, cache
-        self.seen = 0
+        self.seen = self.new = 0
         self.slots: Slots | None = None
+        self.padding: Tensor | None = None
+        self.waits = False
 
     @property
     def positions(self) -> Int32[Tensor, "b g s"] | None:
@@ -59,32 +55,43 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]
             self.values = torch.cat([self.values, value_states], -2)
         new = key_states.shape[-2]
         self.slots = self.slots.append(new, self.seen)
-        self.seen += new
-        cached_keys.expect(self, self.cache)
+        self.seen, self.new = self.seen + new, new
+        cached_keys.expect(self)
         return self.keys, self.values
 
     def mask(self, query: Tensor, given: Tensor | None) -> Tensor | None:
-        """The mask of a call: of all keys that are held, those of the same head and text."""
-        B, H, Q, _ = query.shape
+        """The mask of a call: of all keys that are held, those that the model's mask shows."""
+        Q = query.shape[2]
         assert self.slots is not None
+        if self.new != Q:
+            raise RegardError(
+                "a cache that lets go of keys was given those of another text",
+                got=f"{self.new} new keys for {Q} queries: cross-attention",
+                accepted="the keys of the text that the queries are of",
+                do="past_key_values=EncoderDecoderCache(EvictingCache(model, policy), "
+                "DynamicCache())",
+            )
         if self.seen == Q:
+            self.padding = held_mask.padding(given)
             return given
-        if Q > 1:
-            _check_later(given, Q)
-        mask: Mask | None = masks.causal() if Q > 1 else None
-        if not self.slots.full:
-            filled = self.slots.filled
-            held = masks.keep(filled.repeat_interleave(H // filled.shape[1], 1)[:, :, None])
-            mask = held if mask is None else mask & held
-        shape = Shape(B, H, Q, self.slots.filled.shape[-1])
-        return SymbolicMask.of(mask, shape, query.device)
+        self.padding = None
+        mask = held_mask.over_held(given, self.slots, query, self.seen)
+        cached_keys.lend(self.keys, mask)
+        return mask
 
-    @torch.no_grad()
     def saw(self, trace: Trace) -> None:
         """Score the keys by what a call did, and let go of those that are over the budget."""
-        slots = self.slots
+        self.waits = False
+        keep = self._chosen(trace)
+        if keep is not None:
+            self._hold(keep)
+
+    @torch.no_grad()
+    def _chosen(self, trace: Trace) -> Tensor | None:
+        """The slots that stay, where some go. Keys that stay keep their gradients; choosing has
+        none."""
+        slots, padding = self.slots, self.padding
         assert slots is not None
-        padding = self._padding(trace)
         over = slots.filled.shape[-1] > self.policy.budget
         if over or self.policy.remembers:
             scores = self.policy.score(trace.detach(), slots.scores)
@@ -93,9 +100,8 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]
         filled = slots.filled if padding is None else slots.filled & ~padding
         self.slots = slots
         if over:
-            self._hold(self.policy.keep(slots.scores, filled))
-        elif padding is not None:
-            self._hold(filled)
+            return self.policy.keep(slots.scores, filled)
+        return None if padding is None else filled
 
     def _hold(self, keep: Tensor) -> None:
         assert self.slots is not None
@@ -105,34 +111,19 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]
             for t in (self.keys, self.values)
         )
 
-    def _padding(self, trace: Trace) -> Tensor | None:
-        """Keys [B, 1, S] of a prompt that its last token may not see: nothing ever will."""
-        Q = trace.inputs.shape.Q
-        if self.seen != Q or trace.mask in (None, masks.causal()):
-            return None
-        hidden = (trace.logits(queries=[Q - 1])[:, :1, 0] == -torch.inf).contiguous()
-        if bool(hidden[..., -1].any()):
-            raise RegardError(
-                "a text ends with padding, and what it would generate follows that",
-                accepted="texts that are padded on the left, or one alone",
-                do='tokenizer.padding_side = "left"',
-            )
-        return hidden if bool(hidden.any()) else None
-
     def get_seq_length(self) -> int:
         """How many tokens there were: the position of the next."""
         return self.seen
 
     def get_mask_sizes(self, query_length: int | Tensor) -> tuple[int, int]:
-        """How many keys a call will see, and where the first would stand if none were missing."""
+        """The model makes its mask for all keys there were; `mask` takes what is held."""
         if isinstance(query_length, Tensor):  # transformers before 5.3: the queries' positions
             query_length = len(query_length)
-        held = 0 if self.slots is None else self.slots.filled.shape[-1]
-        return held + query_length, self.seen - held
+        return self.seen + query_length, 0
 
     def reset(self) -> None:
         super().reset()
-        self.seen, self.slots = 0, None
+        self.seen, self.slots, self.waits = 0, None, False
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove and self.slots is not None:
@@ -161,29 +152,3 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]
         if self.slots is None:
             return 0
         return int(self.keys.nbytes + self.values.nbytes) + self.slots.nbytes()
-
-
-def _check_later(given: Tensor | None, Q: int) -> None:
-    """Several tokens after others were let go: each may see what is held and those before it."""
-    mask = given.mask if isinstance(given, SymbolicMask) else None
-    parts = _parts(mask)
-    known = isinstance(given, SymbolicMask) and all(
-        isinstance(part, Causal | Keep | Padding) for part in parts
-    )
-    if known and isinstance(given, SymbolicMask) and mask is not None and len(parts) > 1:
-        B, H, _, K = given.shape
-        q, k = torch.tensor([Q - 1]), torch.arange(K - Q, K)
-        bound = mask.bind(Shape(B, H, Q, K), given.device)
-        known = bool(pairs(bound, q.to(given.device), k.to(given.device)).all())
-    if not known:
-        raise RegardError(
-            f"{Q} more tokens come with a mask that a cache with missing keys cannot follow",
-            got=repr(mask) if isinstance(given, SymbolicMask) else "a mask of all pairs",
-            accepted="tokens that see all before them, without padding among them",
-        )
-
-
-def _parts(mask: Mask | None) -> list[Mask]:
-    if isinstance(mask, And):
-        return [*_parts(mask.left), *_parts(mask.right)]
-    return [] if mask is None else [mask]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +17,9 @@ from regard.caches.policies import by_key_head
 from regard.errors import RegardError
 from regard.traces import Trace
 from regard.watching.huggingface import by_name
-from regard.watching.huggingface.attention import mask_and_bias
+from regard.watching.huggingface.attention import check_window, mask_and_bias
 from regard.watching.huggingface.later_weights import LaterWeights
+from regard.watching.huggingface.switch import own_functions
 
 Press: Any = object
 missing = ""
@@ -31,7 +34,9 @@ else:
     # kvpress wraps the attention functions that are there when it is imported, to mask what AdaKV
     # takes from single heads. Ours may have come later, and would see it.
     if ALL_ATTENTION_FUNCTIONS[by_name.NAME] is by_name.attend_by_name:
-        ALL_ATTENTION_FUNCTIONS[by_name.NAME] = attention_patch(by_name.attend_by_name)
+        wrapped = attention_patch(by_name.attend_by_name)
+        ALL_ATTENTION_FUNCTIONS[by_name.NAME] = wrapped
+        own_functions.append(wrapped)
 
 
 @dataclass
@@ -86,18 +91,34 @@ def _traced(
     """The attention of a module over its prompt, from what went into it."""
     query = get_prerope_query_states(module, hidden_states)
     if kwargs.get("position_embeddings") is not None:
-        query = _rotated(query, *kwargs["position_embeddings"])
-    Q, K = query.shape[2], keys.shape[2]
-    mask, bias = mask_and_bias(module, kwargs.get("attention_mask"), None, True, Q, K)
+        query = _rotated(module, query, *kwargs["position_embeddings"])
+    Q, K, given = query.shape[2], keys.shape[2], kwargs.get("attention_mask")
+    check_window(module, given, getattr(module, "sliding_window", None), Q, K)
+    mask, bias = mask_and_bias(module, given, None, True, Q, K)
     return dispatch.trace(
         query, keys, values, mask=mask, bias=bias, scale=getattr(module, "scaling", None),
         softcap=getattr(module, "attn_logit_softcapping", None),
+        sink=getattr(module, "sinks", None),
     )  # fmt: skip
 
 
-def _rotated(query: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Queries at their positions; some models rotate only the first part of a head."""
-    width = cos.shape[-1]
-    turned, rest = query[..., :width], query[..., width:]
-    half = torch.cat([-turned[..., width // 2 :], turned[..., : width // 2]], -1)
-    return torch.cat([turned * cos[:, None] + half * sin[:, None], rest], -1)
+def _rotated(module: Any, query: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Queries at their positions, by the model's own function: some rotate halves of a head, some
+    neighbours, some only its first part."""
+    turn = getattr(sys.modules[type(module).__module__], "apply_rotary_pos_emb", None)
+    names = [] if turn is None else [*inspect.signature(turn).parameters]
+    width = getattr(module, "rotary_ndims", query.shape[-1])
+    first, rest = query[..., :width], query[..., width:]
+    if names[:4] == ["q", "k", "cos", "sin"]:
+        first = turn(first, first, cos, sin)[0]  # type: ignore[misc]
+    elif names[1:3] == ["cos", "sin"]:
+        first = turn(first, cos, sin)  # type: ignore[misc]
+    else:
+        raise RegardError(
+            f"how {type(module).__name__} rotates its queries is not known",
+            got="no apply_rotary_pos_emb" if turn is None else f"{turn.__name__}{tuple(names)}",
+            accepted="apply_rotary_pos_emb(q, k, cos, sin) beside the module's class",
+            do='load the model with attn_implementation="regard" and call it with '
+            "output_attentions=True: then the scores come from its own pass",
+        )
+    return torch.cat([first, rest], -1)

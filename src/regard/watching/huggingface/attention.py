@@ -14,7 +14,7 @@ from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.transforms import may_learn
-from regard.watchers import changed
+from regard.watchers import changed, watched
 from regard.watching.huggingface import cached_keys
 from regard.watching.huggingface.later_weights import LaterWeights
 from regard.watching.huggingface.shared_values import once
@@ -66,9 +66,12 @@ def attend(
     # The watcher has PyTorch ask about each function and each shape; here it need not.
     with torch._C.DisableTorchFunction():
         Q, K = query.size(2), key.size(2)
+        _check_pressed(module, Q, K)
         cache = cached_keys.asker(key, bias=position_bias, indices=indices, window=sliding_window)
         if cache is not None:
             attention_mask = cache.mask(query, attention_mask)
+        else:
+            attention_mask = cached_keys.lent(key, attention_mask)
         mask, bias = mask_and_bias(module, attention_mask, position_bias, is_causal, Q, K)
         if indices is not None:
             mask = _and(mask, _chosen(indices, Q, K))
@@ -77,7 +80,7 @@ def attend(
         whole = packed and max_length_q is not None and max_length_k is not None
         if whole and own_implementation(module) not in _IGNORING:
             mask = _and(mask, _packed(module, query, key, cu_seq_lens_q, cu_seq_lens_k))
-        _check_window(module, attention_mask, sliding_window, Q, K)
+        check_window(module, attention_mask, sliding_window, Q, K)
         how |= {"mask": mask, "bias": bias, "sink": None if s_aux is None else s_aux.flatten()}
         weights: Tensor | None = None
         wanted = _weights_wanted(others)
@@ -134,7 +137,7 @@ def attend_in_graph(
         bias = attention_mask if bias is None else bias + attention_mask
     if indices is not None:
         mask = _and(mask, _chosen(indices, Q, K))
-    _check_window(module, attention_mask, sliding_window, Q, K)
+    check_window(module, attention_mask, sliding_window, Q, K)
     how: dict[str, Any] = {
         "mask": mask, "bias": None if bias is None else biases.dense(bias), "scale": scaling,
         "softcap": softcap, "sink": None if s_aux is None else s_aux.flatten(), "dropout": dropout,
@@ -156,14 +159,29 @@ def _chosen(indices: Tensor, Q: int, K: int) -> Mask:
     return masks.keep(table.scatter(-1, indices[:, None].long(), True))
 
 
-def _check_window(
+def check_window(
     module: nn.Module, attention_mask: Tensor | None, window: int | None, Q: int, K: int
 ) -> None:
+    """Without a mask nobody knows where a window stands."""
     if attention_mask is None and window is not None and window < K:
         raise RegardError(
             f"{type(module).__name__} asks for a window and gives no mask to place it by",
             got=f"sliding_window={window}, {Q} queries, {K} keys, attention_mask=None",
             do="give the model an attention_mask",
+        )
+
+
+def _check_pressed(module: nn.Module, Q: int, K: int) -> None:
+    """kvpress hides keys of single heads in a function around the model's own, which watching does
+    not call."""
+    if vars(module).get("masked_key_indices") is None or Q == K:
+        return
+    if watched() and own_implementation(module) is not None:
+        raise RegardError(
+            f"{type(module).__name__} has keys that kvpress hides from single heads, which "
+            "watching would show",
+            got=f"masked_key_indices, {Q} queries, {K} keys",
+            do="watch the prompt alone, or use a press that takes the same keys from all heads",
         )
 
 

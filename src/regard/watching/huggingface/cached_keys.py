@@ -8,9 +8,11 @@ its keys.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+from weakref import ReferenceType, ref
 
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from regard.errors import RegardError
 from regard.traces import Trace
@@ -21,6 +23,10 @@ class ChoosingLayer(Protocol):
     """One layer of such a cache."""
 
     keys: Tensor | None
+    cache: Any
+    """What it belongs to; its `config` is the model's."""
+    waits: bool
+    """Whether keys have come, and the call that they go into was not seen."""
 
     def mask(self, query: Tensor, given: Tensor | None) -> Tensor | None:
         """The mask of the call, where that of the model speaks of keys that are gone."""
@@ -31,29 +37,30 @@ class ChoosingLayer(Protocol):
         ...
 
 
-_waiting: ContextVar[ChoosingLayer | None] = ContextVar("waiting", default=None)
+# Weakly: a call that fails leaves its layer here.
+_waiting: ContextVar[ReferenceType[ChoosingLayer] | None] = ContextVar("waiting", default=None)
+_lent: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""The masks of calls over keys, by the keys: in some models other layers use them once more."""
 
 
-def expect(layer: ChoosingLayer, cache: object) -> None:
-    """The next call is about the keys of this layer. `cache` is what it belongs to: two layers of
-    one cache in a row mean that the calls go elsewhere."""
-    before = _waiting.get()
-    if before is not None and getattr(before, "cache", None) is cache:
+def expect(layer: ChoosingLayer) -> None:
+    """The next call is about the keys of this layer. Two layers of one cache in a row, or one
+    twice, mean that the calls go elsewhere."""
+    waiting = _waiting.get()
+    before = None if waiting is None else waiting()
+    if layer.waits or (before is not None and before.waits and before.cache is layer.cache):
         _waiting.set(None)
-        raise RegardError(
-            "a cache that chooses by attention was not told of it",
-            got="a model whose attention is not computed by regard",
-            do='load it with attn_implementation="regard", or '
-            'model.set_attn_implementation("regard")',
-        )
-    _waiting.set(layer)
+        raise _not_told(layer.cache)
+    layer.waits = True
+    _waiting.set(ref(layer))
 
 
 def asker(
     key: Tensor, *, bias: Tensor | None, indices: Tensor | None, window: int | None
 ) -> ChoosingLayer | None:
     """The layer that waits for the call with these keys, if one does."""
-    layer = _waiting.get()
+    waiting = _waiting.get()
+    layer = None if waiting is None else waiting()
     if layer is None or layer.keys is not key:
         return None
     _waiting.set(None)
@@ -65,3 +72,34 @@ def asker(
             do="use transformers' own cache for this model",
         )
     return layer
+
+
+def lend(key: Tensor, mask: Tensor) -> None:
+    """The mask of a call over these keys, for layers that have none of their own."""
+    _lent[key] = mask
+
+
+def lent(key: Tensor, given: Tensor | None) -> Tensor | None:
+    """The mask of a call: what was lent with its keys, or what the model gave."""
+    mask: Tensor | None = _lent.get(key, given) if _lent else given
+    return mask
+
+
+def _not_told(cache: Any) -> RegardError:
+    name = str(getattr(getattr(cache, "config", None), "_attn_implementation", None))
+    if name.startswith("regard"):
+        return RegardError(
+            "a cache that chooses by attention was not told of it",
+            got=f"a model with attn_implementation={name!r} whose attention was not called with "
+            "the keys of its cache, or a call that failed",
+            accepted="models that attend to the very keys that they cache; not latent attention "
+            "(DeepSeek) or attention by hand (MPT)",
+            do="after a call that failed, cache.reset(); for such a model, use transformers' own "
+            "cache",
+        )
+    return RegardError(
+        "a cache that chooses by attention was not told of it",
+        got=f"a model whose attention is not computed by regard: attn_implementation={name!r}",
+        do='load it with attn_implementation="regard", or '
+        'model.set_attn_implementation("regard"), and cache.reset()',
+    )
