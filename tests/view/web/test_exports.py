@@ -14,7 +14,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from regard.seen import Seen
+import regard
+from regard import masks
+from regard.seen import Layer, Seen
 from regard.view.atlas import tiles
 from regard.view.web import App
 from regard.view.web import page as write_page
@@ -239,6 +241,24 @@ def test_the_numbers_of_a_text(
     assert table.name == "the-mean-of-all-heads-of-2-layers-token-30-seen.csv"
     every = [weights(short, layer, head) for layer in range(2) for head in range(4)]
     assert_told(weighed(table)[1], allowed(torch.stack(every).mean(0))[:, 30])
+
+
+def test_the_numbers_of_layers_with_several_masks(open_page: Open, tmp_path: Path) -> None:
+    what = seen(12)
+    first = what["layers.0.attn"]
+    q, k, v = torch.randn(3, 1, 4, 12, 8).unbind()
+    narrow = Layer(first.path)
+    narrow.take(regard.trace(q, k, v, mask=masks.causal() & masks.window(3)), 0, 0, keep=True)
+    what._layers[first.path] = narrow
+    url = write_page(what, tmp_path / "p.html", tokens=tokens(12)).as_uri()
+    every = [weights(what, layer, head) for layer in range(2) for head in range(4)]
+    mean = allowed(torch.stack(every).mean(0))
+    for direction, expected in (("looks", mean[8]), ("seen", mean[:, 8])):
+        # What one layer masks, another may see.
+        tab = open_page(f"{url}#view=text&token=8&layers=all&direction={direction}")
+        assert_told(weighed(saved(tab, "CSV", tmp_path, ".word"))[1], expected)
+        note = tab.locator(".legend .note").inner_text()
+        assert ("Masks leave 9 tokens, #0 to #8; others" in note) is (direction == "looks")
 
 
 def test_the_numbers_of_a_text_say_which_are_exact(open_page: Open, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 /** The map without a mouse. */
 
+import { edgesOf } from "../sources/source";
 import type { MapActions } from "./pointer";
 
 const ARROWS: Record<string, [number, number]> = {
@@ -41,7 +42,7 @@ function step(actions: MapActions, down: number, right: number): void {
   const inside = (at: number, n: number) => Math.max(0, Math.min(at, n - 1));
   const query = inside(from.query + down * cell, queries);
   const key = inside(from.key + right * cell, keys);
-  const [low, high] = cursor ? [null, null] : (lens.map.band ?? [null, null]);
-  const seen = Math.max(Math.min(key, query + (high ?? Infinity)), query + (low ?? -Infinity));
+  const [low, high] = edgesOf(cursor ? { band: null } : lens.map);
+  const seen = Math.max(Math.min(key, query + high), query + low);
   actions.pick({ query, key: inside(seen, keys) });
 }

@@ -17,7 +17,7 @@ import { RowFacts } from "../plot/row_facts";
 import { settle, TileCache, type CachedTile } from "../plot/tile_cache";
 import { largestIn, rangeOf } from "../plot/tile_image";
 import type { State } from "../selection/view_state";
-import type { Place, Source, Strongest } from "../sources/source";
+import { edgesOf, type Place, type Source, type Strongest } from "../sources/source";
 import { SIDE, topLevel, type Index, type MapInfo } from "../sources/wire_format";
 import { KEYS, pressKey } from "./keyboard";
 import type { MapStatus } from "./map_legend";
@@ -362,11 +362,10 @@ export class MapView implements MapActions {
 }
 
 /** Whether a whole tile is masked, as far as a band can tell. */
-function masked({ level, row, column }: Place, { band }: MapInfo): boolean {
-  if (!band) return false;
+function masked({ level, row, column }: Place, map: MapInfo): boolean {
   const size = SIDE << level;
-  const [low, high] = band;
-  const most = (column + 1) * size - 1 - row * size;
-  const least = column * size - ((row + 1) * size - 1);
-  return (low !== null && most < low) || (high !== null && least > high);
+  const [low, high] = edgesOf(map);
+  const most = (column + 1 - row) * size - 1;
+  const least = (column - row - 1) * size + 1;
+  return most < low || least > high;
 }

@@ -2,7 +2,7 @@
 
 import { css, place as placed, ramp } from "../drawing/colour";
 import type { Inks } from "../drawing/inks";
-import type { Place, Strongest } from "../sources/source";
+import { edgesOf, type Place, type Strongest } from "../sources/source";
 import { SIDE } from "../sources/wire_format";
 import { scaled } from "./cell_value";
 import type { Lens, Point } from "./lens";
@@ -78,19 +78,18 @@ export function paintMissing(context: Context, lens: Lens, places: Place[], inks
 function paintHidden(context: Context, lens: Lens, colour: string): void {
   const { band, keys } = lens.map;
   if (!band) return;
-  const [low, high] = band;
+  const [low, high] = edgesOf(lens.map);
   const end = lens.box.x + lens.box.width;
   const across = (key: number) => lens.x(Math.max(0, Math.min(key, keys)));
   context.fillStyle = colour;
   const [first, last] = lens.queries;
   for (let query = first; query < last; query++) {
     const top = lens.y(query);
-    if (high !== null) {
-      const from = across(query + high + 1);
-      const wide = Math.max(0, Math.min(across(Infinity), end) - from);
-      context.fillRect(from, top, wide, lens.zoom);
-    }
-    if (low !== null) context.fillRect(across(0), top, across(query + low) - across(0), lens.zoom);
+    // Where there is no edge, these are empty.
+    const from = across(query + high + 1);
+    const wide = Math.max(0, Math.min(across(Infinity), end) - from);
+    context.fillRect(from, top, wide, lens.zoom);
+    context.fillRect(across(0), top, across(query + low) - across(0), lens.zoom);
   }
 }
 

@@ -56,9 +56,14 @@ export interface Source {
   page?: (signal: AbortSignal) => Promise<Blob>;
 }
 
+/** The least and the most that the mask lets a key lie behind its query, as far as a band can tell;
+ * a side without an edge is infinite. */
+export function edgesOf({ band }: Pick<MapInfo, "band">): [number, number] {
+  return [band?.[0] ?? -Infinity, band?.[1] ?? Infinity];
+}
+
 /** Whether the mask shows a pair, as far as a band can tell. */
-export function shown({ band }: MapInfo, query: number, key: number): boolean {
-  if (!band) return true;
-  const [low, high] = band;
-  return (low === null || key - query >= low) && (high === null || key - query <= high);
+export function shown(map: MapInfo, query: number, key: number): boolean {
+  const [low, high] = edgesOf(map);
+  return key - query >= low && key - query <= high;
 }

@@ -25,7 +25,8 @@ import {
   weightsOf,
 } from "../selection/token_question";
 import type { State } from "../selection/view_state";
-import type { Line, Source } from "../sources/source";
+import { seenBy } from "../sentence/caption";
+import { edgesOf, type Line, type Source } from "../sources/source";
 import type { Index, MapInfo } from "../sources/wire_format";
 import { textBody } from "./text_figure";
 import { words, type Colours, type Shading, type Words } from "./words";
@@ -230,26 +231,40 @@ export class TextView {
 
   /** The first and the last word that the mask lets a token see, or be seen by. */
   private seen(token: number): [number, number] {
-    const { band, queries, keys } = this.map;
-    const [low, high] = band ?? [null, null];
-    const n = this.looks ? keys : queries;
-    const [from, to] = this.looks ? [low, high] : [high && -high, low && -low];
-    const at = (edge: number | null, otherwise: number) =>
-      edge === null ? otherwise : Math.max(0, Math.min(token + edge, n - 1));
-    return [at(from, 0), at(to, n - 1)];
+    const { band, map } = this;
+    const turned = { band: [-band[1], -band[0]] as [number, number], keys: map.queries };
+    return seenBy(this.looks ? { band, keys: map.keys } : turned, token);
+  }
+
+  /** The layers that are asked. */
+  private get asked(): MapInfo[] {
+    const { layers, map } = this.state();
+    const all = layers === "all" ? this.alike : [map];
+    return all.map((at) => this.index.maps[at]!);
+  }
+
+  /** The widest band of their masks; a side without an edge is infinite. */
+  private get band(): [number, number] {
+    const all = this.asked.map(edgesOf);
+    return [Math.min(...all.map(([low]) => low)), Math.max(...all.map(([, high]) => high))];
   }
 
   private legend({ token, line }: Answer): Legend {
-    const { band, mask, starts } = this.map;
+    const { mask, starts } = this.map;
+    const [before, after] = this.band.map(isFinite);
     const level = this.source.finest(this.state().map);
     const [first, last] = this.seen(token);
     const { low, high } = range(line.weights);
     const middle = this.scale === "log" ? Math.sqrt(low * high) : high / 2;
     const notes: string[] = [];
-    if (band && (band[0] !== null || band[1] !== null))
+    if (before || after) {
+      const leaves = this.asked.every((map) => map.mask === mask)
+        ? `The mask ${mask} leaves`
+        : "Masks leave";
       notes.push(
-        `The mask ${mask} leaves ${last - first + 1} ${last === first ? "token" : "tokens"}, #${first} to #${last}${band[0] === null || band[1] === null ? "" : ", in brackets"}; others are dim.`,
+        `${leaves} ${last - first + 1} token${last > first ? "s" : ""}, #${first} to #${last}${before && after ? ", in brackets" : ""}; others are dim.`,
       );
+    }
     if (starts.length > 1) notes.push("Underlined: written by the model.");
     if (level)
       notes.push(
@@ -282,7 +297,7 @@ export class TextView {
 
   /** The words that answer, and their colours. */
   private shaded({ token, line }: Answer): [Words, Shading] {
-    const { band, starts } = this.map;
+    const { starts } = this.map;
     const turned = { looks: "seen", seen: "looks" } as const;
     const text: Words = {
       label: this.same ? "Text" : this.looks ? "Keys" : "Queries",
@@ -300,7 +315,7 @@ export class TextView {
       paint: this.paint(line.weights),
       weight: (at) => line.weights[at]!,
       seen: this.seen(token),
-      edges: Boolean(band && band[0] !== null && band[1] !== null),
+      edges: this.band.every(isFinite),
     };
     return [text, shading];
   }
