@@ -334,7 +334,8 @@ def test_reading_tells_how_far_it_is_and_is_stopped(
     on.work.wait(5)
     assert on.work.state()["state"] == "stopped"
     assert on.now.number == 1
-    assert read(on, "to be", "spelling")["edition"] == 2
+    # Numbers of texts that were stopped or refused are not given again.
+    assert read(on, "to be", "spelling")["edition"] == on.now.number > 2
 
 
 def test_the_text_before_and_the_model_before_are_freed(
@@ -422,3 +423,15 @@ def test_each_thing_that_heads_do_has_a_head_of_its_own(causal: str) -> None:
     found = {kind: (path, head) for kind, path, head in known_heads(reader)}
     assert found["induction"] == ("blocks.0.attention", 1)
     assert found["first"] == ("blocks.1.attention", 2)
+
+
+def test_an_example_and_a_text_beside_another_are_told_apart() -> None:
+    on = session()
+    beside = on.beside({"text": "one two three", "model": "spelling"})
+    assert on.work.wait(20)
+    on.read({"example": "spelling"})
+    assert on.work.wait(20)
+    assert on.now.number != beside
+    about = on.about(str(on.now.number))
+    assert about["edition"] == on.now.number
+    assert on.edition(str(beside)) is not on.edition(str(on.now.number))

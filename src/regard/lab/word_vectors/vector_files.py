@@ -30,8 +30,7 @@ def read(path: Path) -> Vectors:
     names: dict[str, None] = {}
     rows: list[array[float]] = []
     for number, line in enumerate(_lines(path), 1):
-        # A word may hold spaces, as ". . ." does in some files.
-        word, *numbers = line.rstrip().rsplit(" ", len(rows[0]) if rows else -1)
+        word, *numbers = _parts(line.rstrip(), len(rows[0]) if rows else None)
         if number == 1 and len(numbers) == 1 and (word + numbers[0]).isdigit():
             continue
         row = _numbers(path, number, numbers)
@@ -47,6 +46,22 @@ def read(path: Path) -> Vectors:
     if len(rows) < 2:
         raise RegardError("there are no vectors in the file", got=str(path), accepted=ACCEPTED)
     return Vectors.of(list(names), torch.stack([torch.tensor(row) for row in rows]))
+
+
+def _parts(line: str, width: int | None) -> list[str]:
+    """A word and its numbers. Once it is known how many these are, a word may hold spaces, as
+    ". . ." does in some files, but no number.
+
+    >>> _parts(". . . 4 5", 2), _parts("queen 1 2 3", 2)
+    (['. . .', '4', '5'], ['queen', '1', '2', '3'])
+    """
+    whole = line.split(" ")
+    if width is None or len(whole) <= width + 1:
+        return whole
+    before = whole[-width - 1]
+    if before.lstrip("+-")[:1].isdigit():
+        return whole
+    return line.rsplit(" ", width)
 
 
 def _numbers(path: Path, line: int, texts: list[str]) -> array[float]:

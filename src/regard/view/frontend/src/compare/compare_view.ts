@@ -4,9 +4,9 @@ import { choice } from "../elements/choice";
 import { el, refill } from "../elements/element";
 import { headName, lowered } from "../selection/layer_names";
 import type { State } from "../selection/view_state";
-import { looksOf, quoted, seenBy, share } from "../sentence/caption";
+import { looksOf, quoted, share } from "../sentence/caption";
 import { Passage, sidesOf, textsOf, WINDOW } from "../sentence/passage";
-import type { Line, Source } from "../sources/source";
+import { seenBy, type Line, type Source } from "../sources/source";
 import type { Index, MapInfo } from "../sources/wire_format";
 import {
   alignedParts,

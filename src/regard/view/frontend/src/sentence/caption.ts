@@ -1,8 +1,7 @@
 /** What is said of a word: what it looks at most, and how that stands to it. */
 
 import { spelled } from "../drawing/token_spelling";
-import { edgesOf, type Line } from "../sources/source";
-import type { MapInfo } from "../sources/wire_format";
+import type { Line } from "../sources/source";
 
 /** The tokens that look and those that are looked at; where they are one text, the same. */
 export interface Texts {
@@ -121,11 +120,4 @@ export function example(texts: Texts, badge: string, all: Float32Array, keys: nu
     }
   }
   return best;
-}
-
-/** The first and the last key that the mask lets a query see, as far as a band can tell. */
-export function seenBy(map: Pick<MapInfo, "band" | "keys">, query: number): [number, number] {
-  const [low, high] = edgesOf(map);
-  const at = (edge: number) => Math.max(0, Math.min(query + edge, map.keys - 1));
-  return [at(low), at(high)];
 }

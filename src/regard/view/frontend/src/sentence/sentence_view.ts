@@ -3,11 +3,11 @@
 import { el } from "../elements/element";
 import { headName } from "../selection/layer_names";
 import type { State } from "../selection/view_state";
-import type { Source } from "../sources/source";
+import { seenBy, type Source } from "../sources/source";
 import type { Index, MapInfo } from "../sources/wire_format";
 import { Answer } from "./answer";
 import { BadgeGrid, type HeadPlace } from "./badge_grid";
-import { example, looksOf, seenBy, type Looks, type Texts } from "./caption";
+import { example, looksOf, type Looks, type Texts } from "./caption";
 import { HeadRows } from "./head_rows";
 import { Passage, sidesOf, textsOf, WINDOW } from "./passage";
 

@@ -62,6 +62,13 @@ export function edgesOf({ band }: Pick<MapInfo, "band">): [number, number] {
   return [band?.[0] ?? -Infinity, band?.[1] ?? Infinity];
 }
 
+/** The first and the last key that the mask lets a query see, as far as a band can tell. */
+export function seenBy(map: Pick<MapInfo, "band" | "keys">, query: number): [number, number] {
+  const [low, high] = edgesOf(map);
+  const at = (edge: number) => Math.max(0, Math.min(query + edge, map.keys - 1));
+  return [at(low), at(high)];
+}
+
 /** Whether the mask shows a pair, as far as a band can tell. */
 export function shown(map: MapInfo, query: number, key: number): boolean {
   const [low, high] = edgesOf(map);

@@ -25,8 +25,7 @@ import {
   weightsOf,
 } from "../selection/token_question";
 import type { State } from "../selection/view_state";
-import { seenBy } from "../sentence/caption";
-import { edgesOf, type Line, type Source } from "../sources/source";
+import { edgesOf, seenBy, type Line, type Source } from "../sources/source";
 import type { Index, MapInfo } from "../sources/wire_format";
 import { textBody } from "./text_figure";
 import { words, type Colours, type Shading, type Words } from "./words";
