@@ -17,9 +17,9 @@ SOURCES = Path(__file__).parent.parent / "src"
 LEFT = {
     ("display", "bundle"): "a value shows itself in Jupyter; nobody else imports the view",
     ("display", "shown"): "the same in marimo",
-    ("traces", "save_trace"): "Trace.save: a trace is asked to save itself, files hold traces",
-    ("traces", "given_trace"): "Trace.of: a trace of given numbers, made where choices are made",
-    ("traces", "trace_of_weights"): "Trace.of_weights: the same, of given weights",
+    ("trace", "save_trace"): "Trace.save: a trace is asked to save itself, files hold traces",
+    ("trace", "given_trace"): "Trace.of: a trace of given numbers, made where choices are made",
+    ("trace", "trace_of_weights"): "Trace.of_weights: the same, of given weights",
     ("seen", "save"): "Seen.save: the same, for all layers of a model",
 }
 

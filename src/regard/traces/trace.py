@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.backends.block_mass import Blocks, Recall, indexer_target, recall
 from regard.backends.contract import LogitSpread, Pool, Rows, SecondPass, Top
 from regard.backends.largest_logit import largest_logit
 from regard.backends.questions import GRADIENTS, Learned, Question, answer
 from regard.biases.bias import Bias
-from regard.block_mass import Blocks, Recall, indexer_target, recall
 from regard.display import Displayed
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask
 from regard.scores.comparison import Dot
 from regard.scores.score import Score
+from regard.traces.places import Chosen, Region, places, pooled_region, region_of
 from regard.transforms import transformed
-from regard.values import Shape, whole
+from regard.values import whole
 
-Chosen = int | slice | range | Sequence[int] | Tensor | None
-Region = tuple[int, int] | slice | range | None
 Change = Callable[[Tensor], Tensor]
 
 
@@ -300,7 +299,7 @@ class Trace(Displayed):
         >>> t = regard.trace(q, k, k, mask=regard.masks.causal())
         >>> near = torch.eye(4, dtype=torch.bool)                       # each block its own keys
         >>> found = t.recall(near, 32)
-        >>> found.rows.shape, found.mean.shape, float(found.rows[0, 0, 10])
+        >>> found.rows.shape, found.mean.shape, round(float(found.rows[0, 0, 10]), 4)
         (torch.Size([1, 2, 100]), torch.Size([1, 2]), 1.0)
         """
         return recall(self.inputs, self.rows.lse, blocks, size)
@@ -320,7 +319,7 @@ class Trace(Displayed):
         >>> target.shape, torch.allclose(target.sum(-1), torch.ones(1, 100))
         (torch.Size([1, 100, 4]), True)
         """
-        region = _region(queries, self.inputs.shape.Q, "queries", "indexer_target")
+        region = region_of(queries, self.inputs.shape.Q, "queries", "indexer_target")
         return indexer_target(self.inputs, self.rows.lse, size, region)
 
     def __getitem__(self, which: Chosen | tuple[Chosen, ...]) -> Trace:
@@ -446,82 +445,3 @@ class Trace(Displayed):
             f"Trace(batch {B}, {heads}, queries {Q}, keys {K}, width {width}, "
             f"{dtype} on {x.q.device}{more}, by {self.backend})"
         )
-
-
-def places(chosen: Chosen, n: int, what: str, device: torch.device) -> Int[Tensor, "n"]:
-    """Indices on an axis of length n, from whatever people use to choose."""
-    if chosen is None:
-        return torch.arange(n, device=device)
-    if isinstance(chosen, slice):
-        return torch.arange(*chosen.indices(n), device=device)
-    if isinstance(chosen, int) and not isinstance(chosen, bool):
-        chosen = [chosen]
-    accepted = f"an index, a slice, a list of indices, or {n} booleans"
-    try:
-        index = torch.as_tensor(
-            list(chosen) if isinstance(chosen, range) else chosen, device=device
-        )
-    except (TypeError, ValueError, RuntimeError):
-        raise RegardError(
-            f"{what} cannot be chosen by this", got=repr(chosen), accepted=accepted
-        ) from None
-    if not index.numel():
-        index = index.long()
-    if index.dtype == torch.bool and index.shape == (n,):
-        return index.nonzero().squeeze(-1)
-    if (
-        index.ndim != 1
-        or index.dtype.is_floating_point
-        or index.dtype.is_complex
-        or (index.dtype == torch.bool)
-    ):
-        raise RegardError(
-            f"{what} cannot be chosen by this",
-            got=f"{index.dtype} {list(index.shape)}",
-            accepted=accepted,
-        )
-    index = index.long()
-    if len(index) and (int(index.min()) < -n or int(index.max()) >= n):
-        raise RegardError(
-            f"{what}: index out of range",
-            got=str(index.tolist() if len(index) < 9 else (int(index.min()), int(index.max()))),
-            accepted=f"-{n} to {n - 1}",
-        )
-    return torch.where(index < 0, index + n, index)
-
-
-def pooled_region(
-    shape: Shape, cells: int | tuple[int, int], queries: Region, keys: Region, pool: str
-) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """How many cells a map has, and where its queries and keys start and stop."""
-    rows, columns = _region(queries, shape.Q, "queries"), _region(keys, shape.K, "keys")
-    wanted = tuple(cells) if isinstance(cells, (tuple, list)) else (cells, cells)
-    if len(wanted) != 2:
-        raise RegardError("map: cells are a number, or (rows, columns)", got=repr(cells))
-    if min(whole("map: a number of cells", n) for n in wanted) < 1:
-        raise RegardError("map counts cells", got=str(cells), accepted="1 or more")
-    if pool not in ("mean", "max", "sum"):
-        raise RegardError("map: unknown pool", got=repr(pool), accepted="'mean', 'max' or 'sum'")
-    size = min(wanted[0], rows[1] - rows[0]), min(wanted[1], columns[1] - columns[0])
-    return size, rows, columns
-
-
-def _region(region: Region, n: int, what: str, asked: str = "map") -> tuple[int, int]:
-    """Where a region starts and stops, from whatever people use to name one."""
-    match region:
-        case None:
-            return 0, n
-        case slice(step=None | 1):
-            start, stop, _ = region.indices(n)
-            return start, max(start, stop)
-        case range(start=start, stop=stop, step=1) if 0 <= start <= stop <= n:
-            return start, stop
-        case (start, stop) if not isinstance(region, range):
-            start, stop = (whole(f"{asked}: an end of a region of {what}", i) for i in region)
-            if 0 <= start <= stop <= n:
-                return start, stop
-    raise RegardError(
-        f"{asked}: a region of {what} is (start, stop)",
-        got=str(region),
-        accepted=f"0 <= start <= stop <= {n}; or a slice or range without steps",
-    )

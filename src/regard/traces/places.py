@@ -1,0 +1,94 @@
+"""Places on an axis, and regions of a map, from whatever people use to choose them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from regard.errors import RegardError
+from regard.values import Shape, whole
+
+Chosen = int | slice | range | Sequence[int] | Tensor | None
+Region = tuple[int, int] | slice | range | None
+
+
+def places(chosen: Chosen, n: int, what: str, device: torch.device) -> Int[Tensor, "n"]:
+    """Indices on an axis of length n, from whatever people use to choose."""
+    if chosen is None:
+        return torch.arange(n, device=device)
+    if isinstance(chosen, slice):
+        return torch.arange(*chosen.indices(n), device=device)
+    if isinstance(chosen, int) and not isinstance(chosen, bool):
+        chosen = [chosen]
+    accepted = f"an index, a slice, a list of indices, or {n} booleans"
+    try:
+        index = torch.as_tensor(
+            list(chosen) if isinstance(chosen, range) else chosen, device=device
+        )
+    except (TypeError, ValueError, RuntimeError):
+        raise RegardError(
+            f"{what} cannot be chosen by this", got=repr(chosen), accepted=accepted
+        ) from None
+    if not index.numel():
+        index = index.long()
+    if index.dtype == torch.bool and index.shape == (n,):
+        return index.nonzero().squeeze(-1)
+    if (
+        index.ndim != 1
+        or index.dtype.is_floating_point
+        or index.dtype.is_complex
+        or (index.dtype == torch.bool)
+    ):
+        raise RegardError(
+            f"{what} cannot be chosen by this",
+            got=f"{index.dtype} {list(index.shape)}",
+            accepted=accepted,
+        )
+    index = index.long()
+    if len(index) and (int(index.min()) < -n or int(index.max()) >= n):
+        raise RegardError(
+            f"{what}: index out of range",
+            got=str(index.tolist() if len(index) < 9 else (int(index.min()), int(index.max()))),
+            accepted=f"-{n} to {n - 1}",
+        )
+    return torch.where(index < 0, index + n, index)
+
+
+def pooled_region(
+    shape: Shape, cells: int | tuple[int, int], queries: Region, keys: Region, pool: str
+) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """How many cells a map has, and where its queries and keys start and stop."""
+    rows, columns = region_of(queries, shape.Q, "queries"), region_of(keys, shape.K, "keys")
+    wanted = tuple(cells) if isinstance(cells, (tuple, list)) else (cells, cells)
+    if len(wanted) != 2:
+        raise RegardError("map: cells are a number, or (rows, columns)", got=repr(cells))
+    if min(whole("map: a number of cells", n) for n in wanted) < 1:
+        raise RegardError("map counts cells", got=str(cells), accepted="1 or more")
+    if pool not in ("mean", "max", "sum"):
+        raise RegardError("map: unknown pool", got=repr(pool), accepted="'mean', 'max' or 'sum'")
+    size = min(wanted[0], rows[1] - rows[0]), min(wanted[1], columns[1] - columns[0])
+    return size, rows, columns
+
+
+def region_of(region: Region, n: int, what: str, asked: str = "map") -> tuple[int, int]:
+    """Where a region starts and stops, from whatever people use to name one."""
+    match region:
+        case None:
+            return 0, n
+        case slice(step=None | 1):
+            start, stop, _ = region.indices(n)
+            return start, max(start, stop)
+        case range(start=start, stop=stop, step=1) if 0 <= start <= stop <= n:
+            return start, stop
+        case (start, stop) if not isinstance(region, range):
+            start, stop = (whole(f"{asked}: an end of a region of {what}", i) for i in region)
+            if 0 <= start <= stop <= n:
+                return start, stop
+    raise RegardError(
+        f"{asked}: a region of {what} is (start, stop)",
+        got=str(region),
+        accepted=f"0 <= start <= stop <= {n}; or a slice or range without steps",
+    )
