@@ -181,9 +181,8 @@ def _pool_cells(
     LARGEST: tl.constexpr,
 ):  # fmt: skip
     """A tile of weights as cells of so many queries and keys."""
-    p = p.reshape(BM // TALL, TALL, BN // BROAD, BROAD).permute(0, 2, 1, 3)
-    p = p.reshape(BM // TALL, BN // BROAD, TALL * BROAD)
-    return tl.max(p, 2) if LARGEST else tl.sum(p, 2)
+    p = p.reshape(BM // TALL, TALL, BN // BROAD, BROAD)
+    return tl.max(tl.max(p, 3), 1) if LARGEST else tl.sum(tl.sum(p, 3), 1)
 
 
 @triton.jit
