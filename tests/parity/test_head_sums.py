@@ -132,27 +132,27 @@ def test_what_is_not_finite_or_huge(hard: str) -> None:
 @pytest.mark.interpreted
 def test_a_scale_and_axes_that_lie_otherwise() -> None:
     """In tiles as large as they are by default."""
-    q, k, v = (torch.randn(1, 70, 2, 16).transpose(1, 2) for _ in range(3))
+    q, k, v = (torch.randn(1, 70, 2, 16).to(cases.DEVICE).transpose(1, 2) for _ in range(3))
     cosine = regard.scores.cosine(0.1)
     for how in ({"score": cosine}, {"scale": -1.0, "mask": masks.causal()}, {"dropout": 0.5}):
         assert_as_by_rows(regard.trace(q, k, v, **how, backend="triton"))
     assert_as_by_rows(regard.trace(q[0], k[0], v[0], backend="triton"))
 
 
-OTHER: dict[str, dict[str, Any]] = {
-    "window": {"mask": masks.causal() & masks.window(5)},
-    "padding": {"mask": masks.causal() & masks.padding([3, 20])},
-    "documents": {"mask": masks.documents(torch.arange(20) // 7)},
-    "bias": {"bias": regard.biases.alibi(torch.tensor([0.1] * 4))},
-    "softcap": {"softcap": 2.0},
-    "sink": {"sink": torch.zeros(4)},
+OTHER: dict[str, Callable[[], dict[str, Any]]] = {
+    "window": lambda: {"mask": masks.causal() & masks.window(5)},
+    "padding": lambda: {"mask": masks.causal() & masks.padding([3, 20])},
+    "documents": lambda: {"mask": masks.documents(torch.arange(20) // 7)},
+    "bias": lambda: {"bias": regard.biases.alibi(torch.tensor([0.1] * 4, device=cases.DEVICE))},
+    "softcap": lambda: {"softcap": 2.0},
+    "sink": lambda: {"sink": torch.zeros(4, device=cases.DEVICE)},
 }
 
 
 @pytest.mark.interpreted
 @pytest.mark.parametrize("name", OTHER)
 def test_other_calls_are_added_up_by_operations_of_pytorch(name: str) -> None:
-    t = traced(20, 20, torch.float32, **OTHER[name], backend="triton")
+    t = traced(20, 20, torch.float32, **OTHER[name](), backend="triton")
     assert head_sums(t) is None
     assert torch.equal(Readings.of([t]).numbers, Readings.by_rows([t]).numbers)
 
@@ -173,7 +173,7 @@ def test_a_monitor_reports_the_same_by_either_way(monkeypatch: pytest.MonkeyPatc
     from regard.backends.triton.second_pass import TritonPass
 
     torch.manual_seed(0)
-    given = torch.randn(3, 1, 2, 20, 16)
+    given = torch.randn(3, 1, 2, 20, 16).to(cases.DEVICE)
     by_rows: list[Any] = []
     own = Readings.by_rows
     monkeypatch.setattr(Readings, "by_rows", lambda calls: by_rows.extend(calls) or own(calls))
