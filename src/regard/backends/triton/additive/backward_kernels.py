@@ -26,6 +26,16 @@ def _met(ds, factor):
 
 
 @triton.jit
+def _seen(rule, q, k, inside, there, partial, limit, table, BM: tl.constexpr, BN: tl.constexpr):
+    """Which pairs of a tile count. As numbers where branches meet: booleans Triton 3.6 does not
+    bring from there into the layout of a product."""
+    seen = (inside & there).to(tl.int32)
+    if partial:
+        seen *= allowed(rule, q, k, limit, table, BM, BN).to(tl.int32)
+    return seen != 0
+
+
+@triton.jit
 def _weights_and_slopes(s, dp, numbers, rows, seen, bias, scoring, drop, b, h, q, k, n):
     """The weights as they multiplied the values, and the gradients of the sums of units."""
     norm, inverse, shift, g_entropy, expected = numbers
@@ -86,9 +96,7 @@ def additive_keys(
             )  # fmt: skip
             s = logits_of_units(qs, ks, q.row, k.row, units, h, inside, there, empty, small, D)
             dp = product(vs, gs.T, None, PRECISION)
-            seen = inside & there
-            if i >= full:
-                seen &= allowed(rule, place, key, limit, table, BM, BN)
+            seen = _seen(rule, place, key, inside, there, i >= full, limit, table, BM, BN)
             met, ds = _weights_and_slopes(
                 s, dp, numbers, rows, seen, bias, scoring, drop, b, heads, place, key, n
             )
@@ -142,9 +150,7 @@ def additive_queries(
         vs = load_rows(v, b, g, start, n.keys, E, BE, BN, False)
         s = logits_of_units(qs, ks, q.row, k.row, units, h, inside, there, empty, small, D)
         dp = product(gs, vs.T, None, PRECISION)
-        seen = inside & there
-        if i >= full:
-            seen &= allowed(rule, place, key, limit, table, BM, BN)
+        seen = _seen(rule, place, key, inside, there, i >= full, limit, table, BM, BN)
         _, ds = _weights_and_slopes(
             s, dp, numbers, rows, seen, bias, scoring, drop, b, heads, place, key, n
         )
