@@ -3,12 +3,15 @@ quicker, and here with small tiles wherever it can."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import regard
 from regard.backends.reference import ReferencePass
 from tests.parity import cases
+from tests.parity.agreement import assert_close
 from tests.parity.cases import Case, Sizes, assert_conforms, observed
 
 pytestmark = pytest.mark.interpreted
@@ -61,6 +64,52 @@ def test_past_the_last_key_there_is_nothing() -> None:
         torch.testing.assert_close(got, want, rtol=0, atol=1e-2 * float(want.abs().max()))
 
 
+ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+WIDE = Sizes(B=2, H=4, G=2, Q=300, K=300, D=128, E=128)
+
+
+@pytest.mark.skipif(not ON_HOPPER, reason="its instructions are those of Hopper alone")
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("none", extra="sink", dtype=torch.bfloat16, sizes=WIDE),
+        Case("causal_window", dtype=torch.bfloat16, sizes=WIDE),
+        Case("causal_window", dtype=torch.float16, sizes=replace(WIDE, Q=77)),
+        Case("causal_padding", dtype=torch.float16, sizes=replace(WIDE, D=96, E=112)),
+        Case("documents", extra="sink", dtype=torch.bfloat16, sizes=WIDE),
+        Case("prefix", dtype=torch.bfloat16, sizes=replace(WIDE, G=4)),
+        Case("nothing", dtype=torch.bfloat16, sizes=WIDE),
+    ],
+    ids=str,
+)
+def test_on_hopper(case: Case) -> None:
+    from regard.backends.triton import Triton
+    from regard.backends.triton.tuning import at_once
+
+    inputs, learned = case.build()
+    how = at_once(inputs)
+    assert how is not None
+    assert how.hopper
+    assert_conforms(case, observed(Triton(), inputs, learned, ReferencePass()), ReferencePass())
+
+
+@pytest.mark.skipif(not ON_HOPPER, reason="its instructions are those of Hopper alone")
+def test_distances_on_hopper() -> None:
+    """Slopes that are not learned: those that are have a kernel that owns queries. And a gradient
+    that is one number for all."""
+    source = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 333, 128, generator=source) for _ in range(3))
+    slopes, found = torch.tensor([0.5, 0.01], dtype=torch.float64), []
+    plain, exact = (torch.bfloat16, "reference"), (torch.float64, "reference")
+    for dtype, backend in ((torch.bfloat16, "triton"), plain, exact):
+        inputs = [t.to(torch.bfloat16).to(dtype).cuda().requires_grad_() for t in (q, k, v)]
+        bias = regard.biases.alibi(slopes.to(torch.float32).cuda())
+        out = regard.attention(*inputs, mask=regard.masks.causal(), bias=bias, backend=backend)
+        found.append([t.cpu() for t in torch.autograd.grad(out.sum(), inputs)])
+    for name, *results in zip("qkv", *found, strict=True):
+        assert_close(name, *results)
+
+
 def test_where_order_must_be_fixed_or_registers_are_few_there_are_two_kernels() -> None:
     from regard.backends.triton import arguments
     from regard.backends.triton.prepared.common_calls import call
@@ -70,7 +119,10 @@ def test_where_order_must_be_fixed_or_registers_are_few_there_are_two_kernels() 
     token = arguments.stands_for.set(90)
     try:
         assert at_once(narrow) is not None
-        assert at_once(wide) is None
+        on_hopper = at_once(wide)
+        assert on_hopper is not None
+        assert on_hopper.hopper
+        assert at_once(call(torch.bfloat16, 256, 256)) is None
         assert at_once(call(torch.float32, 64, 256)) is None
         torch.use_deterministic_algorithms(True)
         assert at_once(narrow) is None

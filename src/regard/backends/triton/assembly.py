@@ -25,6 +25,16 @@ selp.f32 $0, $1, {other}, p;
 
 LOGIT_BELOW, WEIGHT_BELOW = tl.constexpr(_below("0fFF800000")), tl.constexpr(_below("0f00000000"))
 """With minus infinity, and with 0, for masked pairs."""
+MARKED_BELOW = tl.constexpr(_below("0f80000000"))
+"""With -0 for them, by which they are told from weights that are 0."""
+UNLESS_MARKED = tl.constexpr("""{
+.reg .pred p;
+.reg .b32 bits;
+mov.b32 bits, $2;
+setp.ne.u32 p, bits, 0x80000000;
+selp.f32 $0, $1, 0f00000000, p;
+}""")
+"""A number, or 0 where another is -0."""
 
 
 def _unless_one(many: int) -> str:

@@ -47,6 +47,7 @@ from regard.backends.triton.backward_kernels import (
     rounded,
     row_shift,
 )
+from regard.backends.triton.hopper.backward import pull_on_hopper
 from regard.backends.triton.launches.launched import together
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import INTERPRETED, LOG2E, MANY
@@ -89,7 +90,9 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: 
     given_bias = _bias_gradient(x) if bias else None
     handed = cudnn.pulls(x, pull)
     found = cudnn.backward(x, rows, g_out) if handed else None
-    to = memory_for(x, rows, found, apart=given_bias is not None)
+    once = at_once(x)
+    apart = given_bias is not None or (g_entropy is not None and once is not None and once.hopper)
+    to = memory_for(x, rows, found, apart=apart)
     numbers = RowNumbers(norm, to.shift, g_entropy, expected, rows.lse.numel(), rows.lse)
     launch(x, rows, g_out, g_lse, numbers, to, given_bias, handed=handed)
     if given_bias is not None and isinstance(x.bias, Alibi):
@@ -106,7 +109,7 @@ def memory_for(
     apart: bool = False,
 ) -> Memory:
     """Fresh memory for a pass, or where cuDNN gave gradients, these and the rest. `apart` asks for
-    a kernel that owns queries."""
+    two kernels."""
     dq, dk, dv = found or (_empty_rows(t) for t in (x.q, x.k, x.v))
     shift = torch.empty_like(rows.lse)
     sums = None
@@ -197,6 +200,13 @@ def _launch_at_once(
 ) -> None:
     """The kernel that owns keys, and adds to the gradients of queries too."""
     assert to.sums is not None
+    if how.hopper:
+        numbers, flags, rule, bias, _, scoring, n, *_ = rest
+        g_out = g_out if describable(g_out) else g_out.contiguous()
+        pull_on_hopper(
+            x, g_out, to.sums, to.k, to.v, numbers, flags, rule, (bias, scoring, n), grid
+        )
+        return
     q: Any = sheet(x.q)
     g: Any = sheet(g_out)
     sums: Any = sheet(to.sums)

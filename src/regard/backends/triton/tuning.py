@@ -231,6 +231,8 @@ class AtOnce(Tiled):
     described: bool = True
     """Whether TMA reads queries and adds to the sums of their gradients."""
     registers: int | None = None
+    hopper: bool = False
+    """Whether the kernel for Hopper runs; the rest is then for where it is mended."""
 
 
 def at_once(x: AttentionInputs) -> AtOnce | None:
@@ -243,8 +245,12 @@ def at_once(x: AttentionInputs) -> AtOnce | None:
         return None
     if width <= 64:
         return AtOnce(64, 64, warps=4, stages=2)
-    # Wider heads have no registers left for a third sum: it pays where logits cost much.
-    return None if x.softcap is None else AtOnce(64, 64, warps=4, stages=1)
+    if x.softcap is not None:
+        # There are no registers left for a third sum: it pays since logits cost much.
+        return AtOnce(64, 64, warps=4, stages=1)
+    if fits_hopper(x) and all(wide(t.shape[-1]) == 128 for t in (x.q, x.v)):
+        return AtOnce(64, 128, warps=8, stages=1, hopper=True)
+    return None
 
 
 def backward_settings(x: AttentionInputs) -> Backward:

@@ -52,6 +52,12 @@ def give_turn(half):
 
 
 @gluon.jit
+def meet():
+    """Both groups wait for each other."""
+    _at_barrier(MEET, _TURN, _GROUP, 2 * _GROUP)
+
+
+@gluon.jit
 def _at_barrier(HOW: gl.constexpr, barrier, OWN: gl.constexpr, ALL: gl.constexpr):
     """OWN of ALL threads arrive at a barrier, or wait there for the others: HOW says which."""
     each = gl.zeros((OWN,), gl.int32, gl.BlockedLayout([1], [32], [OWN // 32], [0]))

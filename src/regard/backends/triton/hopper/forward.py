@@ -48,13 +48,14 @@ from regard.backends.triton.hopper.pairs import (
     limit_on_hopper,
     only_allowed,
     send,
+    slope_of,
     span_of_row,
     width_on_hopper,
 )
 from regard.backends.triton.hopper.softmax import logits, own_sum, shrunk, softmax, whole_sum
 from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import FAR
-from regard.backends.triton.pairs import ALIBI, LEAST, LN2, LOG2E, NO_BIAS, UNSEEN
+from regard.backends.triton.pairs import LEAST, LN2, LOG2E, NO_BIAS, UNSEEN
 from regard.backends.triton.rules import ALL, BAND, SPANS, Rule, span_of_keys
 from regard.backends.triton.tuning import Forward, processors
 from regard.inputs import AttentionInputs
@@ -283,7 +284,7 @@ def _multiply(
     while item < items:
         tile, b, h = _place(item, n, BM)
         q_tile = q_tiles.index(turn % PLACES * 2 + half).reshape((HALF, BD))
-        slope = _slope(bias, h)
+        slope = slope_of(bias, h)
         limit, last, right, full, every = _steps(rule, n, b, h, tile, BM, BN)
         row = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LOGITS))
 
@@ -348,15 +349,6 @@ def _multiply(
         await_turn(half)
     if sent is not None:
         tma.store_wait(0)
-
-
-@gluon.jit
-def _slope(bias, h):
-    """Of a head under ALiBi, times log₂ e."""
-    slope = 0.0
-    if bias.kind == ALIBI:
-        slope = gl.load(bias.ptr + h).to(gl.float32) * LOG2E
-    return slope
 
 
 @launched

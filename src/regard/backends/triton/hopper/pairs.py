@@ -1,4 +1,4 @@
-"""What both kernels do with a tile of pairs: have it copied, hide what a row does not see."""
+"""What the kernels do with a tile of pairs: have it copied, hide what a row does not see."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from regard.backends.triton.arguments import wide
-from regard.backends.triton.rules import SPANS, band_at, edges_of, limit_of
+from regard.backends.triton.pairs import ALIBI, LOG2E
+from regard.backends.triton.rules import SPANS, band_at, edges_of, limit_of, span_of_rows
 
 # Renamed after Triton 3.6.
 fetch = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
@@ -19,6 +20,7 @@ send = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared
 limit_on_hopper = gluon.jit(limit_of.fn)
 _band_at = gluon.jit(band_at.fn)
 edges_on_hopper = gluon.jit(edges_of.fn)
+_span_of_rows = gluon.jit(span_of_rows.fn)
 _LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 
 
@@ -35,7 +37,7 @@ def described(t: Tensor, rows: int) -> Any:
 
 @gluon.jit
 def span_of_row(rule, b, h, row, limit):
-    """The first key that each query may see, and how many. Both kernels know bands, and runs of
+    """The first key that each query may see, and how many. The kernels know bands, and runs of
     keys, whose memory goes on beyond the last query."""
     if rule.kind == SPANS:
         at = (b * rule.next_batch + h * rule.next_head) * rule.walk.rows + row
@@ -53,3 +55,28 @@ def only_allowed(HOW: gl.constexpr, x, key, first, many, BN: gl.constexpr, LAYOU
     return gl.inline_asm_elementwise(
         HOW, "=f,f,r,r", [x, place, gl.expand_dims(many, 1)], gl.float32, True, 1
     )
+
+
+@gluon.jit
+def walk_of_key_tile(rule, n, b, h, tile, BM: gl.constexpr, BN: gl.constexpr):
+    """The walk of a key tile over its queries: the first query, and how many tiles come before
+    the full ones, with them, and in all."""
+    limit = limit_on_hopper(rule, n, b)
+    first = tile * BN
+    last = gl.minimum(first + BN, n.keys) - 1
+    if rule.kind == SPANS:
+        start, full_start, full_stop, stop = edges_on_hopper(rule, b, h, first, n.keys)
+    else:
+        start, full_start, full_stop, stop = _span_of_rows(rule, first, last, limit, n.queries, BM)
+    left = (full_start - start) // BM
+    full = left + (full_stop - full_start) // BM
+    return limit, start, left, full, full + (stop - full_stop + BM - 1) // BM
+
+
+@gluon.jit
+def slope_of(bias, h):
+    """Of a head under ALiBi, times log₂ e."""
+    slope = 0.0
+    if bias.kind == ALIBI:
+        slope = gl.load(bias.ptr + h).to(gl.float32) * LOG2E
+    return slope

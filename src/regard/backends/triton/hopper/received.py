@@ -23,40 +23,21 @@ from regard.backends.triton.arguments import sizes, tiles_of
 from regard.backends.triton.assembly import WEIGHT_BELOW
 from regard.backends.triton.hopper.pairs import (
     described,
-    edges_on_hopper,
     fetch,
-    limit_on_hopper,
     only_allowed,
     span_of_row,
+    walk_of_key_tile,
     width_on_hopper,
 )
 from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import FAR, rule_of
 from regard.backends.triton.pairs import LOG2E
-from regard.backends.triton.rules import ALL, BAND, SPANS, span_of_rows
+from regard.backends.triton.rules import ALL, BAND
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 
 QUERIES, KEYS, STAGES = 64, 128, 6
 GROUPS = gl.constexpr(3)
-
-_span_of_rows = gluon.jit(span_of_rows.fn)
-
-
-@gluon.jit
-def _walk(rule, n, b, h, tile, BM: gl.constexpr, BN: gl.constexpr):
-    """The walk of a key tile over its queries: the first query, and how many tiles come before
-    the full ones, with them, and in all."""
-    limit = limit_on_hopper(rule, n, b)
-    first = tile * BN
-    last = gl.minimum(first + BN, n.keys) - 1
-    if rule.kind == SPANS:
-        start, full_start, full_stop, stop = edges_on_hopper(rule, b, h, first, n.keys)
-    else:
-        start, full_start, full_stop, stop = _span_of_rows(rule, first, last, limit, n.queries, BM)
-    left = (full_start - start) // BM
-    full = left + (full_stop - full_start) // BM
-    return limit, start, left, full, full + (stop - full_stop + BM - 1) // BM
 
 
 @gluon.jit
@@ -65,7 +46,7 @@ def _copy(
     BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy the keys, then tiles of queries as room becomes free."""
-    _, start, _, _, every = _walk(rule, n, b, h, tile, BM, BN)
+    _, start, _, _, every = walk_of_key_tile(rule, n, b, h, tile, BM, BN)
     mbarrier.expect(k_full, k.block_type.nbytes)
     fetch(k, [b, h // n.group, tile * BN, 0], k_full, k_tile)
     for i in range(every):
@@ -114,7 +95,7 @@ def _sum(
 ):  # fmt: skip
     """Every third tile of queries against the keys of a tile."""
     LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    limit, start, left, full, every = _walk(rule, n, b, h, tile, BM, BN)
+    limit, start, left, full, every = walk_of_key_tile(rule, n, b, h, tile, BM, BN)
     lse += (b * n.heads + h).to(gl.int64) * n.queries
     scale = scale * LOG2E
     mbarrier.wait(k_full, 0)
