@@ -51,6 +51,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """At the end it may: Triton's bindings complain of what is not taken down."""
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="session")
 def fresh() -> Iterator[FreshProcesses]:
     """Runs programs as if nothing but torch had been imported before."""
