@@ -1,5 +1,6 @@
 """Shared set-up: quick, repeatable property tests, and the device that parity is tested on."""
 
+import gc
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +43,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     mine, n = map(int, config.getoption("--share").split("/"))
     config.hook.pytest_deselected(items=[t for i, t in enumerate(items) if i % n != mine])
     items[:] = items[mine::n]
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """At the end it may: Triton's bindings complain of what is not taken down."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

@@ -4,23 +4,33 @@ starting one takes: each is a fork of a process that has imported it."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
+from itertools import count
+from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _SERVER = """
-import json, os, sys, tempfile, traceback, torch
+import json, os, signal, sys, traceback, torch
 
 for line in sys.stdin:
-    said = [tempfile.TemporaryFile("w+") for _ in range(2)]
+    asked, *given = json.loads(line)
+    if asked == "wait":
+        print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(*given, 0)[1])), flush=True)
+        continue
+    program, *said = given
     child = os.fork()
     if not child:
-        for file, number in zip(said, (1, 2)):
-            os.dup2(file.fileno(), number)
+        # A shell's background jobs, and all they start, are deaf to Ctrl+C; this one is not to be.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for path, number in zip(said, (1, 2)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
         code = 0
         try:
-            exec(json.loads(line), {"__name__": "__main__"})
+            exec(program, {"__name__": "__main__"})
         except SystemExit as end:
             code = int(end.code or 0)
         except BaseException:
@@ -29,10 +39,7 @@ for line in sys.stdin:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    for file in said:
-        file.seek(0)
-    print(json.dumps([code, *(file.read() for file in said)]), flush=True)
+    print(json.dumps(child), flush=True)
 """
 
 
@@ -44,21 +51,50 @@ class Ended(NamedTuple):
     err: str
 
 
+class Started:
+    """A program that runs."""
+
+    def __init__(self, server: FreshProcesses, pid: int, out: Path, err: Path) -> None:
+        self._server, self._pid, self._out, self._err = server, pid, out, err
+
+    @property
+    def out(self) -> str:
+        """What it has said so far."""
+        return self._out.read_text() if self._out.exists() else ""
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self._pid, number)
+
+    def wait(self) -> Ended:
+        code = self._server.ask("wait", self._pid)
+        return Ended(code, self._out.read_text(), self._err.read_text())
+
+
 class FreshProcesses:
-    """Starts them, one after another."""
+    """Starts them."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-W", "ignore", "-c", _SERVER]
         self._server = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+        self._folder = tempfile.TemporaryDirectory()
+        self._numbers = count()
+
+    def start(self, program: str) -> Started:
+        number = next(self._numbers)
+        said = [Path(self._folder.name) / f"{number}.{name}" for name in ("out", "err")]
+        return Started(self, self.ask("start", program, *map(str, said)), *said)
 
     def __call__(self, program: str) -> Ended:
+        return self.start(program).wait()
+
+    def ask(self, *request: Any) -> Any:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps(program) + "\n")
+        self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
-        return Ended(*json.loads(self._server.stdout.readline()))
+        return json.loads(self._server.stdout.readline())
 
     def __enter__(self) -> FreshProcesses:
         return self
@@ -70,3 +106,4 @@ class FreshProcesses:
         trace: TracebackType | None,
     ) -> None:
         self._server.communicate()
+        self._folder.cleanup()

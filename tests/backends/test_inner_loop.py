@@ -21,6 +21,7 @@ from regard.backends.tiled import fused, inner_loop, library, pieces
 from regard.backends.tiled.compiled import Loop
 from regard.backends.tiled.fused import fusing
 from regard.inputs import check
+from tests.fresh_process import FreshProcesses
 
 look: Callable[[], tuple[Loop | None, str]] = inner_loop.found.__wrapped__
 """Looks for the loop as a fresh process would."""
@@ -123,9 +124,10 @@ def test_a_damaged_library_is_not_loaded(damage: bytes | None, cache: Path) -> N
 
 
 @pytest.mark.usefixtures("copying")
-def test_processes_that_build_at_once(cache: Path) -> None:
-    program = """
+def test_processes_that_build_at_once(cache: Path, fresh: FreshProcesses) -> None:
+    program = f"""
 import os
+os.environ |= { ({name: os.environ[name] for name in ("CC", "XDG_CACHE_HOME")}) }
 from regard.backends.tiled.inner_loop import found
 
 def child():
@@ -136,9 +138,7 @@ def child():
 
 print([os.waitpid(number, 0)[1] for number in [child() for _ in range(3)]])
 """
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[0, 0, 0]"
+    assert fresh(program).out.strip() == "[0, 0, 0]"
     assert len(kept(cache)) == 1
 
 

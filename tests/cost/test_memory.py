@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-import os
 import platform
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,14 +15,20 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu, softmax
 
 from regard import cost, masks
+from tests.fresh_process import FreshProcesses
 
 # A peak is that of a process, and allocators keep what was freed: each case runs in a fork of one
-# that has imported everything and computed nothing.
+# that has imported everything and computed nothing. With a threshold that does not move (mallopt's
+# M_MMAP_THRESHOLD), tensors that are freed go back to the system.
 PEAKS = """
-import json, os, sys, torch
+from __future__ import annotations
+import ctypes, json, os, torch
+from torch import nn
 from types import SimpleNamespace
 from torch.nn.functional import scaled_dot_product_attention
-from transformers.models.llama.modeling_llama import eager_attention_forward
+
+assert ctypes.CDLL(None).mallopt(-3, 1 << 17) == 1
+%s
 
 def memory(field):
     with open("/proc/self/status") as status:
@@ -50,7 +54,7 @@ def peak(how, dtype, B, H, G, n, D):
 
 torch.set_grad_enabled(False)
 found = []
-for case in json.loads(sys.argv[1]):
+for case in json.loads(%r):
     ours, theirs = os.pipe()
     if not os.fork():
         os.write(theirs, str(peak(*case)).encode())
@@ -86,19 +90,16 @@ POSSIBLE = [case for case in CASES if QUICK[case[1]]]
 
 
 @pytest.fixture(scope="module")
-def peaks() -> dict[tuple[object, ...], int]:
+def peaks(fresh: FreshProcesses) -> dict[tuple[object, ...], int]:
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("peaks of a process are read from Linux")
-    # With a threshold that does not move, tensors that are freed go back to the system.
-    steady = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(1 << 17)}
-    done = subprocess.run(
-        [sys.executable, "-c", PEAKS, json.dumps(POSSIBLE)],
-        env=steady,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return dict(zip(POSSIBLE, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    from transformers.models.llama import modeling_llama as llama
+
+    # Their lines alone: to import transformers takes longer than all cases.
+    theirs = map(inspect.getsource, (llama.repeat_kv, llama.eager_attention_forward))
+    done = fresh(PEAKS % ("\n".join(theirs), json.dumps(POSSIBLE)))
+    assert done.code == 0, done.err
+    return dict(zip(POSSIBLE, json.loads(done.out.splitlines()[-1]), strict=True))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

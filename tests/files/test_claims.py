@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,34 +15,36 @@ from torch import nn
 import regard
 from regard import RegardError, RegardWarning
 from regard.files import claimed, folder_of
+from tests.fresh_process import Ended, FreshProcesses, Started
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="asks for Unix's signals")
 
 WRITER = """
-import sys, time
+import time
 from pathlib import Path
 from regard.files import claimed
-with claimed(Path(sys.argv[1])) as folder:
+with claimed(Path(%r)) as folder:
     (folder / "8").write_bytes(bytes(1 << 20))
     print("begun", flush=True)
     time.sleep(60)
 """
 
 
-def begun(path: Path, program: str = WRITER) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", program, str(path)]
-    # A shell's background jobs, and all they start, are deaf to Ctrl+C; this one is not to be.
-    deaf = signal.signal(signal.SIGINT, signal.default_int_handler)
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    signal.signal(signal.SIGINT, deaf)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
+def begun(fresh: FreshProcesses, program: str) -> Started:
+    process, until = fresh.start(program), time.monotonic() + 60
+    while process.out != "begun\n":
+        assert time.monotonic() < until, process.out
+        time.sleep(0.01)
     return process
 
 
-def ended(process: subprocess.Popen[str], by: int) -> None:
+def ended(process: Started, by: int) -> Ended:
+    """It sleeps for a minute: one that does not hear is heard of."""
+    started = time.monotonic()
     process.send_signal(by)
-    process.communicate(timeout=30)
+    end = process.wait()
+    assert time.monotonic() - started < 30
+    return end
 
 
 def model() -> nn.Module:
@@ -52,9 +52,11 @@ def model() -> nn.Module:
     return nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
 
 
-def test_a_second_writer_is_refused_and_a_killed_one_is_followed(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_and_a_killed_one_is_followed(
+    tmp_path: Path, fresh: FreshProcesses
+) -> None:
     path = tmp_path / "run.regard"
-    process = begun(path)
+    process = begun(fresh, WRITER % str(path))
     try:
         with pytest.raises(RegardError, match="somebody else is writing this file"):
             regard.watch(model(), keep="traces", spill=path).attach()
@@ -108,8 +110,7 @@ def test_long_names_can_be_claimed(tmp_path: Path) -> None:
 
 
 RECORDER = """
-import sys, time
-from types import SimpleNamespace
+import time
 from regard import cli
 from regard.commands import record as record_command
 
@@ -121,32 +122,30 @@ def record(reader, words, out, **how):
 
 record_command.load = lambda *args, **how: None
 record_command.record_text = record
-cli.app(["record", "--model", "m", "--text", __file__ if 0 else sys.argv[2], "-o", sys.argv[1]])
+cli.app(["record", "--model", "m", "--text", %r, "-o", %r])
 """
 
 
 @pytest.mark.parametrize("by", ["SIGTERM", "SIGHUP", "SIGINT"])
-def test_a_recording_that_is_ended_leaves_nothing(by: str, tmp_path: Path) -> None:
+def test_a_recording_that_is_ended_leaves_nothing(
+    by: str, tmp_path: Path, fresh: FreshProcesses
+) -> None:
     (tmp_path / "text").write_text("a word")
-    program = RECORDER.replace("__file__ if 0 else sys.argv[2]", repr(str(tmp_path / "text")))
-    process = begun(tmp_path / "run.regard", program)
-    started = time.monotonic()
-    process.send_signal(getattr(signal, by))
-    _, said = process.communicate(timeout=30)
-    assert time.monotonic() - started < 30
-    assert process.returncode
+    process = begun(fresh, RECORDER % (str(tmp_path / "text"), str(tmp_path / "run.regard")))
+    end = ended(process, getattr(signal, by))
+    assert end.code
     assert os.listdir(tmp_path) == ["text"]
     if by != "SIGINT":
-        assert f"regard: ended by {by}; nothing was written or replaced" in said
+        assert f"regard: ended by {by}; nothing was written or replaced" in end.err
 
 
-def test_two_recordings_of_one_name(tmp_path: Path) -> None:
+def test_two_recordings_of_one_name(tmp_path: Path, fresh: FreshProcesses) -> None:
     from typer.testing import CliRunner
 
     from regard import cli
 
     (tmp_path / "text").write_text("a word")
-    process = begun(tmp_path / "run.regard")
+    process = begun(fresh, WRITER % str(tmp_path / "run.regard"))
     try:
         words = ["record", "--model", "m", "--text", str(tmp_path / "text")]
         result = CliRunner().invoke(cli.app, [*words, "-o", str(tmp_path / "run.regard")])

@@ -24,7 +24,8 @@ def outcomes(cases: Mapping[str, Case], folder: Path) -> dict[str, list[str]]:
     """What went wrong in each case on each rank; empty if nothing did."""
     # Forked from a process that never learned, so that packages are imported once.
     context = torch.multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, *{case.__module__ for case in cases.values()}])
+    modules = {case.__module__ for case in cases.values()}
+    context.set_forkserver_preload([__name__, *modules, "torch._dynamo"])
     ranks = [context.Process(target=_rank, args=(r, cases, folder)) for r in (0, 1)]
     for rank in ranks:
         rank.start()

@@ -29,7 +29,7 @@ def run(cases: Cases, ranks: int, *, joined: bool = True, seconds: float = 240) 
     os.environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     # Processes that are forked from one that never learned may learn, and import nothing anew.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "tests.parallel.cases"])
+    context.set_forkserver_preload([__name__, "tests.parallel.cases", "torch._dynamo"])
     told = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         meeting = f"file://{Path(folder) / 'ranks'}" if joined else None

@@ -20,7 +20,8 @@ from regard.trace_files.tensor_file import Draft
 def started(work: Callable[..., None], *args: Any) -> BaseProcess:
     """A process that does something and ends."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
+    # What torch would import at the first call, and in each process anew, takes ten times the scan.
+    context.set_forkserver_preload([__name__, "torch._dynamo"])
     process = context.Process(target=_ended, args=(work, *args), daemon=True)
     process.start()
     return process
