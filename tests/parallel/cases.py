@@ -7,7 +7,9 @@ import io
 import itertools
 import os
 import re
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 import regard
@@ -516,6 +518,23 @@ def shapes_at_the_edge() -> None:
     assert torch.equal(x.grad, 2 * x.detach() * own)
 
 
+def a_rank_that_hangs() -> None:
+    """Rank 1 does not come in time: rank 0 is told so when the group's time is over, and where."""
+    rank, seconds = dist.get_rank(), 2
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=seconds))
+    mesh = DeviceMesh.from_group(group, "cpu")
+    x = torch.randn(1, 2, 4, 4)
+    parallel.trace(x, x, x, mesh=mesh)
+    if rank == 0:
+        start = time.monotonic()
+        refused(
+            r"all_gather failed on rank 0 of 2[\s\S]*[Tt]imed? ?out",
+            lambda: parallel.trace(x, x, x, mesh=mesh, method="ring"),
+        )
+        assert seconds / 2 < time.monotonic() - start < 30
+    dist.barrier()
+
+
 def a_rank_that_is_gone() -> None:
     """The last case: rank 1 ends here, and rank 0 is told."""
     if dist.get_rank() == 0:
@@ -537,6 +556,7 @@ def of_two() -> dict[str, Callable[[], None]]:
         "blocks that are hidden": blocks_that_are_hidden,
         "ranks that differ": ranks_that_differ,
         "shapes at the edge": shapes_at_the_edge,
+        "a rank that hangs": a_rank_that_hangs,
         "a rank that is gone": a_rank_that_is_gone,
     }
 

@@ -111,6 +111,8 @@ class BlockMass:
         start, stop = queries
 
         def asks(tile: RowTile, cut: Cut, p: Pairs) -> Pairs:
+            if start == stop:
+                return torch.zeros_like(p)
             q, k = tile.places(cut)
             inside = ((q >= start) & (q < stop))[:, None]
             rows = g[tile.slab.batch][:, (q - start).clamp(0, stop - start - 1)][..., blocks.of(k)]
