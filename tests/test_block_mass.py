@@ -117,7 +117,9 @@ def test_gradients_are_those_of_all_pairs(name: str) -> None:
             weights = pairs(q, k, visible, sink)
             found, mass = recalled(weights, kept, (16, 5))[0], target(weights, 5)
             some = target(weights, 5)[:, 30:]
-        loss = (found * pulls[0]).sum() + (mass * pulls[1]).sum() + (some**2).sum()
+        none = trace.indexer_target(5, queries=(7, 7)) if ours else mass[:, :0]
+        assert none.shape == (B, 0, 9)
+        loss = (found * pulls[0]).sum() + (mass * pulls[1]).sum() + (some**2).sum() + none.sum()
         loss.backward()
         want.append((found.detach(), q.grad, k.grad, sink.grad))
     for got, right in zip(*want, strict=True):

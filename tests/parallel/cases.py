@@ -7,7 +7,9 @@ import io
 import itertools
 import os
 import re
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard import RegardError, biases, masks, parallel, scores
 from regard.parallel import Layout, choice
+from regard.parallel.ranks import ranks_of
 from regard.parallel.ring.block_questions import OfRows
-from tests.parallel.whole import HEADS, KEYS, MAP, QUERIES, REGION, Whole
+from tests.parallel.whole import BLOCK, BLOCKS, HEADS, KEYS, MAP, QUERIES, REGION, Whole
 
 N = 37
 """Tokens: as many as fit no number of ranks."""
@@ -43,9 +46,10 @@ LAYOUTS: dict[str, Callable[[int], Layout]] = {
     "by_document": partial(parallel.by_document, LENGTHS),
 }
 METHODS = ("ulysses", "all_gather", "ring")
-ROWS = ("out", "lse", "entropy", "max_logit", "mean_logit", "mass", "top")
+ROWS = ("out", "lse", "entropy", "max_logit", "mean_logit", "std_logit", "min_logit", "mass", "top",
+        "recall")  # fmt: skip
 LEARNED = ("out", "lse", "entropy", "max_logit", "mean_logit", "mass", "received", "weights", "map",
-           "map sum", "map max")  # fmt: skip
+           "map sum", "map max", "recall", "mean recall", "target", "target of some")  # fmt: skip
 
 
 def inputs(groups: int, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:
@@ -72,6 +76,7 @@ def loss(answers: dict[str, Tensor], weights: dict[str, Tensor]) -> Tensor:
 
 
 def asked(t: parallel.ParallelTrace) -> dict[str, Tensor]:
+    recall = t.recall(BLOCKS, BLOCK)
     return {
         "out": t.out,
         "lse": t.lse,
@@ -85,10 +90,22 @@ def asked(t: parallel.ParallelTrace) -> dict[str, Tensor]:
         "map": t.map(MAP),
         "map sum": t.map(MAP, *REGION, pool="sum"),
         "map max": t.map(MAP, *REGION, pool="max"),
+        "std_logit": t.std_logit,
+        "min_logit": t.min_logit,
+        "recall": recall.rows,
+        "mean recall": recall.mean,
+        "target": t.indexer_target(BLOCK[1]),
+        "target of some": t.indexer_target(BLOCK[1], REGION[0]),
     }
 
 
 def sharded(name: str, t: Tensor, layout: Layout, mesh: Any) -> Tensor:
+    if name == "target of some":
+        start, stop = REGION[0]
+        mine = layout.positions(ranks_of(mesh).rank)
+        return t[:, mine[(mine >= start) & (mine < stop)] - start]
+    if name == "target":
+        return layout.shard(t, 1, mesh)
     return layout.shard(t, 2, mesh) if name in (*ROWS, "received") else t
 
 
@@ -265,6 +282,35 @@ def in_half_precision() -> None:
         torch.testing.assert_close(out, laid.shard(one, 2), **near)
         out.sum().backward()
         assert mine[1].grad is not None
+
+
+def with_large_logits() -> None:
+    """Logits of thousands, which single precision cannot tell apart, in whatever blocks they are
+    seen. Weights and what they give to learn from are those of one process."""
+    laid, mask = parallel.zigzag(N, 2), masks.causal()
+    q, k, v = inputs(2, torch.float32)
+    # All logits are about 1,800: their differences are those of other calls.
+    q[..., 0], k[..., 0] = 70.0, 73.0
+    for sink in (None, torch.tensor([1805.0, 5e3, 0.0, -1.0])):
+        one = [t.clone().requires_grad_() for t in (q, k, v)]
+        true = regard.trace(*one, mask=mask, sink=sink)
+        wanted = torch.autograd.grad(true.received().square().sum(), one[:2])
+        for method in METHODS:
+            mine = [laid.shard(t.detach(), 2).requires_grad_() for t in one]
+            t = parallel.trace(*mine, layout=laid, mask=mask, method=method, sink=sink)
+            near("received", t.received(), laid.shard(true.received(), 2), 1e-6)
+            near("weights", t.weights(), true.weights(), 1e-6)
+            near("map", t.map(MAP), true.map(MAP), 1e-6)
+            near("top", t.top(3).values, laid.shard(true.top(3).values, 2), 1e-6)
+            near("mass", t.mass(KEYS), laid.shard(true.mass(KEYS), 2), 1e-6)
+            near("recall", t.recall(BLOCKS, BLOCK).mean, true.recall(BLOCKS, BLOCK).mean, 1e-6)
+            gradients = torch.autograd.grad(t.received().square().sum(), mine[:2])
+            for name, g, want in zip("qk", gradients, wanted, strict=True):
+                # Through the lse, which was rounded to 2^-13, and times 70.
+                near(f"gradient of {name}", g, laid.shard(want, 2), 2e-2)
+    vast = [laid.shard(t.double(), 2) for t in (1e10 * q, k, v)]
+    t = parallel.trace(*vast, layout=laid, mask=mask, method="ring")
+    refused("too large to be told apart block by block", t.received)
 
 
 def in_other_modes() -> None:
@@ -472,6 +518,23 @@ def shapes_at_the_edge() -> None:
     assert torch.equal(x.grad, 2 * x.detach() * own)
 
 
+def a_rank_that_hangs() -> None:
+    """Rank 1 does not come in time: rank 0 is told so when the group's time is over, and where."""
+    rank, seconds = dist.get_rank(), 2
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=seconds))
+    mesh = DeviceMesh.from_group(group, "cpu")
+    x = torch.randn(1, 2, 4, 4)
+    parallel.trace(x, x, x, mesh=mesh)
+    if rank == 0:
+        start = time.monotonic()
+        refused(
+            r"all_gather failed on rank 0 of 2[\s\S]*[Tt]imed? ?out",
+            lambda: parallel.trace(x, x, x, mesh=mesh, method="ring"),
+        )
+        assert seconds / 2 < time.monotonic() - start < 30
+    dist.barrier()
+
+
 def a_rank_that_is_gone() -> None:
     """The last case: rank 1 ends here, and rank 0 is told."""
     if dist.get_rank() == 0:
@@ -487,11 +550,13 @@ def of_two() -> dict[str, Callable[[], None]]:
         **with_options(),
         **in_single_precision(),
         "half precision": in_half_precision,
+        "large logits": with_large_logits,
         "other modes": in_other_modes,
         "refusals": refusals,
         "blocks that are hidden": blocks_that_are_hidden,
         "ranks that differ": ranks_that_differ,
         "shapes at the edge": shapes_at_the_edge,
+        "a rank that hangs": a_rank_that_hangs,
         "a rank that is gone": a_rank_that_is_gone,
     }
 

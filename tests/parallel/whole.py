@@ -17,6 +17,9 @@ QUERIES = [0, 5, 17, 36, 5]
 KEYS = [1, 2, 30]
 HEADS = [3, 0]
 REGION = ((3, 34), (2, 37))
+BLOCK = (6, 5)
+BLOCKS = torch.rand(4, 7, 8, generator=torch.Generator().manual_seed(7)) < 0.5
+"""Which blocks of keys each head keeps."""
 
 
 @dataclass
@@ -63,6 +66,12 @@ class Whole:
         largest = torch.where(some[..., None], far, 0.0).amax(-1)
         region = p[:, :, slice(*REGION[0]), slice(*REGION[1])]
         top = p.topk(3, -1).values
+        away = torch.where(seen, s - mean[..., None], 0.0)
+        kept = BLOCKS.repeat_interleave(BLOCK[0], 1).repeat_interleave(BLOCK[1], 2)
+        kept = (p * kept[:, : s.shape[2], : s.shape[3]]).sum(-1)
+        looks = p.sum(-1) > 0
+        recall = torch.where(looks, kept / torch.where(looks, p.sum(-1), 1.0), 1.0)
+        target = by_block(p.sum(1))
         return {
             "out": p @ v,
             "lse": lse,
@@ -70,6 +79,14 @@ class Whole:
             "max_logit": torch.where(some, largest, -math.inf),
             "mean_logit": torch.where(some, mean, -math.inf),
             "mass": p[..., KEYS].sum(-1),
+            "std_logit": (away.square().sum(-1) / count).sqrt(),
+            "min_logit": torch.where(seen, s, math.inf).amin(-1),
+            "recall": recall,
+            "mean recall": torch.where(
+                looks.any(-1), (recall * looks).sum(-1) / looks.sum(-1).clamp_min(1), 1.0
+            ),
+            "target": target,
+            "target of some": target[:, slice(*REGION[0])],
             "top": top,
             "received": p.sum(-2),
             "weights": p[:, HEADS][:, :, QUERIES][..., KEYS],
@@ -77,6 +94,13 @@ class Whole:
             "map sum": pooled(region, MAP, "sum"),
             "map max": pooled(region, MAP, "max"),
         }
+
+
+def by_block(p: Tensor) -> Tensor:
+    """Shares of 1 for each block of keys."""
+    blocks = torch.stack([part.sum(-1) for part in p.split(BLOCK[1], -1)], -1)
+    total = blocks.sum(-1, keepdim=True)
+    return blocks / torch.where(total > 0, total, 1.0)
 
 
 def pooled(p: Tensor, cells: tuple[int, int], pool: str) -> Tensor:

@@ -10,11 +10,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.backends.questions import Learned, Question, answer
-from regard.backends.tiled.block_mass import BlockMass, ChosenBlocks
+from regard.backends.tiled.block_mass import BlockMass, ChosenBlocks, KeyBlocks
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.transforms import transformed
-from regard.values import whole
+from regard.values import Shape, whole
 
 MASS = BlockMass()
 Blocks = Bool[Tensor, "*bh query_blocks key_blocks"] | Int[Tensor, "*bh query_blocks many"]
@@ -33,8 +33,17 @@ def recall(
     x: AttentionInputs, lse: Float[Tensor, "b h q"], blocks: Blocks, size: int | tuple[int, int]
 ) -> Recall:
     """The share of each row that blocks keep. With a sink, of what falls on keys."""
+    kept = kept_mass(x, lse, chosen_blocks(x, blocks, size))
+    rows, seen = recalled(kept, lse, x.sink)
+    many = seen.sum(-1)
+    return Recall(x.in_kind(rows), x.in_kind(mean_recall((rows * seen).sum(-1), many)))
+
+
+def kept_mass(
+    x: AttentionInputs, lse: Float[Tensor, "b h q"], chosen: ChosenBlocks
+) -> Float[Tensor, "b h q"]:
+    """The weights of each row that fall on blocks that are kept, added up. Differentiable."""
     _refuse_transforms("recall()", x, lse)
-    chosen = chosen_blocks(x, blocks, size)
 
     def ask(x: AttentionInputs, lse: Tensor) -> tuple[Tensor]:
         return (MASS.kept(x, lse, chosen),)
@@ -43,49 +52,78 @@ def recall(
         return MASS.pull_kept(x, lse, g, chosen, bias=bias)
 
     (kept,) = answer(Question("recall()", ask, pull), x, lse)
+    return kept
+
+
+def recalled(
+    kept: Float[Tensor, "b h q"], lse: Float[Tensor, "b h q"], sink: Float[Tensor, "h"] | None
+) -> tuple[Float[Tensor, "b h q"], Bool[Tensor, "b h q"]]:
+    """What is kept as a share of what falls on keys, and which rows look at any."""
     empty = lse == -torch.inf
-    if x.sink is not None:
-        on_keys = -torch.expm1(x.sink.to(lse.dtype)[:, None] - lse)
+    if sink is not None:
+        on_keys = -torch.expm1(sink.to(lse.dtype)[:, None] - lse)
         empty = empty | (on_keys <= 0)
         kept = kept / torch.where(empty, 1.0, on_keys)
-    rows = torch.where(empty, 1.0, kept.clamp(max=1.0))
-    many = (~empty).sum(-1)
-    mean = torch.where(empty, 0.0, rows).sum(-1) / many.clamp_min(1)
-    return Recall(x.in_kind(rows), x.in_kind(torch.where(many > 0, mean, 1.0)))
+    return torch.where(empty, 1.0, kept.clamp(max=1.0)), ~empty
+
+
+def mean_recall(total: Float[Tensor, "b h"], many: Tensor) -> Float[Tensor, "b h"]:
+    """The mean of so many rows; 1 of none, since nothing is lost."""
+    return torch.where(many > 0, total / many.clamp_min(1), 1.0)
 
 
 def indexer_target(
     x: AttentionInputs, lse: Float[Tensor, "b h q"], size: int, queries: tuple[int, int]
 ) -> Float[Tensor, "*b some_q key_blocks"]:
     """The weights of all heads together for each block of keys, as shares of 1."""
-    _refuse_transforms("indexer_target()", x, lse)
-    size = _size("indexer_target: size", size)
-
-    def ask(x: AttentionInputs, lse: Tensor) -> tuple[Tensor]:
-        return (MASS.summed(x, lse, size, queries),)
-
-    def pull(x: AttentionInputs, lse: Tensor, g: Tensor, *, bias: bool) -> Learned:
-        return MASS.pull_summed(x, lse, g, size, queries, bias=bias)
-
-    (summed,) = answer(Question("indexer_target()", ask, pull), x, lse)
-    total = summed.sum(-1, keepdim=True)
-    target = summed / torch.where(total > 0, total, 1.0)
+    target = shares(head_sums(x, lse, key_blocks(size, x.shape.K), queries))
     if x.rank > 4:
         return target.reshape(*x.lead, *target.shape[1:])
     return target[0] if x.rank == 2 else target
 
 
-def chosen_blocks(x: AttentionInputs, blocks: Blocks, size: int | tuple[int, int]) -> ChosenBlocks:
-    """Blocks for every batch entry and head, from booleans or indices for some of them."""
+def head_sums(
+    x: AttentionInputs, lse: Float[Tensor, "b h q"], blocks: KeyBlocks, queries: tuple[int, int]
+) -> Float[Tensor, "b some_q key_blocks"]:
+    """The weights of all heads together for each block of keys. Differentiable."""
+    _refuse_transforms("indexer_target()", x, lse)
+
+    def ask(x: AttentionInputs, lse: Tensor) -> tuple[Tensor]:
+        return (MASS.summed(x, lse, blocks, queries),)
+
+    def pull(x: AttentionInputs, lse: Tensor, g: Tensor, *, bias: bool) -> Learned:
+        return MASS.pull_summed(x, lse, g, blocks, queries, bias=bias)
+
+    (summed,) = answer(Question("indexer_target()", ask, pull), x, lse)
+    return summed
+
+
+def shares(summed: Float[Tensor, "b q key_blocks"]) -> Float[Tensor, "b q key_blocks"]:
+    """Sums as shares of 1 for each query; zeros for one that sees nothing."""
+    total = summed.sum(-1, keepdim=True)
+    return summed / torch.where(total > 0, total, 1.0)
+
+
+def key_blocks(size: int, keys: int) -> KeyBlocks:
+    """So many keys in blocks of one size."""
+    size = _size("indexer_target: size", size)
+    return KeyBlocks(size, -(-keys // size))
+
+
+def chosen_blocks(
+    x: AttentionInputs, blocks: Blocks, size: int | tuple[int, int], of: Shape | None = None
+) -> ChosenBlocks:
+    """Blocks for every batch entry and head, from booleans or indices for some of them; of a call
+    of another shape, if `x` has only some of its places."""
     sizes = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
     if len(sizes) != 2:
         raise RegardError("a size of blocks is a number, or (queries, keys)", got=repr(size))
     rows, columns = (_size("recall: a size of blocks", n) for n in sizes)
-    B, H, Q, K = x.shape
+    B, H, Q, K = shape = of or x.shape
     many = -(-Q // rows), -(-K // columns)
     if not isinstance(blocks, Tensor) or blocks.is_floating_point() or blocks.is_complex():
         got = str(blocks.dtype) if isinstance(blocks, Tensor) else type(blocks).__name__
-        _refuse_blocks(x, sizes, many, got)
+        _refuse_blocks(shape, sizes, many, got)
     kept = blocks.to(x.q.device)
     if kept.dtype != torch.bool and kept.ndim >= 2:
         kept = _marked(kept, many[1], columns)
@@ -98,7 +136,7 @@ def chosen_blocks(x: AttentionInputs, blocks: Blocks, size: int | tuple[int, int
     except RuntimeError:
         whole_table = None
     if whole_table is None:
-        _refuse_blocks(x, sizes, many, f"{blocks.dtype} {list(blocks.shape)}")
+        _refuse_blocks(shape, sizes, many, f"{blocks.dtype} {list(blocks.shape)}")
     assert whole_table is not None
     return ChosenBlocks(whole_table.reshape(B, H, *many), rows, columns)
 
@@ -117,10 +155,8 @@ def _marked(indices: Tensor, many: int, size: int) -> Tensor:
     return marked.scatter_(-1, named, True)[..., :many]
 
 
-def _refuse_blocks(
-    x: AttentionInputs, sizes: tuple[int, ...], many: tuple[int, int], got: str
-) -> None:
-    B, H, Q, K = x.shape
+def _refuse_blocks(shape: Shape, sizes: tuple[int, ...], many: tuple[int, int], got: str) -> None:
+    B, H, Q, K = shape
     raise RegardError(
         "recall: the blocks do not cover the call",
         got=f"{got} for {Q} queries in blocks of {sizes[0]} and {K} keys in blocks of {sizes[1]}",

@@ -57,7 +57,9 @@ ABOUT = About(
         "Compared with: the map of another picture with the same number asked for, the maps of the "
         "other words, what can be counted in the noisy picture of that step, and what is counted "
         "in the model's own guess of the finished picture. Nothing but training makes a noun's map "
-        "lie on its things, so nouns are also looked at one by one.",
+        "lie on its things, so nouns are also looked at one by one. The colour says what things "
+        "look like, as the noun does, and training may use either: the noun is held against the "
+        "words that do not, the number and the full stop, and the colour's figures are reported.",
     ),
     change=(
         "Let words pass through a regard.nn.EncoderBlock before they are looked at: which word's "
@@ -238,7 +240,7 @@ def _checks(numbers: Mapping[str, Any]) -> tuple[Check, ...]:
     correlation = {name: each[middle] for name, each in numbers["correlation"].items()}
     seen = {name: each[middle] for name, each in numbers["foreseen"].items()}
     on = numbers["on_things"][middle]
-    words = max(seen[role] for role in ("number", "colour", "stop"))
+    words = max(seen[role] for role in ("number", "stop"))
     return (
         Check("half way the noun's map is higher where things will be", f"{on:.0%}", on > 0.6),
         Check(
@@ -252,8 +254,9 @@ def _checks(numbers: Mapping[str, Any]) -> tuple[Check, ...]:
             correlation["noun"] > correlation["noisy picture"] + 0.1,
         ),
         Check(
-            "the noun's map does better than those of the other words",
-            f"{seen['noun']:.0%} of miscounts, the best of theirs {words:.0%}",
+            "the noun's map does better than those of the number and of the full stop",
+            f"{seen['noun']:.0%} of miscounts, the better of theirs {words:.0%}, the colour's "
+            f"{seen['colour']:.0%}",
             seen["noun"] > words + 0.05,
         ),
     )

@@ -12,10 +12,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from regard.backends.block_mass import head_sums, kept_mass
 from regard.backends.contract import Pool
+from regard.backends.tiled.block_mass import ChosenBlocks, KeyBlocks
 from regard.inputs import AttentionInputs
 from regard.parallel.call import Call
 from regard.parallel.collectives import Gather, Replicated, Scatter, Sum
+from regard.parallel.layout import run_inside
 from regard.parallel.one_part import OnePart
 from regard.parallel.placed import placed_bias, placed_mask
 from regard.traces import Trace
@@ -89,8 +92,7 @@ class AllGather(OnePart):
     ) -> Tensor:
         B, H = self.call.shape[:2]
         # Asked of the CPU, which need not wait for the device.
-        own = self.call.layout.positions(self.call.ranks.rank)
-        first, stop = torch.searchsorted(own, torch.tensor(queries)).tolist()
+        first, stop = run_inside(self.call.layout.positions(self.call.ranks.rank), queries)
         rows = (self.places[first:stop] - queries[0]) * cells[0] // (queries[1] - queries[0])
         found = part.lse.detach().new_zeros(B, H, *cells)
         step = max(1, HELD // max(B * H * cells[1], 1))
@@ -110,6 +112,13 @@ class AllGather(OnePart):
             return every.amax(0)
         whole: Tensor = Sum.apply(self.call.ranks, found)  # type: ignore[no-untyped-call]
         return whole if pool == "sum" else mean_of_cells(whole, queries, keys)
+
+    def kept(self, part: Trace, blocks: ChosenBlocks) -> Tensor:
+        return kept_mass(part.inputs, part.lse, blocks._replace(query_places=self.places))
+
+    def head_sums(self, part: Trace, blocks: KeyBlocks, queries: tuple[int, int]) -> Tensor:
+        own = run_inside(self.call.layout.positions(self.call.ranks.rank), queries)
+        return head_sums(part.inputs, part.lse, blocks, own)
 
 
 def mean_of_cells(whole: Tensor, queries: tuple[int, int], keys: tuple[int, int]) -> Tensor:

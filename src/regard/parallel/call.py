@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.backends.contract import Pool, SecondPass, Top
+from regard.backends.tiled.block_mass import ChosenBlocks, KeyBlocks
 from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs, check, check_kinds
@@ -55,6 +56,10 @@ class Part(Protocol):
     def entropy(self) -> Float[Tensor, "b h n"]: ...
     @property
     def mean_logit(self) -> Float[Tensor, "b h n"]: ...
+    @property
+    def std_logit(self) -> Float[Tensor, "b h n"]: ...
+    @property
+    def min_logit(self) -> Float[Tensor, "b h n"]: ...
     def top(self, n: int) -> Top: ...
     def mass(self, keys: Any) -> Float[Tensor, "b h n"]: ...
     def detach(self) -> Part: ...
@@ -106,6 +111,14 @@ class Method(Protocol[P]):
         pool: Pool,
     ) -> Tensor:
         """A map, on every rank."""
+        ...
+
+    def kept(self, part: P, blocks: ChosenBlocks) -> Tensor:
+        """What of this rank's rows falls on blocks that are kept."""
+        ...
+
+    def head_sums(self, part: P, blocks: KeyBlocks, queries: tuple[int, int]) -> Tensor:
+        """The weights of all heads together, of this rank's queries in a region, by key block."""
         ...
 
 

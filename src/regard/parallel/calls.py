@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.backends.contract import Rows
 from regard.between_graphs import between_graphs
 from regard.biases.bias import Bias
 from regard.errors import RegardError, RegardWarning
@@ -17,7 +18,7 @@ from regard.parallel.call import Call, Method, Part, checked_call
 from regard.parallel.choice import ParallelPlan, method_of, plan_of
 from regard.parallel.handshake import agree, contents_of, refuse_together, said
 from regard.parallel.layout import Layout
-from regard.parallel.parallel_trace import OwnRows, ParallelTrace
+from regard.parallel.parallel_trace import ParallelTrace
 from regard.parallel.ranks import Mesh, ranks_of
 from regard.scores.score import Score
 from regard.watchers import watched
@@ -100,7 +101,7 @@ def trace(
     part: Part = how.observe(backend)
     (out,) = how.of_rows(part.out)
     return ParallelTrace(
-        call, how, part, OwnRows(out, *how.of_rows(part.lse, part.max_logit, part.entropy)), mask
+        call, how, part, Rows(out, *how.of_rows(part.lse, part.max_logit, part.entropy)), mask
     )
 
 

@@ -109,6 +109,17 @@ def gathered(ranks: Ranks, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return _apart(got, mine)
 
 
+def largest(ranks: Ranks, tensor: Tensor) -> Tensor:
+    """The largest of what ranks have, on all of them."""
+    found = tensor.clone()
+    _run(
+        "all_reduce",
+        ranks,
+        lambda: dist.all_reduce(found, op=dist.ReduceOp.MAX, group=ranks.group),
+    )
+    return found
+
+
 def scattered(ranks: Ranks, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The sum of what all ranks have for this one."""
     sent = _together(tensors, ranks.size)

@@ -72,6 +72,11 @@ def contents_of(**values: Value | None) -> Told:
     return told
 
 
+def numbers_of(t: Tensor) -> str:
+    """The numbers in a tensor, as a digest; of a large one the shape."""
+    return _digest_of(t) if t.numel() * t.element_size() <= READ else said(t)
+
+
 def said(part: Any) -> str:
     """A part of a call in words: of tensors the shape, since learned numbers may differ by
     roundings."""

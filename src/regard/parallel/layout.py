@@ -204,6 +204,12 @@ def by_document(lengths: Sequence[int] | Int[Tensor, "documents"], ranks: int) -
     return _layout(runs, f"by_document([{few}], {ranks})")
 
 
+def run_inside(places: Int[Tensor, "n"], region: tuple[int, int]) -> Run:
+    """Which places, that rise, are in a region: the first, and the first behind them."""
+    first, stop = torch.searchsorted(places, places.new_tensor(region)).tolist()
+    return first, stop
+
+
 def _listed(lengths: Sequence[int] | Tensor) -> list[int]:
     return lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from regard.backends.contract import Rows
 from regard.errors import RegardError
@@ -39,5 +41,12 @@ def merge(*parts: Rows) -> Rows:
     )
     entropy = (share * (torch.stack([part.entropy for part in parts]) - log_share)).sum(0)
     largest = torch.stack([part.max_logit for part in parts]).amax(0)
-    assert isinstance(out, torch.Tensor)
+    assert isinstance(out, Tensor)
     return Rows(out, total, largest, entropy)
+
+
+def rows_of_sink(sink: Float[Tensor, "h"], like: Rows) -> Rows:
+    """A sink as rows that saw one more place, which gives nothing."""
+    lse = sink.to(like.lse.dtype)[:, None].expand_as(like.lse)
+    zeros = torch.zeros_like(like.lse)
+    return Rows(torch.zeros_like(like.out), lse, torch.full_like(zeros, -math.inf), zeros)

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.backends.block_mass import (
+    Blocks,
+    Recall,
+    chosen_blocks,
+    key_blocks,
+    mean_recall,
+    recalled,
+    shares,
+)
 from regard.backends.contract import Pool, Rows, Top
 from regard.masks.algebra import Mask
 from regard.parallel.call import Call, Method, Part
-from regard.parallel.collectives import gathered
-from regard.parallel.handshake import agree
+from regard.parallel.collectives import Sum, gathered
+from regard.parallel.handshake import Told, agree, numbers_of
 from regard.parallel.layout import Layout
-from regard.traces import Chosen, Region, Trace, places, pooled_region
+from regard.parallel.own_rows import OwnRows
+from regard.traces import Chosen, Region, Trace, places, pooled_region, region_of
 
-ROWS = ("out", "lse", "max_logit", "entropy", "mean_logit", "top", "mass")
+ROWS = (
+    "out", "lse", "max_logit", "entropy", "mean_logit", "std_logit", "min_logit", "top", "mass",
+    "recall().rows",
+)  # fmt: skip
 PLACEMENTS = dict.fromkeys(ROWS, "Shard(2) by layout") | {
+    "indexer_target": "Shard(1) by layout",
+    "recall().mean": "Replicate()",
     "received": "Shard(2) by key_layout",
     "weights": "Replicate()",
     "logits": "Replicate()",
@@ -27,23 +42,14 @@ PLACEMENTS = dict.fromkeys(ROWS, "Shard(2) by layout") | {
 }
 
 
-class OwnRows(NamedTuple):
-    """What the queries of this rank saw."""
-
-    out: Float[Tensor, "b h n e"]
-    lse: Float[Tensor, "b h n"]
-    max_logit: Float[Tensor, "b h n"]
-    entropy: Float[Tensor, "b h n"]
-
-
 @dataclass(frozen=True, eq=False, repr=False)
-class ParallelTrace:
+class ParallelTrace(OwnRows):
     """A trace whose tokens are sharded over ranks, with the names of a `Trace`.
 
-    Answers about queries (`out`, `lse`, `max_logit`, `entropy`, `mean_logit`, `top`, `mass`) are
-    those of this rank's queries; `received` is about this rank's keys; `weights`, `logits` and
-    `map` are about what was asked for, alike on every rank. All are plain tensors. Places in
-    questions and answers are those of the whole sequence.
+    Answers about queries (`out`, `lse`, `entropy`, the logits' numbers, `top`, `mass`, `recall`,
+    `indexer_target`) are those of this rank's queries; `received` is about this rank's keys;
+    `weights`, `logits` and `map` are about what was asked for, alike on every rank. All are plain
+    tensors. Places in questions and answers are those of the whole sequence.
 
     `out`, `lse`, `max_logit` and `entropy` are at hand. The others are questions that all ranks
     must ask, alike and in the same order.
@@ -54,7 +60,7 @@ class ParallelTrace:
     part: Part
     """What this rank worked on: a plain trace of some heads or of some queries; or, where keys go
     round, its queries."""
-    rows: OwnRows
+    rows: Rows
     mask: Mask | None = None
     """The mask as it was given, without lengths."""
 
@@ -75,31 +81,26 @@ class ParallelTrace:
         return self.part.backend
 
     @property
-    def out(self) -> Float[Tensor, "b h n e"]:
-        """The output for this rank's queries. Differentiable."""
-        return self.rows.out
-
-    @property
-    def lse(self) -> Float[Tensor, "b h n"]:
-        """log Σ exp(logit) over the keys of all ranks. Differentiable."""
-        return self.rows.lse
-
-    @property
-    def max_logit(self) -> Float[Tensor, "b h n"]:
-        """The largest logit of each row. Differentiable."""
-        return self.rows.max_logit
-
-    @property
-    def entropy(self) -> Float[Tensor, "b h n"]:
-        """-Σ p log p of each row in nats. Differentiable."""
-        return self.rows.entropy
-
-    @property
     def mean_logit(self) -> Float[Tensor, "b h n"]:
         """The plain mean of each row's allowed logits. Walks the pairs; all ranks must ask.
         Differentiable."""
         self._agree("mean_logit")
         (found,) = self.method.of_rows(self.part.mean_logit)
+        return found
+
+    @property
+    def std_logit(self) -> Float[Tensor, "b h n"]:
+        """The standard deviation of each row's allowed logits, as `Trace.std_logit` gives it. Walks
+        the pairs; all ranks must ask. No gradient."""
+        self._agree("std_logit")
+        (found,) = self.method.of_rows(self.part.std_logit)
+        return found
+
+    @property
+    def min_logit(self) -> Float[Tensor, "b h n"]:
+        """The least logit of each row. Walks the pairs; all ranks must ask. No gradient."""
+        self._agree("min_logit")
+        (found,) = self.method.of_rows(self.part.min_logit)
         return found
 
     def received(self) -> Float[Tensor, "b h n"]:
@@ -151,6 +152,30 @@ class ParallelTrace:
             return self.lse.detach().new_zeros(B, H, *size)
         return self.method.pooled(self.part, size, rows, columns, pool)
 
+    def recall(self, blocks: Blocks, size: int | tuple[int, int] = 64) -> Recall:
+        """How much of this rank's rows a choice of key blocks keeps, and the mean over the rows of
+        all ranks. `blocks` are those of the whole sequence, as `Trace.recall` takes them.
+        Differentiable; the mean, which every rank has, is counted once."""
+        chosen = chosen_blocks(self.call.inputs, blocks, size, self.call.shape)
+        sizes = chosen.queries, chosen.keys
+        self._agree(f"recall of blocks {sizes}", contents={"blocks": numbers_of(chosen.kept)})
+        kept = self.method.kept(self.part, chosen)
+        rows, seen = recalled(kept, self.lse, self.call.inputs.sink)
+        own = torch.stack([(rows * seen).sum(-1), seen.sum(-1).to(rows.dtype)])
+        total, many = Sum.apply(self.call.ranks, own)  # type: ignore[no-untyped-call]
+        return Recall(rows, mean_recall(total, many))
+
+    def indexer_target(
+        self, size: int = 64, queries: Region = None
+    ) -> Float[Tensor, "b some_n key_blocks"]:
+        """The weights summed over heads and blocks of keys, as shares of 1, as
+        `Trace.indexer_target` gives them: of this rank's queries, or those in a region.
+        Differentiable."""
+        region = region_of(queries, self.call.shape.Q, "queries", "indexer_target")
+        blocks = key_blocks(size, self.call.shape.K)
+        self._agree(f"indexer_target({size}, {region})")
+        return shares(self.method.head_sums(self.part, blocks, region))
+
     @torch.no_grad()
     def full(self) -> Trace:
         """A plain trace of the whole call, on every rank, cut from autograd: q, k, v and what each
@@ -170,7 +195,7 @@ class ParallelTrace:
     def detach(self) -> ParallelTrace:
         """The same trace, cut from autograd."""
         call = replace(self.call, inputs=self.call.inputs.map_tensors(Tensor.detach))
-        rows = OwnRows(*(t.detach() for t in self.rows))
+        rows = self.rows.map(Tensor.detach)
         return replace(self, call=call, part=self.part.detach(), rows=rows)
 
     def _chosen(self, question: str, queries: Chosen, keys: Chosen, heads: Chosen) -> Tensor:
@@ -181,12 +206,13 @@ class ParallelTrace:
         self._agree(question, q, k, h)
         return self.method.chosen(self.part, question, q, k, h)
 
-    def _agree(self, question: str, *at: Tensor) -> None:
+    def _agree(self, question: str, *at: Tensor, contents: Told | None = None) -> None:
         """All ranks ask the same."""
         named = [str(t.tolist()) if len(t) < 64 else f"{len(t)} places" for t in at]
         asked = ", ".join([question, *named])
         learns = torch.is_grad_enabled()
-        agree(self.call.ranks, self._device, {"question": asked, "autograd": str(learns)})
+        told = {"question": asked, "autograd": str(learns)}
+        agree(self.call.ranks, self._device, told | (contents or {}))
 
     @cached_property
     def _device(self) -> torch.device:

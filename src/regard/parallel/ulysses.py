@@ -11,11 +11,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from regard.backends.block_mass import head_sums, kept_mass
 from regard.backends.contract import Pool
+from regard.backends.tiled.block_mass import ChosenBlocks, KeyBlocks
 from regard.inputs import AttentionInputs
 from regard.parallel.call import Call
-from regard.parallel.collectives import Exchange, Replicated, Sum, exchanged
-from regard.parallel.layout import Layout
+from regard.parallel.collectives import Exchange, Replicated, Scatter, Sum, exchanged
+from regard.parallel.layout import Layout, run_inside
 from regard.parallel.one_part import OnePart
 from regard.traces import Trace
 
@@ -105,6 +107,25 @@ class Ulysses(OnePart):
         found = part.map(cells, queries, keys, pool)
         every: Tensor = Replicated.apply(self.call.ranks, found)  # type: ignore[no-untyped-call]
         return every.movedim(0, 1).flatten(1, 2)
+
+    def kept(self, part: Trace, blocks: ChosenBlocks) -> Tensor:
+        mine = blocks._replace(kept=blocks.kept[:, self.heads])
+        (found,) = self.of_rows(kept_mass(part.inputs, part.lse, mine))
+        return found
+
+    def head_sums(self, part: Trace, blocks: KeyBlocks, queries: tuple[int, int]) -> Tensor:
+        found = head_sums(part.inputs, part.lse, blocks, queries)
+        layout, ranks = self.call.layout, self.call.ranks
+        places = [layout.positions(rank) for rank in range(ranks.size)]
+        runs = [run_inside(each, queries) for each in places]
+        longest = max(stop - first for first, stop in runs)
+        sent = []
+        for each, (first, stop) in zip(places, runs, strict=True):
+            rows = found[:, (each[first:stop] - queries[0]).to(found.device)]
+            sent.append(torch.nn.functional.pad(rows, (0, 0, 0, longest - (stop - first))))
+        (own,) = Scatter.apply(ranks, torch.stack(sent))  # type: ignore[no-untyped-call]
+        first, stop = runs[ranks.rank]
+        return own[:, : stop - first]  # type: ignore[no-any-return]
 
     def _back(self, layout: Layout, *answers: Tensor) -> tuple[Tensor, ...]:
         """Answers [B, heads of this rank, all tokens, ...] as [B, all heads, own tokens, ...]."""

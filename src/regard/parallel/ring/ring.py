@@ -6,21 +6,19 @@ question goes round again.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from regard.backends.contract import Backend, Pool, Rows
+from regard.backends.tiled.block_mass import ChosenBlocks, KeyBlocks
 from regard.choice import choose
-from regard.inputs import AttentionInputs
 from regard.parallel.all_gather import mean_of_cells
 from regard.parallel.call import Call
 from regard.parallel.collectives import Replicated, Sum
-from regard.parallel.merge import merge
+from regard.parallel.merge import merge, rows_of_sink
 from regard.parallel.ring.block_questions import OfRows
 from regard.parallel.ring.blocks import Blocks
 from regard.parallel.ring.lap import Lap
@@ -79,6 +77,12 @@ class Ring:
         whole: Tensor = Sum.apply(self.call.ranks, mine)  # type: ignore[no-untyped-call]
         return whole if pool == "sum" else mean_of_cells(whole, queries, keys)
 
+    def kept(self, part: RingTrace, blocks: ChosenBlocks) -> Tensor:
+        return part.kept(blocks)
+
+    def head_sums(self, part: RingTrace, blocks: KeyBlocks, queries: tuple[int, int]) -> Tensor:
+        return part.head_sums(blocks, queries)
+
     def _chosen(self, backend: str | None) -> Backend:
         """What runs the block of this rank's own keys; or why nothing does, before any travel."""
         x = self.call.inputs
@@ -88,12 +92,4 @@ class Ring:
     def _rows(self, backend: str | None) -> Rows:
         x = self.call.inputs
         rows = Rows(*self.lap.ask(OfRows(backend), x, None))
-        return rows if x.sink is None else merge(rows, _of_sink(x, rows))
-
-
-def _of_sink(x: AttentionInputs, rows: Rows) -> Rows:
-    """A sink as rows that saw one more place, which gives nothing."""
-    assert x.sink is not None
-    lse = x.sink.to(rows.lse.dtype)[:, None].expand_as(rows.lse)
-    zeros = torch.zeros_like(rows.lse)
-    return Rows(torch.zeros_like(rows.out), lse, torch.full_like(zeros, -math.inf), zeros)
+        return rows if x.sink is None else merge(rows, rows_of_sink(x.sink, rows))

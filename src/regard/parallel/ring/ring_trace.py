@@ -10,12 +10,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.backends.block_mass import head_sums, kept_mass
 from regard.backends.contract import Pool, Rows, SecondPass, Top
+from regard.backends.tiled.block_mass import ChosenBlocks, KeyBlocks
 from regard.backends.tiled.second_pass import cuts
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
+from regard.parallel.layout import run_inside
+from regard.parallel.own_rows import OwnRows
 from regard.parallel.ring.block_questions import Answer, BlockQuestion, Largest, OfKeys, Total
 from regard.parallel.ring.blocks import Block
+from regard.parallel.ring.exact_rows import exact_lse, widened
 from regard.parallel.ring.lap import Lap
 from regard.traces import Trace
 from regard.values import whole
@@ -50,8 +55,35 @@ class _Top(BlockQuestion):
         return values.gather(-1, best), indices.gather(-1, best)
 
 
+@dataclass(frozen=True)
+class _Spread(BlockQuestion):
+    """The variance and the least of each query's logits."""
+
+    trace: RingTrace
+
+    def ask(self, block: Block, _: Tensor | None) -> Answer:
+        x, look = block.inputs, self.trace.second_pass
+        count, (variance, lowest) = _seen(x), look.logit_spread(x)
+        return count, torch.where(count > 0, look.mean_logit(x), 0.0), variance * count, lowest
+
+    def nothing(self, x: AttentionInputs) -> Answer:
+        zeros = x.q.new_zeros(x.shape[:3], dtype=x.compute_dtype)
+        return zeros, zeros, zeros, torch.full_like(zeros, math.inf)
+
+    def joined(self, answer: Answer, found: Answer) -> Answer:
+        # Squares of distances from the mean, without the loss of digits that Σ s² - (Σ s)² has.
+        (before, mean, square, lowest), (here, middle, away, least) = answer, found
+        both, apart = (before + here).clamp_min(1), middle - mean
+        square = square + away + apart.square() * before * here / both
+        return before + here, mean + apart * here / both, square, torch.minimum(lowest, least)
+
+    def ended(self, x: AttentionInputs, answer: Answer) -> Answer:
+        count, _, square, lowest = answer
+        return square / count.clamp_min(1), lowest
+
+
 @dataclass(frozen=True, eq=False, repr=False)
-class RingTrace:
+class RingTrace(OwnRows):
     """The queries, keys and values of this rank, and what its queries saw of all keys."""
 
     inputs: AttentionInputs
@@ -61,22 +93,6 @@ class RingTrace:
     second_pass: SecondPass
 
     @property
-    def out(self) -> Float[Tensor, "b h n e"]:
-        return self.rows.out
-
-    @property
-    def lse(self) -> Float[Tensor, "b h n"]:
-        return self.rows.lse
-
-    @property
-    def max_logit(self) -> Float[Tensor, "b h n"]:
-        return self.rows.max_logit
-
-    @property
-    def entropy(self) -> Float[Tensor, "b h n"]:
-        return self.rows.entropy
-
-    @property
     def mean_logit(self) -> Float[Tensor, "b h n"]:
         def ask(block: Block, _: Tensor | None) -> Answer:
             count = _seen(block.inputs)
@@ -84,29 +100,68 @@ class RingTrace:
             return torch.where(count > 0, mean, 0.0) * count, count
 
         zeros = torch.zeros_like(self.lse.detach())
-        total, count = self._lap(Total(ask, lambda: (zeros, zeros)), None)
+        total, count = self.lap.ask(Total(ask, lambda: (zeros, zeros)), self.inputs, None)
         return torch.where(count > 0, total / count.detach().clamp_min(1), -math.inf)
+
+    @property
+    def std_logit(self) -> Float[Tensor, "b h n"]:
+        variance, _ = self._spread()
+        return variance.sqrt()
+
+    @property
+    def min_logit(self) -> Float[Tensor, "b h n"]:
+        _, lowest = self._spread()
+        return lowest
+
+    @torch.no_grad()
+    def _spread(self) -> Answer:
+        return self.lap.once(_Spread(self), self.inputs.map_tensors(Tensor.detach), None)
 
     def received(self) -> Float[Tensor, "b h m"]:
         """By the keys of this rank, from the queries of all."""
-        (found,) = self._lap(OfKeys(lambda block, row: (self.of(block, row).received(),)), self.lse)
-        return found
+        return self._weighed(OfKeys(lambda block, row: (self.of(block, row).received(),)))
 
     def top(self, n: int) -> Top:
         if whole("top: n", n) < 1:
             raise RegardError("top counts keys", got=str(n), accepted="1 or more")
-        x = self.inputs.map_tensors(Tensor.detach)
         with torch.no_grad():
-            return Top(*self.lap.once(_Top(self, n), x, self.lse.detach()))
+            x, row = self._asked()
+            x = x.map_tensors(Tensor.detach)
+            values, indices = self.lap.once(_Top(self, n), x, row.detach())
+        return Top(values.to(self.lse.dtype), indices)
 
     def mass(self, keys: Int[Tensor, "k"]) -> Float[Tensor, "b h n"]:
         def ask(block: Block, row: Tensor | None) -> Answer | None:
             _, slots = _found(block.places, keys)
             return (self.of(block, row).mass(slots),) if len(slots) else None
 
-        zeros = torch.zeros_like(self.lse.detach())
-        (found,) = self._lap(Total(ask, lambda: (zeros,)), self.lse)
-        return found
+        return self._weighed(Total(ask, lambda: (self._zeros(*self.lse.shape),)))
+
+    def kept(self, blocks: ChosenBlocks) -> Float[Tensor, "b h n"]:
+        """What falls on some blocks of the whole sequence."""
+
+        def ask(block: Block, row: Tensor | None) -> Answer:
+            assert row is not None
+            here = blocks._replace(query_places=self._places, key_places=block.places)
+            return (kept_mass(block.inputs, row, here),)
+
+        return self._weighed(Total(ask, lambda: (self._zeros(*self.lse.shape),)))
+
+    def head_sums(
+        self, blocks: KeyBlocks, queries: tuple[int, int]
+    ) -> Float[Tensor, "b some_n key_blocks"]:
+        """The weights of all heads together, of this rank's queries in a region, by key block."""
+        first, stop = run_inside(self.lap.blocks.places, queries)
+
+        def ask(block: Block, row: Tensor | None) -> Answer | None:
+            if first == stop:
+                return None
+            assert row is not None
+            here = blocks._replace(places=block.places)
+            return (head_sums(block.inputs, row, here, (first, stop)),)
+
+        size = self.inputs.q.shape[0], stop - first, blocks.many
+        return self._weighed(Total(ask, lambda: (self._zeros(*size),)))
 
     def chosen(
         self,
@@ -118,19 +173,21 @@ class RingTrace:
         """Weights or logits of chosen pairs: those of this rank's queries, and 0 for others."""
         mine, rows = _found(self._places, queries)
         size = self.inputs.q.shape[0], len(heads), len(queries), len(keys)
-        zeros = self.lse.detach().new_zeros(size)
 
         def ask(block: Block, row: Tensor | None) -> Answer | None:
             there, columns = _found(block.places, keys)
             if not len(mine) or not len(there):
                 return None
             found = getattr(self.of(block, row), question)(rows, columns, heads)
+            zeros = torch.zeros(size, dtype=found.dtype, device=found.device)
             wide = zeros[:, :, : len(mine)].index_copy(3, there, found)
             return (zeros.index_copy(2, mine, wide),)
 
+        zeros = self._zeros(*size)
+        if question == "weights":
+            return self._weighed(Total(ask, lambda: (zeros,)))
         # A pair that is masked has a logit, -inf, and so has every pair of a hidden block.
-        asked = Total(ask, lambda: (zeros,), skips=question == "weights")
-        (found,) = self._lap(asked, self.lse)
+        (found,) = self.lap.ask(Total(ask, lambda: (zeros,), skips=False), self.inputs, self.lse)
         return found
 
     def pooled(
@@ -138,16 +195,15 @@ class RingTrace:
     ) -> Float[Tensor, "b h rows columns"]:
         """Cells of a map, summed or the largest, as far as this rank's queries are in them."""
         B, H, _, _ = self.inputs.shape
-        zeros = self.lse.detach().new_zeros(B, H, *cells)
         rows = _cell_runs(self.lap.blocks.places, queries, cells[0])
 
         def ask(block: Block, row: Tensor | None) -> Answer | None:
-            first, stop = _inside(block.places, keys)
+            first, stop = run_inside(block.places, keys)
             if first == stop or not rows:
                 return None
             trace = self.of(block, row)
             columns = (block.places[first:stop] - keys[0]) * cells[1] // (keys[1] - keys[0])
-            found = zeros
+            found = zeros = trace.lse.detach().new_zeros(B, H, *cells)
             for cell, run in rows:
                 kind: Pool = "max" if pool == "max" else "sum"
                 # Key by key, since the cells of a block are no even part of those of the whole.
@@ -161,8 +217,7 @@ class RingTrace:
             return (found,)
 
         kind = Largest if pool == "max" else Total
-        (found,) = self._lap(kind(ask, lambda: (zeros,)), self.lse)
-        return found
+        return self._weighed(kind(ask, lambda: (self._zeros(B, H, *cells),)))
 
     def of(self, block: Block, row: Tensor | None) -> Trace:
         """A block as a trace whose weights are shares of what is seen of all keys."""
@@ -173,8 +228,26 @@ class RingTrace:
         inputs = self.inputs.map_tensors(Tensor.detach)
         return replace(self, inputs=inputs, rows=self.rows.map(Tensor.detach))
 
-    def _lap(self, question: BlockQuestion, row: Tensor | None) -> Answer:
-        return self.lap.ask(question, self.inputs, row)
+    def _weighed(self, question: BlockQuestion) -> Tensor:
+        """The answer to a question about weights."""
+        found, *_ = self.lap.ask(question, *self._asked())
+        return found.to(self.lse.dtype)
+
+    def _asked(self) -> tuple[AttentionInputs, Float[Tensor, "b h n"]]:
+        """The call that is asked about weights, and the lse of its rows: in float64 where float32
+        could not tell them."""
+        exact = self._exact
+        if exact is None:
+            return self.inputs, self.lse
+        learned = torch.where(self.lse.isfinite(), self.lse - self.lse.detach(), 0.0)
+        return widened(self.inputs), exact + learned
+
+    @cached_property
+    def _exact(self) -> Tensor | None:
+        return exact_lse(self.inputs, self.lse, self.lap)
+
+    def _zeros(self, *size: int) -> Tensor:
+        return self.lse.detach().new_zeros(size)
 
     @cached_property
     def _places(self) -> Int[Tensor, "n"]:
@@ -190,17 +263,11 @@ def _found(places: Tensor, wanted: Tensor) -> tuple[Int[Tensor, "found"], Int[Te
     return which, slot[which]
 
 
-def _inside(places: Tensor, region: tuple[int, int]) -> tuple[int, int]:
-    """Which places, that rise, are in a region: the first, and the first behind them."""
-    first, stop = torch.searchsorted(places, places.new_tensor(region)).tolist()
-    return first, stop
-
-
 def _cell_runs(
     places: Tensor, region: tuple[int, int], cells: int
 ) -> list[tuple[int, tuple[int, int]]]:
     """The cells of a map that have some of the places, with the run of places that each has."""
-    first, stop = _inside(places, region)
+    first, stop = run_inside(places, region)
     cell = (places[first:stop] - region[0]) * cells // max(region[1] - region[0], 1)
     which, sizes = cell.unique_consecutive(return_counts=True)
     ends = (first + sizes.cumsum(0)).tolist()
