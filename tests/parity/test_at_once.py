@@ -4,6 +4,7 @@ quicker, and here with small tiles wherever it can."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -76,7 +77,6 @@ WIDE = Sizes(B=2, H=4, G=2, Q=300, K=300, D=128, E=128)
         Case("causal_window", dtype=torch.bfloat16, sizes=WIDE),
         Case("causal_window", dtype=torch.float16, sizes=replace(WIDE, Q=77)),
         Case("causal_padding", dtype=torch.float16, sizes=replace(WIDE, D=96, E=112)),
-        Case("documents", extra="sink", dtype=torch.bfloat16, sizes=WIDE),
         Case("prefix", dtype=torch.bfloat16, sizes=replace(WIDE, G=4)),
         Case("nothing", dtype=torch.bfloat16, sizes=WIDE),
     ],
@@ -94,17 +94,22 @@ def test_on_hopper(case: Case) -> None:
 
 
 @pytest.mark.skipif(not ON_HOPPER, reason="its instructions are those of Hopper alone")
-def test_distances_on_hopper() -> None:
-    """Slopes that are not learned: those that are have a kernel that owns queries. And a gradient
-    that is one number for all."""
+@pytest.mark.parametrize("kind", ["distances", "documents"])
+def test_numbers_that_are_not_learned_on_hopper(kind: str) -> None:
+    """Slopes (those that are learned have a kernel that owns queries), and documents one after the
+    other. The gradient of the output is one number for all."""
     source = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 333, 128, generator=source) for _ in range(3))
-    slopes, found = torch.tensor([0.5, 0.01], dtype=torch.float64), []
+    how: dict[str, Any] = {"mask": regard.masks.causal()}
+    if kind == "distances":
+        how["bias"] = regard.biases.alibi(torch.tensor([0.5, 0.01]).cuda())
+    else:
+        how["mask"] &= regard.masks.documents(torch.arange(333).cuda() // 70)
     plain, exact = (torch.bfloat16, "reference"), (torch.float64, "reference")
+    found = []
     for dtype, backend in ((torch.bfloat16, "triton"), plain, exact):
         inputs = [t.to(torch.bfloat16).to(dtype).cuda().requires_grad_() for t in (q, k, v)]
-        bias = regard.biases.alibi(slopes.to(torch.float32).cuda())
-        out = regard.attention(*inputs, mask=regard.masks.causal(), bias=bias, backend=backend)
+        out = regard.attention(*inputs, **how, backend=backend)
         found.append([t.cpu() for t in torch.autograd.grad(out.sum(), inputs)])
     for name, *results in zip("qkv", *found, strict=True):
         assert_close(name, *results)
