@@ -83,7 +83,8 @@ def test_the_command_takes_as_many_seeds_as_the_experiment_says_or_it_is_told(
         return replace(roles.run(steps=1, width=8, batch=2), settings={"seed": seed, **how})
 
     monkeypatch.setattr(lab_command, "experiment", lambda _: Experiment(ABOUT, run))
-    for more, expected in (([], [0, 1, 2]), (["--seeds", "1", "--seed", "5"], [5])):
+    asked = (([], [0, 1, 2]), (["--seeds", "1", "--seed", "5"], [5]), (["--full"], [0]))
+    for more, expected in asked:
         seeds.clear()
         done = CliRunner().invoke(cli.app, ["lab", "roles", "-o", str(tmp_path), *more])
         assert done.exit_code == 0, done.output

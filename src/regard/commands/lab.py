@@ -34,7 +34,8 @@ def lab(
         typer.Option(
             min=1,
             help="With how many seeds it is run, each a run of its own; figures are ranges over "
-            "them. Unless said: three where that takes about three minutes, else one.",
+            "them. Unless said: three where that takes about three minutes, else one; with "
+            "--full, as many as the experiment says.",
             show_default=False,
         ),
     ] = None,
@@ -79,7 +80,8 @@ def lab(
             bar.update(task, description=what, completed=done, total=total)
             lines.tell(what, done, total)
 
-        how = {"seeds": chosen.about.seeds, **(chosen.about.full if full else {}), **given}
+        usual = {"seeds": 1, **chosen.about.full} if full else {"seeds": chosen.about.seeds}
+        how = {**usual, **given}
         how |= {} if seeds is None else {"seeds": seeds}
         result = run_seeds(chosen, seed=seed, **how, progress=tell)
     took = time.perf_counter() - began
