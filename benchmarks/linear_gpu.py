@@ -25,6 +25,8 @@ from regard import linear, masks, scores
 CAUSAL = masks.causal()
 HEADS = 16
 UNITS = 64
+DOCUMENT = 300
+TYPES = (torch.bfloat16, torch.float16, torch.float32)
 Form = Callable[..., Tensor]
 Row = dict[str, Any]
 
@@ -43,6 +45,19 @@ def by_pairs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return weights @ v / weights.sum(-1, keepdim=True)
 
 
+def document_ids(q: Tensor) -> Tensor:
+    """Of which text each token is."""
+    return torch.arange(q.shape[2], device=q.device) // DOCUMENT
+
+
+def documents_by_pairs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same where texts are packed."""
+    ids = document_ids(q)
+    weights = linear.elu_plus_one(q) @ linear.elu_plus_one(k).mT
+    weights = torch.where(ids[:, None] == ids, weights, 0.0).tril()
+    return weights @ v / weights.sum(-1, keepdim=True)
+
+
 def additive_by_pairs(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
     """Additive attention with all pairs and units at once."""
     logits = torch.tanh(q[..., :, None, :] + k[..., None, :, :]) @ w
@@ -51,6 +66,16 @@ def additive_by_pairs(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
 
 def ours_linear(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return linear.attention(q, k, v, mask=CAUSAL, backend="triton")
+
+
+def packed(backend: str) -> Form:
+    """Linear attention of packed texts."""
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = CAUSAL & masks.documents(document_ids(q))
+        return linear.attention(q, k, v, mask=mask, backend=backend)
+
+    return run
 
 
 def ours_additive(q: Tensor, k: Tensor, v: Tensor, w: Tensor) -> Tensor:
@@ -76,16 +101,20 @@ def errors(form: Form, right: Form, inputs: list[Tensor]) -> list[tuple[float, f
     ]
 
 
-def checks() -> list[Row]:
-    """Ours may err four times as much as the plain form, and one rounding."""
+def checks(*, quick: bool) -> list[Row]:
+    """Ours may err four times as much as the plain form, and one rounding. Most of the time is
+    taken by compiling: quickly, less of it is asked for."""
     rows = []
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        for width in (64, 128):
+    forms = {"linear": (ours_linear, by_pairs), "documents": (packed("triton"), documents_by_pairs)}
+    for dtype in (torch.bfloat16, torch.float32) if quick else TYPES:
+        for width in (64,) if quick else (64, 128):
             inputs = drawn(*[(1, 2, 1000, width)] * 3, dtype=dtype)
-            for (ours, plain), what in zip(
-                errors(ours_linear, by_pairs, inputs), ("out", "dq", "dk", "dv"), strict=True
-            ):
-                rows.append(_checked("linear", dtype, width, what, ours, plain))
+            for name, form in forms.items():
+                for (ours, plain), what in zip(
+                    errors(*form, inputs), ("out", "dq", "dk", "dv"), strict=True
+                ):
+                    rows.append(_checked(name, dtype, width, what, ours, plain))
+    for dtype in (torch.bfloat16,) if quick else TYPES:
         inputs = drawn(*[(1, 2, 300, UNITS)] * 3, (UNITS,), dtype=dtype)
         for (ours, plain), what in zip(
             errors(ours_additive, additive_by_pairs, inputs),
@@ -144,9 +173,9 @@ def timed(runs: dict[str, Form], inputs: list[Tensor], *, backward: bool) -> dic
     return in_turns(asked)
 
 
-def compared(lengths: list[int], *, backward: bool) -> list[Row]:
+def compared(lengths: list[int], *, backward: bool, widths: tuple[int, ...]) -> list[Row]:
     rows = []
-    for width in (64, 128):
+    for width in widths:
         for n in lengths:
             inputs = drawn(*[(1, HEADS, n, width)] * 3, dtype=torch.bfloat16)
             found = timed(forms(), inputs, backward=backward)
@@ -154,6 +183,27 @@ def compared(lengths: list[int], *, backward: bool) -> list[Row]:
             row: Row = {"width": width, "n": n, "linear ms": first}
             row |= {f"{name} ÷ linear": t / first for name, t in found.items() if name != "linear"}
             rows.append(row)
+    return rows
+
+
+def compared_documents(lengths: list[int], *, backward: bool) -> list[Row]:
+    """Packed texts: ours, PyTorch's operations, one text as long as all, and fused attention."""
+    rows = []
+    for n in lengths:
+        inputs = drawn(*[(1, HEADS, n, 64)] * 3, dtype=torch.bfloat16)
+        fused = CAUSAL & masks.documents(document_ids(inputs[0]))
+
+        def attended(q: Tensor, k: Tensor, v: Tensor, mask: masks.Mask = fused) -> Tensor:
+            return regard.attention(q, k, v, mask=mask)
+
+        runs = {
+            "documents": packed("triton"), "plain": packed("tiled"), "one text": ours_linear,
+            "regard.attention": attended,
+        }  # fmt: skip
+        found = timed(runs, inputs, backward=backward)
+        first = found.pop("documents")
+        ratios = {f"{name} ÷ documents": t / first for name, t in found.items()}
+        rows.append({"n": n, "documents ms": first} | ratios)
     return rows
 
 
@@ -188,12 +238,15 @@ def summary(tables: dict[str, list[Row]]) -> list[Row]:
 
 def main(*, quick: bool) -> None:
     gpu_setup.CASE_MS = 100 if quick else 400
-    tables = {"Errors against float64, forward and backward": checks()}
+    tables = {"Errors against float64, forward and backward": checks(quick=quick)}
     lengths = [1024, 16384] if quick else [1024, 4096, 16384, 65536]
     measured = {}
     for backward, what in ((False, "forward"), (True, "forward and backward")):
         title = f"Causal, {HEADS} heads, bfloat16, {what}"
-        measured[title] = compared(lengths, backward=backward)
+        widths = (64,) if quick else (64, 128)
+        measured[title] = compared(lengths, backward=backward, widths=widths)
+        title = f"Documents of {DOCUMENT} tokens, causal, {HEADS} heads 64 wide, bfloat16, {what}"
+        measured[title] = compared_documents(lengths, backward=backward)
         title = f"Additive, 2 heads, {UNITS} units, bfloat16, {what}"
         measured[title] = compared_additive(
             [256, 1024, 4096][: 2 if quick else 3], backward=backward

@@ -80,8 +80,8 @@ def test_the_command_lists_runs_and_writes(
     assert all(name in listed.stdout for name in NAMES)
     asked = []
 
-    def run(**how: object) -> Result:
-        asked.append({name: value for name, value in how.items() if name != "progress"})
+    def run(*, seeds: int = 1, progress: object, **how: object) -> Result:
+        asked.append({"seeds": seeds, **how})
         return result
 
     monkeypatch.setattr(lab_command, "experiment", lambda _: Experiment(scaling.ABOUT, run))

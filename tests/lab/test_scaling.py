@@ -13,7 +13,7 @@ from regard.lab.experiments import seeded
 @pytest.fixture(scope="module")
 def numbers() -> dict:
     return dict(
-        scaling.run(seed=1, widths=(16, 64, 256, 1024), samples=128, steps=60, runs=1).numbers
+        scaling.run(seed=1, widths=(16, 64, 256, 1024), samples=128, steps=60, seeds=1).numbers
     )
 
 

@@ -60,6 +60,9 @@ def by_pairs(tensors: list[Tensor], features: Any, order: Order) -> Named:
     if seen is not None:
         products = torch.where(seen.mT, products, 0.0)
     products = products.tril() if order.causal else products
+    if order.ids is not None:
+        ids = order.ids.to(q.device)[:, None]
+        products = torch.where(ids[..., None] == ids[..., None, :], products, 0.0)
     total = products.sum(-1, keepdim=True)
     empty = total == 0
     out = products @ values.repeat_interleave(group, 1) / torch.where(empty, 1.0, total)
@@ -137,6 +140,42 @@ def test_kernels(order: str, features: str, dtype: torch.dtype, D: int, E: int) 
     assert_right(Sizes(D=D, E=E), dtype, MAPS[features], ORDERS[order])
 
 
+DOCUMENTS = torch.tensor([[5, 20, 45, 5], [1, 31, 32, 11], [1, 39, 34, 1]])
+"""Lengths of documents, in tiles of 16 and segments of 32: over a whole segment, ending with one,
+and beginning in the second and going on in the third."""
+
+
+def ids_of(lengths: Tensor) -> Tensor:
+    return torch.stack([torch.arange(len(row)).repeat_interleave(row) for row in lengths])
+
+
+@pytest.mark.usefixtures("short_segments")
+@pytest.mark.parametrize(
+    ("dtype", "D", "E", "lengths"),
+    [(torch.float32, 8, 17, None), (torch.bfloat16, 20, 5, torch.tensor([70, 33, 60]))],
+    ids=["float32", "bfloat16, padded"],
+)
+def test_sums_start_anew_with_documents(
+    dtype: torch.dtype, D: int, E: int, lengths: Tensor | None
+) -> None:
+    order = Order(causal=True, lengths=lengths, ids=ids_of(DOCUMENTS))
+    assert_right(Sizes(B=3, Q=75, K=75, D=D, E=E), dtype, MAPS["elu"], order)
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_documents_keep_nan_to_themselves() -> None:
+    tensors = draw(Sizes(B=1, Q=75, K=75), torch.float32)
+    order = Order(causal=True, ids=ids_of(DOCUMENTS[:1]))
+    right = by_kernels(tensors, linear.elu_plus_one, order)
+    tensors[1][:, :, 30] = torch.nan
+    found = by_kernels(tensors, linear.elu_plus_one, order)
+    assert found["out"][:, :, 30:70].isnan().all()
+    # Within a tile of 16 a NaN times 0 is NaN.
+    apart = [*range(16), *range(70, 75)]
+    for name, t in right.items():
+        assert torch.equal(found[name][:, :, apart], t[:, :, apart]), name
+
+
 def test_other_lengths_and_whole_tiles() -> None:
     """Fewer queries than keys; and tiles and segments of the size that calls run with."""
     assert_right(Sizes(B=1, Q=9, K=70), torch.float32, MAPS["elu"], Order())
@@ -168,15 +207,21 @@ def test_nan_stays_behind_what_came_before() -> None:
 
 
 @pytest.mark.usefixtures("short_segments")
-def test_a_state_is_carried_on_and_learned() -> None:
+@pytest.mark.parametrize("documents", [None, (21, 22), (9, 26, 8)], ids=["one", "two", "three"])
+def test_a_state_is_carried_on_and_learned(documents: tuple[int, ...] | None) -> None:
+    """With documents, one that goes on in the second part, or one that begins with it."""
     tensors = draw(Sizes(), torch.float32)
+    ids = torch.arange(len(documents or (43,))).repeat_interleave(torch.tensor(documents or (43,)))
     grads = []
     for backend in ("triton", "tiled"):
         q, k, v = (t.detach().requires_grad_() for t in tensors[:3])
         state, outs = linear.State(), []
         for part in (slice(0, 21), slice(21, 43)):
             here = (t[:, :, part] for t in (q, k, v))
-            outs.append(linear.attention(*here, mask=masks.causal(), state=state, backend=backend))
+            mask = masks.causal()
+            if documents is not None:
+                mask = mask & masks.documents(ids[part].to(q.device))
+            outs.append(linear.attention(*here, mask=mask, state=state, backend=backend))
         loss = (torch.cat(outs, 2) * tensors[3]).sum() + state.sums.square().sum() / 100
         grads.append((torch.cat(outs, 2), state.sums, *torch.autograd.grad(loss, (q, k, v))))
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-5)
@@ -209,7 +254,7 @@ def test_a_trace_has_the_kernels_output() -> None:
 def test_what_cannot_run_is_refused() -> None:
     q, k, v, *_ = draw(Sizes(), torch.float32)
     documents = masks.documents(torch.arange(43, device=q.device) // 9)
-    with pytest.raises(RegardError, match="do not start anew where a document does"):
+    with pytest.raises(RegardError, match="within documents its sums run in one direction"):
         linear.attention(q, k, v, mask=documents, backend="triton")
     with pytest.raises(RegardError, match="compute in float32"):
         linear.attention(q.double(), k.double(), v.double(), backend="triton")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -14,6 +14,7 @@ from regard.commands.console import ProgressLines, progress_bar
 from regard.errors import RegardError
 from regard.files import replacing
 from regard.lab.experiments import NAMES, Result, experiment
+from regard.lab.seeds import run_seeds
 from regard.seen import shown
 from regard.view.terminal import PlainConsole
 
@@ -28,6 +29,16 @@ def lab(
         Path, typer.Option("--out", "-o", help="The folder for the picture, page and numbers.")
     ] = Path("regard-lab"),
     seed: Annotated[int, typer.Option(help="Where random numbers begin.")] = 0,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With how many seeds it is run, each a run of its own; figures are ranges over "
+            "them. Unless said: three where that takes about three minutes, else one; with "
+            "--full, as many as the experiment says.",
+            show_default=False,
+        ),
+    ] = None,
     vectors: Annotated[
         str | None,
         typer.Option(
@@ -48,7 +59,7 @@ def lab(
         console.print(_listed())
         return
     chosen = experiment(name)
-    given = {} if vectors is None else {"vectors": vectors}
+    given: dict[str, Any] = {} if vectors is None else {"vectors": vectors, "seeds": 1}
     if given and name != "words":
         raise RegardError(
             "--vectors are word vectors to ask",
@@ -69,8 +80,10 @@ def lab(
             bar.update(task, description=what, completed=done, total=total)
             lines.tell(what, done, total)
 
-        how = {**(chosen.about.full if full else {}), **given}
-        result = chosen.run(seed=seed, **how, progress=tell)
+        usual = {"seeds": 1, **chosen.about.full} if full else {"seeds": chosen.about.seeds}
+        how = {**usual, **given}
+        how |= {} if seeds is None else {"seeds": seeds}
+        result = run_seeds(chosen, seed=seed, **how, progress=tell)
     took = time.perf_counter() - began
     console.print(_told(result))
     paths = [out / f"{name}.{kind}" for kind in ("png", "html", "json")]

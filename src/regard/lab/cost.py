@@ -60,6 +60,7 @@ ABOUT = About(
         "Use torch.relu as the feature of linear attention: does recall change?",
     ),
     full={"lengths": (256, 512, 1024, 2048, 4096, 8192, 16384), "steps": 1500},
+    seeds=3,
 )  # fmt: skip
 
 FORMS = ("eager", "fused", "window", "blocks", "linear")

@@ -59,6 +59,7 @@ ABOUT = About(
         "Raise the temperature of the memory: when does a soft lookup become a blur?",
     ),
     full={"steps": 1500, "asked": 2000},
+    seeds=3,
 )  # fmt: skip
 
 PATCH, WIDTH = 4, 48

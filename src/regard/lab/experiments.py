@@ -49,6 +49,9 @@ class About:
     """What to change next, a sentence each."""
     full: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `run` for the long form."""
+    seeds: int = 1
+    """With how many seeds `regard lab` runs it unless told: three where that takes about three
+    minutes of one core."""
 
 
 class Check(NamedTuple):

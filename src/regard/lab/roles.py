@@ -52,6 +52,7 @@ ABOUT = About(
         "Take the rotary positions out of Reader.roles: what becomes of “before”?",
     ),
     full={"steps": 3000, "width": 64, "batch": 128},
+    seeds=3,
 )
 
 NOUNS = {

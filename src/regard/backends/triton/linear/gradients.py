@@ -15,6 +15,15 @@ import triton
 import triton.language as tl
 
 from regard.backends.triton.launches.launched import launched
+from regard.backends.triton.linear.documents import (
+    numbers_of,
+    pairs_of,
+    rows_of,
+    run_at,
+    run_at_end,
+    run_before,
+    run_behind,
+)
 from regard.backends.triton.linear.feature_maps import (
     count_of,
     load_features,
@@ -61,7 +70,7 @@ def _numbers(factor, extra, b, h, row, n):
 @launched
 @triton.jit
 def query_gradients(
-    q, k, v, g, limits, states, factor, extra, dq, n, segment, segments,
+    q, k, v, g, limits, runs, states, factor, extra, dq, n, segment, segments,
     M: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
     MAP: tl.constexpr, CAUSAL: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -81,12 +90,21 @@ def query_gradients(
         gs = load_operand(g, b, h, start, n.queries, E, BE, BN, NARROW)
         found = product(gs, operand(state, NARROW), None, PRECISION) * f[:, None]
         found += e_row[:, None] * sums[None, :]
+        if runs is not None:
+            found = rows_of(found, runs, b, n.keys, row, run_before(runs, b, n.keys, start))
         if CAUSAL:
             ks = load_features(k, b, c, start, there, block * BM, M, BM, BN, MAP, NARROW)
             vs = load_operand(v, b, c, start, there, E, BE, BN, NARROW)
             pulls = product(gs, vs.T, None, PRECISION) * f[:, None] + e_row[:, None]
             pulls = tl.where(row[:, None] >= row[None, :], pulls, 0.0)
+            pulls = pairs_of(pulls, runs, b, n.keys, row)
             found = product(operand(pulls, NARROW), ks, found, PRECISION)
+            if runs is not None:
+                end = run_at_end(runs, b, n.keys, start + BN)
+                ks = rows_of(ks, runs, b, n.keys, row, end)
+                vs = rows_of(vs, runs, b, n.keys, row, end)
+                goes_on = end == run_before(runs, b, n.keys, start)
+                state, sums = tl.where(goes_on, state, 0.0), tl.where(goes_on, sums, 0.0)
             state = product(vs.T, ks, state, PRECISION)
             sums += tl.sum(ks.to(tl.float32), 0)
         raw, _ = load_part(q, b, h, start, n.queries, block * BM, M, BM, BN)
@@ -97,7 +115,7 @@ def query_gradients(
 @launched
 @triton.jit
 def key_gradients(
-    q, k, v, g, limits, states, factor, extra, dk, n, segment, segments,
+    q, k, v, g, limits, runs, states, factor, extra, dk, n, segment, segments,
     M: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
     MAP: tl.constexpr, CAUSAL: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -117,6 +135,12 @@ def key_gradients(
         row = start + tl.arange(0, BN)
         vs = load_operand(v, b, c, start, there, E, BE, BN, NARROW)
         found = product(vs, operand(state, NARROW), None, PRECISION) + sums[None, :]
+        first = 0
+        if runs is not None:
+            first, behind = run_at(runs, b, n.keys, start), run_behind(runs, b, n.keys, start + BN)
+            found = rows_of(found, runs, b, n.keys, row, behind)
+            state = tl.where(first == behind, state, 0.0)
+            sums = tl.where(first == behind, sums, 0.0)
         if CAUSAL:
             for r in range(n.group):
                 h = c * n.group + r
@@ -125,8 +149,12 @@ def key_gradients(
                 qs = load_features(q, b, h, start, n.queries, block * BM, M, BM, BN, MAP, NARROW)
                 pulls = product(vs, gs.T, None, PRECISION) * f[None, :] + e_row[None, :]
                 pulls = tl.where(row[:, None] <= row[None, :], pulls, 0.0)
+                pulls = pairs_of(pulls, runs, b, n.keys, row)
                 found = product(operand(pulls, NARROW), qs, found, PRECISION)
-                wide = qs.to(tl.float32)
+                f = numbers_of(f, runs, b, n.keys, row, first)
+                e_row = numbers_of(e_row, runs, b, n.keys, row, first)
+                wide = rows_of(qs.to(tl.float32), runs, b, n.keys, row, first)
+                gs = rows_of(gs, runs, b, n.keys, row, first)
                 state = product(gs.T, operand(wide * f[:, None], NARROW), state, PRECISION)
                 sums += tl.sum(wide * e_row[:, None], 0)
         raw, _ = load_part(k, b, c, start, there, block * BM, M, BM, BN)
@@ -138,7 +166,7 @@ def key_gradients(
 @launched
 @triton.jit
 def value_gradients(
-    q, k, g, limits, states, factor, dv, n, segment, segments,
+    q, k, g, limits, runs, states, factor, dv, n, segment, segments,
     M: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
     MAP: tl.constexpr, CAUSAL: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -157,6 +185,11 @@ def value_gradients(
         row = start + tl.arange(0, BN)
         ks = load_features(k, b, c, start, there, 0, M, BM, BN, MAP, NARROW)
         found = product(ks, operand(state, NARROW), None, PRECISION)
+        first = 0
+        if runs is not None:
+            first, behind = run_at(runs, b, n.keys, start), run_behind(runs, b, n.keys, start + BN)
+            found = rows_of(found, runs, b, n.keys, row, behind)
+            state = tl.where(first == behind, state, 0.0)
         if CAUSAL:
             for r in range(n.group):
                 h = c * n.group + r
@@ -168,7 +201,11 @@ def value_gradients(
                 gs = operand(gs, NARROW)
                 weights = product(ks, qs.T, None, PRECISION) * f[None, :]
                 weights = tl.where(row[:, None] <= row[None, :], weights, 0.0)
+                weights = pairs_of(weights, runs, b, n.keys, row)
                 found = product(operand(weights, NARROW), gs, found, PRECISION)
+                f = numbers_of(f, runs, b, n.keys, row, first)
+                qs = rows_of(qs, runs, b, n.keys, row, first)
+                gs = rows_of(gs, runs, b, n.keys, row, first)
                 scaled = operand(qs.to(tl.float32) * f[:, None], NARROW)
                 state = product(scaled.T, gs, state, PRECISION)
         store_part(dv, found, b, c, start, n.keys, block * BE, E, BE, BN)

@@ -11,6 +11,13 @@ import triton
 import triton.language as tl
 
 from regard.backends.triton.launches.launched import launched
+from regard.backends.triton.linear.documents import (
+    numbers_of,
+    pairs_of,
+    rows_of,
+    run_at_end,
+    run_before,
+)
 from regard.backends.triton.linear.feature_maps import (
     count_of,
     load_features,
@@ -25,7 +32,7 @@ from regard.backends.triton.pairs import product
 @launched
 @triton.jit
 def outputs(
-    q, k, v, limits, states, out, total, n, segment, segments,
+    q, k, v, limits, runs, states, out, total, n, segment, segments,
     M: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
     MAP: tl.constexpr, CAUSAL: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -45,14 +52,25 @@ def outputs(
         mixed = product(qs, operand(state, NARROW), None, PRECISION)
         whole = tl.sum(qs.to(tl.float32) * sums[None, :], 1)
         row = start + tl.arange(0, BN)
+        if runs is not None:
+            run = run_before(runs, b, n.keys, start)
+            mixed = rows_of(mixed, runs, b, n.keys, row, run)
+            whole = numbers_of(whole, runs, b, n.keys, row, run)
         if CAUSAL:
             ks = load_features(k, b, g, start, there, 0, M, BM, BN, MAP, NARROW)
             vs, _ = load_part(v, b, g, start, there, block * BE, E, BE, BN)
             vs = operand(vs, NARROW)
             weights = product(qs, ks.T, None, PRECISION)
             weights = tl.where(row[:, None] >= row[None, :], weights, 0.0)
+            weights = pairs_of(weights, runs, b, n.keys, row)
             whole += tl.sum(weights, 1)
             mixed = product(operand(weights, NARROW), vs, mixed, PRECISION)
+            if runs is not None:
+                end = run_at_end(runs, b, n.keys, start + BN)
+                ks = rows_of(ks, runs, b, n.keys, row, end)
+                vs = rows_of(vs, runs, b, n.keys, row, end)
+                goes_on = end == run_before(runs, b, n.keys, start)
+                state, sums = tl.where(goes_on, state, 0.0), tl.where(goes_on, sums, 0.0)
             state = product(ks.T, vs, state, PRECISION)
             sums += tl.sum(ks.to(tl.float32), 0)
         # A query whose features meet no key's gives 0.

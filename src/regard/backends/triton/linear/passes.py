@@ -37,6 +37,8 @@ class Call(NamedTuple):
     map: str
     causal: bool
     limits: Int[Tensor, "b"] | None
+    runs: Int[Tensor, "b 1 k 1"] | None = None
+    """The number of each token's document; 0 is that of the state it starts from."""
 
 
 class Found(NamedTuple):
@@ -61,6 +63,10 @@ class _Launch:
         if call.limits is not None:
             self.limits = call.limits.to(device=q.device, dtype=torch.int32).expand(self.B)
             self.limits = self.limits.contiguous()
+        self.runs = None
+        if call.runs is not None:
+            runs = call.runs.to(device=q.device, dtype=torch.int32).reshape(-1, self.K)
+            self.runs = runs.expand(self.B, -1).contiguous()
         blocks = tiles_of(wide(self.E), self.how.columns)
         longest = max(self.Q, self.K)
         self.segment = segment_of(longest, self.B * self.H * blocks, self.how.rows)
@@ -93,12 +99,12 @@ class _Launch:
         sums = x.new_empty(self.B, self.G, grid[0], self.M, self.E + 1, dtype=torch.float32)
         last = sums.new_empty(self.B, self.G, self.M, self.E + 1)
         segment_sums[grid](
-            sheet(x), sheet(y), limits, *rows, sums, length, heads, self.G, self.segment,
+            sheet(x), sheet(y), limits, self.runs, *rows, sums, length, heads, self.G, self.segment,
             **self.constants(features=False, ordered=False),
         )  # fmt: skip
         carry[(self.B * self.G, tiles_of(size, _BLOCK))](
-            sums, None if first is None else first.contiguous(), last, grid[0], size,
-            BACKWARDS=backwards, BLOCK=_BLOCK, num_warps=4,
+            sums, None if first is None else first.contiguous(), last, self.runs, grid[0], size,
+            self.G, length, self.segment, BACKWARDS=backwards, BLOCK=_BLOCK, num_warps=4,
         )  # fmt: skip
         return sums, last
 
@@ -111,8 +117,8 @@ class _Launch:
             total = last.new_empty(self.B, self.H, self.Q, 1)
             grid = self.grid(self.Q, self.H, features=False)
             outputs[grid](
-                sheet(self.q), sheet(self.k), sheet(self.v), self.limits, self._of(before, last),
-                sheet(out), total, self.n, self.segment, grid[0],
+                sheet(self.q), sheet(self.k), sheet(self.v), self.limits, self.runs,
+                self._of(before, last), sheet(out), total, self.n, self.segment, grid[0],
                 **self.constants(features=False),
             )  # fmt: skip
         return Found(out, total, last, before)
@@ -135,18 +141,18 @@ class _Launch:
             rest = self.n, self.segment
             grid = self.grid(self.Q, self.H, features=True)
             query_gradients[grid](
-                q, k, v, gs, self.limits, self._of(found.before, found.last), factor, extra,
-                sheet(dq), *rest, grid[0], **self.constants(features=True),
+                q, k, v, gs, self.limits, self.runs, self._of(found.before, found.last), factor,
+                extra, sheet(dq), *rest, grid[0], **self.constants(features=True),
             )  # fmt: skip
             states = self._of(behind, d_start)
             grid = self.grid(self.K, self.G, features=True)
             key_gradients[grid](
-                q, k, v, gs, self.limits, states, factor, extra, sheet(dk), *rest, grid[0],
-                **self.constants(features=True),
+                q, k, v, gs, self.limits, self.runs, states, factor, extra, sheet(dk), *rest,
+                grid[0], **self.constants(features=True),
             )  # fmt: skip
             grid = self.grid(self.K, self.G, features=False)
             value_gradients[grid](
-                q, k, gs, self.limits, states, factor, sheet(dv), *rest, grid[0],
+                q, k, gs, self.limits, self.runs, states, factor, sheet(dv), *rest, grid[0],
                 **self.constants(features=False),
             )  # fmt: skip
         return dq, dk, dv, d_start

@@ -11,16 +11,16 @@ SHORT = 64
 """Tokens below which PyTorch's operations are as quick."""
 
 
-def why_not(q: Tensor, k: Tensor, v: Tensor, *, documents: bool) -> list[str]:
+def why_not(q: Tensor, k: Tensor, v: Tensor, *, both_ways: bool) -> list[str]:
     """Every reason why the kernels cannot run a call; q [B, H, Q, M] and k are features, or what
-    these are made of."""
+    these are made of. `both_ways` says that documents are read without an order."""
     if not INSTALLED:
         return ["triton is not installed"]
     reasons = runs_on(q.device)
     if torch.float64 in (q.dtype, v.dtype):
         reasons.append("its kernels compute in float32")
-    if documents:
-        reasons.append("its sums do not start anew where a document does")
+    if both_ways:
+        reasons.append("within documents its sums run in one direction, from the first token on")
     if max(q.shape[-1], v.shape[-1]) > WIDEST:
         reasons.append(f"its tiles hold features and values up to {WIDEST} wide")
     if q.shape[0] * q.shape[1] > MOST:

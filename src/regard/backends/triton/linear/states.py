@@ -9,6 +9,14 @@ import triton
 import triton.language as tl
 
 from regard.backends.triton.launches.launched import launched
+from regard.backends.triton.linear.documents import (
+    numbers_of,
+    rows_of,
+    run_at,
+    run_at_end,
+    run_before,
+    run_behind,
+)
 from regard.backends.triton.linear.feature_maps import (
     count_of,
     load_features,
@@ -21,27 +29,38 @@ from regard.backends.triton.pairs import product
 @launched
 @triton.jit
 def segment_sums(
-    x, y, limits, factor, extra, sums, count, heads, groups, segment,
+    x, y, limits, runs, factor, extra, sums, count, heads, groups, segment,
     M: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr,
     MAP: tl.constexpr, NARROW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Σ φ(x) (f y, e)ᵀ over the tokens of a segment and the heads of a group. Without factors f is
-    1, and so is e: x are keys then, and y values."""
+    1, and so is e: x are keys then, and y values. Of documents only the one counts in which the
+    segment ends; or begins, with factors, as tokens then go backwards."""
     s, block = tl.program_id(0), tl.program_id(2)
     b, g = tl.program_id(1) // groups, tl.program_id(1) % groups
     there = count_of(limits, count, b)
     mixed = tl.zeros((BM, BE), tl.float32)
     total = tl.zeros((BM,), tl.float32)
+    run = 0
+    if runs is not None:
+        if factor is not None:
+            run = run_at(runs, b, count, s * segment)
+        else:
+            run = run_at_end(runs, b, count, (s + 1) * segment)
     for r in range(heads // groups):
         h = g * (heads // groups) + r
         for start in range(s * segment, tl.minimum((s + 1) * segment, there), BN):
             xs = load_features(x, b, h, start, there, 0, M, BM, BN, MAP, NARROW)
             ys, _ = load_part(y, b, h, start, there, block * BE, E, BE, BN)
+            row = start + tl.arange(0, BN)
+            xs = rows_of(xs, runs, b, count, row, run)
+            ys = rows_of(ys, runs, b, count, row, run)
             if factor is not None:
-                row = start + tl.arange(0, BN)
                 at = (b * heads + h).to(tl.int64) * count + row
                 e = tl.load(extra + at, mask=row < there, other=0.0)
                 f = tl.load(factor + at, mask=row < there, other=0.0)
+                e = numbers_of(e, runs, b, count, row, run)
+                f = numbers_of(f, runs, b, count, row, run)
                 total += tl.sum(xs.to(tl.float32) * e[:, None], 0)
                 xs = operand(xs.to(tl.float32) * f[:, None], NARROW)
             else:
@@ -57,9 +76,13 @@ def segment_sums(
 
 @launched
 @triton.jit
-def carry(sums, first, last, segments, size, BACKWARDS: tl.constexpr, BLOCK: tl.constexpr):
+def carry(
+    sums, first, last, runs, segments, size, groups, count, segment,
+    BACKWARDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """In place of the sum of each segment, the sum of all before it and of `first`; or of all
-    behind it. `last` is the sum of all."""
+    behind it. `last` is the sum of all. A segment in which a document begins drops what came before
+    it, and backwards, one in which it ends what comes behind."""
     own = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = own < size
     bg = tl.program_id(0).to(tl.int64)
@@ -71,7 +94,20 @@ def carry(sums, first, last, segments, size, BACKWARDS: tl.constexpr, BLOCK: tl.
         at = sums + (bg * segments + s) * size + own
         here = tl.load(at, mask=inside, other=0.0)
         tl.store(at, total, mask=inside)
+        if runs is not None:
+            b = tl.program_id(0) // groups
+            if BACKWARDS:
+                begins = run_at(runs, b, count, s * segment)
+                ends = run_behind(runs, b, count, (s + 1) * segment)
+            else:
+                begins = run_before(runs, b, count, s * segment)
+                ends = run_at_end(runs, b, count, (s + 1) * segment)
+            total = tl.where(begins == ends, total, 0.0)
         total += here
+    if BACKWARDS:
+        if runs is not None:
+            # The state that the sequence begins with is of document 0.
+            total = tl.where(run_at(runs, tl.program_id(0) // groups, count, 0) == 0, total, 0.0)
     tl.store(last + bg * size + own, total, mask=inside)
 
 

@@ -1,0 +1,96 @@
+"""Several seeds of one experiment, told as one result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from regard import RegardError, cli
+from regard.commands import lab as lab_command
+from regard.lab import roles
+from regard.lab.experiments import NAMES, About, Check, Experiment, Result, Tell, experiment
+from regard.lab.seeds import merged, over_seeds, run_seeds
+
+ABOUT = About("toy", "A toy", "It works.", ("It is tried.",), ("Try it.",), {"size": 2}, seeds=3)
+
+
+def toy(*, seed: int = 0, size: int = 1, progress: Tell | None = None) -> Result:
+    if progress is not None:
+        progress("trying", 1, 1)
+    check = Check("most are right", f"{60 + seed}%", seed < 2)
+    settings = {"seed": seed, "size": size}
+    return Result(ABOUT, settings, (check,), f"{60 + seed}% of 8.", {"right": 60 + seed}, ())
+
+
+def test_figures_become_ranges_and_a_claim_holds_with_every_seed_or_not() -> None:
+    told: list[tuple[int, int]] = []
+    result = run_seeds(
+        Experiment(ABOUT, toy), 3, progress=lambda what, done, total: told.append((done, total))
+    )
+    assert told == [(1, 3), (2, 3), (3, 3)]
+    assert result.answer == "60 to 62% of 8. Ranges are over 3 seeds, pictures of the first."
+    assert result.checks == (Check("most are right", "60 to 62%; holds with 2 of 3 seeds", False),)
+    assert result.settings == {"seeds": [0, 1, 2], "size": 1}
+    assert [one["right"] for one in result.numbers["seeds"]] == [60, 61, 62]
+    assert over_seeds([toy(seed=s) for s in (0, 1)]).supported
+    alone = toy(seed=1)
+    assert over_seeds([alone]) is alone
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (("1,234 words at -0.04", "987 words at 0.1"), "987 to 1,234 words at -0.04 to 0.1"),
+        (("3e-22 of it, d = 16", "1e-19 of it, d = 16"), "3e-22 to 1e-19 of it, d = 16"),
+        (("52 to 60% here", "55% here"), "52 to 60% here"),
+        (("52% to 60% here", "50% to 55% here"), "50 to 60% here"),
+        (("from 1.9 to 2.5", "from 1.8 to 2.6"), "from 1.8 to 1.9 to 2.5 to 2.6"),
+        (("sentences of 9–12", "sentences of 9–12"), "sentences of 9–12"),
+        (("1.50 and 1.5", "1.5 and 1.5"), "1.50 and 1.5"),
+        (("A lot. 3 of 4.", "A lot. 2 of 4."), "A lot. 2 to 3 of 4."),
+        (("Cats. One.", "Dogs. One.", "Cats. One."),
+         "With some seeds: Cats. With others: Dogs. One."),
+        (("One.", "One. Two."), "With some seeds: One. With others: One. Two."),
+    ],
+)  # fmt: skip
+def test_texts_are_merged_by_their_figures(texts: tuple[str, ...], said: str) -> None:
+    assert merged(texts) == said
+
+
+def test_an_experiment_that_takes_seeds_itself_is_given_them() -> None:
+    def run(*, seed: int, seeds: int, progress: Tell | None) -> Result:
+        return replace(toy(), settings={"seed": seed, "seeds": seeds})
+
+    result = run_seeds(Experiment(ABOUT, run), 4, seed=7)
+    assert result.settings == {"seed": 7, "seeds": 4}
+
+
+def test_no_seeds_are_refused() -> None:
+    with pytest.raises(RegardError, match=r"how many to run\n  got: +0"):
+        run_seeds(Experiment(ABOUT, toy), 0)
+
+
+def test_the_command_takes_as_many_seeds_as_the_experiment_says_or_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeds = []
+
+    def run(*, seed: int = 0, progress: Tell | None = None, **how: object) -> Result:
+        seeds.append(seed)
+        return replace(roles.run(steps=1, width=8, batch=2), settings={"seed": seed, **how})
+
+    monkeypatch.setattr(lab_command, "experiment", lambda _: Experiment(ABOUT, run))
+    asked = (([], [0, 1, 2]), (["--seeds", "1", "--seed", "5"], [5]), (["--full"], [0]))
+    for more, expected in asked:
+        seeds.clear()
+        done = CliRunner().invoke(cli.app, ["lab", "roles", "-o", str(tmp_path), *more])
+        assert done.exit_code == 0, done.output
+        assert seeds == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_experiment_says_how_many_seeds_it_is_run_with(name: str) -> None:
+    assert experiment(name).about.seeds in (1, 3)
