@@ -15,8 +15,8 @@ from torch import Tensor
 
 import regard
 from regard import masks
-from regard.backends.tiled import inner_loop, trust
-from regard.backends.tiled.compiled import Loop
+from regard.backends.tiled.loop import inner_loop, trust
+from regard.backends.tiled.loop.compiled import Loop
 
 _long, _float = ctypes.POINTER(ctypes.c_long), ctypes.POINTER(ctypes.c_float)
 PRODUCT = ctypes.CFUNCTYPE(

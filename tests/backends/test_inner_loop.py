@@ -17,9 +17,10 @@ from torch import Tensor
 
 import regard
 from regard import biases, masks, scores
-from regard.backends.tiled import fused, inner_loop, library, pieces
-from regard.backends.tiled.compiled import Loop
+from regard.backends.tiled import fused, pieces
 from regard.backends.tiled.fused import fusing
+from regard.backends.tiled.loop import inner_loop, library
+from regard.backends.tiled.loop.compiled import Loop
 from regard.inputs import check
 
 look: Callable[[], tuple[Loop | None, str]] = inner_loop.found.__wrapped__
@@ -126,7 +127,7 @@ def test_a_damaged_library_is_not_loaded(damage: bytes | None, cache: Path) -> N
 def test_processes_that_build_at_once(cache: Path) -> None:
     program = """
 import os
-from regard.backends.tiled.inner_loop import found
+from regard.backends.tiled.loop.inner_loop import found
 
 def child():
     number = os.fork()

@@ -19,8 +19,9 @@ from torch import Tensor
 import regard
 from regard import masks
 from regard.backends.reference import ReferencePass
-from regard.backends.tiled import Tiled, TiledPass, inner_loop, library, plan, trust, walk
-from regard.backends.tiled.compiled import Loop
+from regard.backends.tiled import Tiled, TiledPass, plan, walk
+from regard.backends.tiled.loop import inner_loop, library, trust
+from regard.backends.tiled.loop.compiled import Loop
 from tests.parity import cases
 
 _long, _pointer, _bool = ctypes.c_long, ctypes.c_void_p, ctypes.c_bool

@@ -7,7 +7,7 @@ import torch
 
 import regard
 from regard import masks, scores
-from regard.backends.tiled import inner_loop, trust_units
+from regard.backends.tiled.loop import inner_loop, trust_units
 from regard.backends.tiled.units import FAR, NEAR, PLAIN, PairUnits
 from tests.parity.agreement import assert_close
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from regard.files import read_bytes
 from regard.notices import notice
 
-SOURCES = Path(__file__).with_name("loop")
+SOURCES = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-shared")
 
 

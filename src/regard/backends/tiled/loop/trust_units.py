@@ -6,7 +6,7 @@ import ctypes
 import math
 from collections.abc import Sequence
 
-from regard.backends.tiled.compiled import Loop, Units
+from regard.backends.tiled.loop.compiled import Loop, Units
 
 MODES = {0: 0.3, 1: 3.0, 2: 50.0}
 """The ways to make tanh, as units.c counts them, and how large queries and keys are for each."""

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from regard.backends.tiled.compiled import TYPES, Attend, Loop, Pull
-from regard.backends.tiled.trust_units import MODES, compares
+from regard.backends.tiled.loop.compiled import TYPES, Attend, Loop, Pull
+from regard.backends.tiled.loop.trust_units import MODES, compares
 
 LEAST = -(2 - 2**-23) * 2.0**125
 """A quarter of the least float32: the maximum of rows that have seen nothing."""

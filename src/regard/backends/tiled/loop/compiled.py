@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.backends.tiled.library import UnavailableError
+from regard.backends.tiled.loop.library import UnavailableError
 
 _pointer, _long = ctypes.c_void_p, ctypes.c_long
 

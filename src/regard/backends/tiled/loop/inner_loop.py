@@ -6,9 +6,9 @@ import functools
 
 import torch
 
-from regard.backends.tiled.compiled import Loop
-from regard.backends.tiled.library import UnavailableError, library
-from regard.backends.tiled.trust import trusted
+from regard.backends.tiled.loop.compiled import Loop
+from regard.backends.tiled.loop.library import UnavailableError, library
+from regard.backends.tiled.loop.trust import trusted
 from regard.inputs import AttentionInputs
 
 
