@@ -22,9 +22,9 @@ from torch import Tensor
 
 from regard.backends.contract import Pool
 from regard.backends.passes import Given
-from regard.backends.tiled.norms import Norm, norm_of
 from regard.backends.tiled.pair_gradients import PairGradients
-from regard.backends.tiled.second_pass import Overlap, Pooling, TiledPass, cuts, weigh
+from regard.backends.tiled.second_pass.norms import Norm, norm_of
+from regard.backends.tiled.second_pass.tiled_pass import Overlap, Pooling, TiledPass, cuts, weigh
 from regard.backends.tiled.walk import Cut, RowTile, slabs
 from regard.inputs import AttentionInputs
 

@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.backends.exactness import as_found, widened
-from regard.backends.tiled.chosen import chosen_logits
 from regard.backends.tiled.forward import forward
+from regard.backends.tiled.second_pass.chosen_logits import chosen_logits
 from regard.inputs import AttentionInputs
 from regard.transforms import may_carry_tangents, may_learn
 

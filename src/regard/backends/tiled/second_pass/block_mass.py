@@ -9,9 +9,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.backends.precision import in_full_precision
-from regard.backends.tiled.norms import norm_of
-from regard.backends.tiled.question_gradients import Learned, Pairs, of_weights
-from regard.backends.tiled.second_pass import cuts, weights_of
+from regard.backends.tiled.second_pass.norms import norm_of
+from regard.backends.tiled.second_pass.question_gradients import Learned, Pairs, of_weights
+from regard.backends.tiled.second_pass.tiled_pass import cuts, weights_of
 from regard.backends.tiled.walk import Cut, RowTile
 from regard.inputs import AttentionInputs
 
