@@ -18,12 +18,12 @@ import pytest
 
 import regard
 from regard import RegardError
-from regard.monitoring import Report, json_lines
-from regard.monitoring.json_lines import JsonLines
-from regard.monitoring.lost_reports import listed
-from regard.monitoring.outlets import Outlet
+from regard.monitoring import Report
 from regard.monitoring.troubles import Troubles
-from regard.monitoring.writers import MLflow, TensorBoard, WeightsAndBiases, writers
+from regard.monitoring.writers import MLflow, TensorBoard, WeightsAndBiases, json_lines, writers
+from regard.monitoring.writers.json_lines import JsonLines
+from regard.monitoring.writers.lost_reports import listed
+from regard.monitoring.writers.outlets import Outlet
 from tests.monitoring.full_disk import full_disk
 from tests.monitoring.test_monitor import told_of
 from tests.monitoring.test_rules import report

@@ -17,7 +17,6 @@ from torch import Tensor, distributed, nn
 
 from regard.errors import RegardError, RegardWarning
 from regard.monitoring.callbacks import huggingface_callback, lightning_callback
-from regard.monitoring.outlets import Outlets
 from regard.monitoring.qk_clip import QKClip, patterns
 from regard.monitoring.ranks import Ranks
 from regard.monitoring.reports import Finding, Report
@@ -27,7 +26,7 @@ from regard.monitoring.telemetry import Readings
 from regard.monitoring.training_watch import LOOKING, TrainingWatch
 from regard.monitoring.troubles import Troubles
 from regard.monitoring.window import Paths, Window
-from regard.monitoring.writers import writers
+from regard.monitoring.writers import Outlets, writers
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

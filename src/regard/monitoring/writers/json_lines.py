@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regard.errors import RegardError
-from regard.monitoring.lost_reports import lost
 from regard.monitoring.reports import Report
+from regard.monitoring.writers.lost_reports import lost
 
 _MOST_WAITING = 64 * 2**20
 """How many bytes are held for a disk that stays full."""

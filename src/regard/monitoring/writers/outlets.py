@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
-from regard.monitoring.lost_reports import lost
 from regard.monitoring.reports import Report
 from regard.monitoring.troubles import Troubles
-from regard.monitoring.writers import Writer
+from regard.monitoring.writers.destinations import Writer
+from regard.monitoring.writers.lost_reports import lost
 
 
 class Outlet:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from regard.errors import RegardError
-from regard.monitoring.json_lines import JsonLines
 from regard.monitoring.reports import Report
+from regard.monitoring.writers.json_lines import JsonLines
 
 __all__ = ["JsonLines", "MLflow", "TensorBoard", "WeightsAndBiases", "Writer", "writers"]
 
