@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.monitoring import adapters
-from regard.monitoring.sharded_weights import is_sharded, rows_of, stood_for
+from regard.monitoring.projections import adapters
+from regard.monitoring.projections.sharded_weights import is_sharded, rows_of, stood_for
 
 
 class Projections(NamedTuple):

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from regard.errors import RegardError
-from regard.monitoring.projections import named, query_weight
-from regard.monitoring.sharded_weights import is_sharded
+from regard.monitoring.projections.module_projections import named, query_weight
+from regard.monitoring.projections.sharded_weights import is_sharded
 
 _STATED = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 
