@@ -24,9 +24,9 @@ from regard.monitoring.writers import MLflow, TensorBoard, WeightsAndBiases, jso
 from regard.monitoring.writers.json_lines import JsonLines
 from regard.monitoring.writers.lost_reports import listed
 from regard.monitoring.writers.outlets import Outlet
-from tests.monitoring.full_disk import full_disk
 from tests.monitoring.test_monitor import told_of
 from tests.monitoring.test_rules import report
+from tests.monitoring.writers.full_disk import full_disk
 from tests.watching.test_left_behind import _interrupting
 from tests.watching.test_watch import X, hooks, model
 
