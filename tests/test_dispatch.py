@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 import regard
-from regard import RegardError, biases, dispatch, masks, scores
-from regard.dispatch import BACKENDS
+from regard import RegardError, biases, masks, scores
+from regard.calls import dispatch
+from regard.calls.dispatch import BACKENDS
 from regard.values import Shape
 from tests.fresh_process import FreshProcesses
 from tests.test_traces import Largest

@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 import regard
 from regard import RegardError, Trace, biases, masks
 from regard.backends.tiled import Tiled
-from regard.given_traces import given_trace
+from regard.calls.given_traces import given_trace
 
 N, H, G, D = 23, 4, 2, 8
 

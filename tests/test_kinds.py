@@ -15,8 +15,9 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
-from regard import dispatch, masks
-from regard.kinds import kind_of, marked, step_of
+from regard import masks
+from regard.calls import dispatch
+from regard.calls.kinds import kind_of, marked, step_of
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

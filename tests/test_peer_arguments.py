@@ -12,7 +12,7 @@ import torch
 
 import regard
 from regard import RegardError, biases, interpret, masks
-from regard.peer_arguments import INSTEAD
+from regard.calls.peer_arguments import INSTEAD
 
 X = torch.randn(1, 2, 4, 8)
 

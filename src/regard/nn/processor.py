@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regard import biases, dispatch, masks
+from regard import biases, masks
 from regard.between_graphs import inlined
+from regard.calls import dispatch
 from regard.errors import RegardError
 from regard.masks.convert import is_causal_bias
 from regard.traces import Trace

@@ -90,7 +90,7 @@ class Trace(Displayed):
         >>> regard.Trace.of(q, k, lse).received().shape
         torch.Size([1, 2, 16])
         """
-        from regard.given_traces import given_trace
+        from regard.calls.given_traces import given_trace
 
         return given_trace(
             q, k, lse, v=v, out=out, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink,
@@ -107,7 +107,7 @@ class Trace(Displayed):
         tensor([[0],
                 [1]])
         """
-        from regard.given_traces import trace_of_weights
+        from regard.calls.given_traces import trace_of_weights
 
         return trace_of_weights(weights)
 

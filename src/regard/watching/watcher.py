@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.calls.watchers import begin, caller, end
 from regard.errors import RegardError, RegardWarning
 from regard.seen import Seen, Waiting
 from regard.trace_files import Spill, Spilled
 from regard.traces import Trace
-from regard.watchers import begin, caller, end
 from regard.watching.choices import Heads, Keep, Layers, check, matches, numbers, patterns
 from regard.watching.entrances import UNFINISHED, follow, leave_alone
 from regard.watching.followed_run import FollowedRun

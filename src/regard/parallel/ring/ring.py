@@ -15,7 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regard.backends.contract import Backend, Pool, Rows
-from regard.choice import choose
+from regard.calls.choice import choose
 from regard.inputs import AttentionInputs
 from regard.parallel.all_gather import mean_of_cells
 from regard.parallel.call import Call

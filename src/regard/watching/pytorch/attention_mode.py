@@ -18,12 +18,13 @@ from torch.overrides import (
     _push_mode,
 )
 
-from regard import biases, dispatch, masks
+from regard import biases, masks
+from regard.calls import dispatch
+from regard.calls.watchers import WatchingMode, changed, learned, watched
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.masks.convert import is_causal_bias
 from regard.traces import Trace
-from regard.watchers import WatchingMode, changed, learned, watched
 from regard.watching.by_hand import STEPS, HandWritten
 from regard.watching.flex import FlexCalls
 from regard.watching.graph_breaks import inlined, uncompiled

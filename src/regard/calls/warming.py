@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from regard.backends.triton import INSTALLED
-from regard.dispatch import trace
+from regard.calls.dispatch import trace
 from regard.errors import RegardError
 from regard.inputs import DTYPES
 from regard.masks.algebra import Mask

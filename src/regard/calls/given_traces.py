@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard import biases, masks
 from regard.backends.contract import Rows, SecondPass
-from regard.choice import choose
+from regard.calls.choice import choose
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs, check
 from regard.jagged import JaggedTrace, pack_tokens

@@ -15,17 +15,17 @@ from torch import Tensor
 from regard.backends.contract import Backend, Repeated, Rows, SecondPass
 from regard.between_graphs import between_graphs
 from regard.biases.bias import Bias
-from regard.choice import BACKENDS, choose, refusals
+from regard.calls.choice import BACKENDS, choose, refusals
+from regard.calls.kinds import kind_of, step_of
+from regard.calls.peer_arguments import Unknown, refuse_arguments
+from regard.calls.plans import Plan
+from regard.calls.watchers import changed, show, unwatched, watched
 from regard.cost.counting import dense_pairs, forward_flops, least_bytes, needed_pairs
 from regard.inputs import AttentionInputs, check
 from regard.jagged import JaggedInputs, JaggedTrace, any_nested, pack, pack_tokens
-from regard.kinds import kind_of, step_of
 from regard.masks.algebra import Mask
-from regard.peer_arguments import Unknown, refuse_arguments
-from regard.plans import Plan
 from regard.scores.score import Score
 from regard.traces import Trace
-from regard.watchers import changed, show, unwatched, watched
 
 __all__ = ["BACKENDS", "attention", "plan", "trace"]
 
