@@ -15,18 +15,16 @@ from torch import Tensor, nn
 
 from regard.calls.watchers import begin, caller, end
 from regard.errors import RegardError, RegardWarning
-from regard.seen import Seen, Waiting
-from regard.trace_files import Spill, Spilled
+from regard.seen import Seen
 from regard.traces import Trace
 from regard.watching.choices import Heads, Keep, Layers, check, matches, numbers, patterns
 from regard.watching.entrances import UNFINISHED, follow, leave_alone
 from regard.watching.followed_run import FollowedRun
 from regard.watching.gaps import Gaps
 from regard.watching.graph_breaks import uncompiled
-from regard.watching.kept_memory import KeptMemory
+from regard.watching.kept_calls import KeptCalls
 from regard.watching.pytorch import AttentionMode, FastPath, refuse_on_ranks, replaced
 from regard.watching.reach import changed, hooks_so_far, needs_asking
-from regard.watching.tokens import Reading
 
 
 class Watch:
@@ -51,13 +49,8 @@ class Watch:
     ) -> None:
         self.model, self.layers, self.heads = model, patterns(layers), numbers(heads)
         self.keep, self.every, self.gradients = keep, every, gradients
-        self.seen = Seen(type(model).__name__)
-        self._reading = Reading(tokenizer)
-        self.seen.tokens = self._reading.tokens
-        self._spill = None if spill is None else Spill(spill)
-        held_in_memory = keep == "traces" and spill is None
-        self._kept = KeptMemory(model, self._wanted) if held_in_memory else None
-        self._waiting = Waiting()
+        self._kept = KeptCalls(model, self._wanted, keep, spill, tokenizer)
+        self.seen = self._kept.seen
         self._run = FollowedRun()
         self._running = self._run.paths
         self._runs = 0
@@ -109,9 +102,7 @@ class Watch:
             self._asks = huggingface.needs_asking(every, switched)
             self._islands = frozenset(huggingface.islands(modules, switched) if self._asks else ())
         try:
-            if self._spill is not None:
-                self._spill.start()
-            self._unlisten = self._reading.listen(self.model)
+            self._unlisten = self._kept.start(self.model)
             for path, module in modules:
                 theirs = huggingface is not None and huggingface.never_attends(module)
                 silent = theirs or _never_attends(module)
@@ -123,8 +114,7 @@ class Watch:
             self._hooks = hooks_so_far()
         except BaseException:
             self._leave_alone()
-            if self._spill is not None:
-                self._spill.drop()
+            self._kept.drop()
             raise
         return self.seen
 
@@ -133,11 +123,11 @@ class Watch:
         attended and was not seen is named in a warning."""
         attached = bool(self._followed)
         self._leave_alone()
-        self._waiting.settle()
+        self._kept.settle()
         if attached and self._runs:
             self._warn_of_gaps()
-        if attached and self._spill is not None:
-            self._spill.finish(self.seen)
+        if attached:
+            self._kept.finish()
 
     def _leave_alone(self) -> None:
         self._run.leave_here()
@@ -168,14 +158,13 @@ class Watch:
         whole = False
         try:
             if error is None:
-                self._waiting.settle()
+                self._kept.settle()
                 self._refuse_elsewhere()
             if error is None and self._runs:
                 self._refuse_gaps()
             whole = error is None
         finally:
-            if self._spill is not None:
-                self._spill.finish(self.seen) if whole else self._spill.drop()
+            self._kept.finish() if whole else self._kept.drop()
 
     def _refuse_gaps(self) -> None:
         """Nothing that ran and attended may be missing from what was seen."""
@@ -252,12 +241,7 @@ class Watch:
             self._start(asks=self._asks or compiled)
 
     def _read_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Which text is read, and which step of it this run is: what traces are told apart by."""
-        if self.keep == "statistics" and self._reading.tokenizer is None:
-            return
-        if not self.seen:
-            self._reading.forget()
-        self._reading.begin(args, kwargs)
+        self._kept.read_inputs(args, kwargs)
 
     @uncompiled
     def leave(self, path: str, depth: int, output: Any) -> None:
@@ -334,13 +318,7 @@ class Watch:
         return self._runs % self.every == 0
 
     def _take(self, path: str, trace: Trace) -> None:
-        layer = self.seen.layer(path)
-        if self._spill is not None and not isinstance(layer.traces, Spilled):
-            layer.traces = Spilled(self._spill, path)
-        keep = self.keep == "traces"
-        layer.take(trace, self._runs - 1, self._reading.step, keep=keep, waiting=self._waiting)
-        if self._kept is not None:
-            self._kept.add(path, trace)
+        self._kept.take(path, trace, self._runs - 1)
 
     def _start(self, *, asks: bool) -> None:
         self._started = True
@@ -374,14 +352,13 @@ class Watch:
             if self._started:
                 self._started = False
                 self._rest()
-                if self._spill is not None:
-                    self._spill.forget_shared()
+                self._kept.forget_shared()
         finally:
             self._run.thread = None
 
     def _rest(self) -> None:
         """A run that was looked at is over."""
-        self._waiting.rest()
+        self._kept.rest()
 
 
 def _nothing() -> None:
