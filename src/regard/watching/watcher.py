@@ -6,7 +6,6 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -24,7 +23,7 @@ from regard.watching.gaps import Gaps
 from regard.watching.graph_breaks import uncompiled
 from regard.watching.kept_calls import KeptCalls
 from regard.watching.pytorch import AttentionMode, FastPath, refuse_on_ranks, replaced
-from regard.watching.reach import changed, hooks_so_far, needs_asking
+from regard.watching.reach import Reach, needs_asking, never_attends
 
 
 class Watch:
@@ -58,15 +57,8 @@ class Watch:
         """Whether the run that is followed began with autograd on."""
         self._looking = self._started = False
         """Whether the run that is followed is one to look at, and whether that began."""
-        self._asks = True
-        """Whether PyTorch has to ask about each function, lest something goes unseen."""
-        self._every: list[nn.Module] = []
-        self._hooks = 0
-        """All modules of the model, and how many hooks there were when they were looked at."""
-        self._islands: frozenset[str] = frozenset()
-        """Paths of modules in which it need not, if it has to elsewhere."""
+        self._reach = Reach()
         self._gaps = Gaps(model, self.layers, lambda: self._running[-1])
-        self._ran = self._gaps.ran
         self._fast_path = FastPath(model)
         self._switch: Any = None
         self._active: AttentionMode | None = None
@@ -91,27 +83,28 @@ class Watch:
         self._gaps.clear()
         self._run.elsewhere = 0
         huggingface, modules = _huggingface(), list(self.model.named_modules())
-        every = self._every = [module for _, module in modules]
+        every = [module for _, module in modules]
         if huggingface is None:
             self._refuse_others()
-            self._asks = needs_asking(every)
+            self._reach = Reach(every, asks=needs_asking(every))
         else:
             self._switch = huggingface.Switch(modules)
             self._refuse_others()
             switched = self._switch.configs
-            self._asks = huggingface.needs_asking(every, switched)
-            self._islands = frozenset(huggingface.islands(modules, switched) if self._asks else ())
+            asks = huggingface.needs_asking(every, switched)
+            islands = huggingface.islands(modules, switched) if asks else ()
+            self._reach = Reach(every, asks=asks, islands=islands)
         try:
             self._unlisten = self._kept.start(self.model)
             for path, module in modules:
                 theirs = huggingface is not None and huggingface.never_attends(module)
-                silent = theirs or _never_attends(module)
-                if path and silent and path not in self._islands:
+                silent = theirs or never_attends(module)
+                if path and silent and path not in self._reach.islands:
                     continue
                 self._followed.append(module)
                 self._paths[id(module)] = path
                 follow(module, self, path)
-            self._hooks = hooks_so_far()
+            self._reach.count_hooks()
         except BaseException:
             self._leave_alone()
             self._kept.drop()
@@ -136,7 +129,7 @@ class Watch:
         self._followed.clear()
         self._paths.clear()
         self._known.clear()
-        self._every = []
+        self._reach.forget_modules()
         self._unlisten()
         self._unlisten = _nothing
         if self._run.is_here():
@@ -159,9 +152,10 @@ class Watch:
         try:
             if error is None:
                 self._kept.settle()
-                self._refuse_elsewhere()
-            if error is None and self._runs:
-                self._refuse_gaps()
+                if self._runs:
+                    self._refuse_gaps()
+                else:
+                    self._run.refuse_elsewhere(type(self.model).__name__)
             whole = error is None
         finally:
             self._kept.finish() if whole else self._kept.drop()
@@ -175,15 +169,6 @@ class Watch:
         if missed:
             text = "attention layers ran, but their attention was not seen: " + ", ".join(missed)
             warnings.warn(RegardWarning(text), stacklevel=3)
-
-    def _refuse_elsewhere(self) -> None:
-        if self._run.elsewhere and not self._runs:
-            raise RegardError(
-                "the model ran, but in other threads or tasks than the one that watches",
-                got=f"{type(self.model).__name__}, run {self._run.elsewhere} times elsewhere",
-                do="watch in the thread that runs it, or use attach() and detach() instead of "
-                "with: they see the runs of all threads, one at a time",
-            )
 
     def _wanted(self, path: str) -> bool:
         return matches(path, self.layers)
@@ -218,11 +203,11 @@ class Watch:
         if compiled:
             self._gaps.by_hand.compiled = True
         if self._looking and not again:
-            self._ran.add(path)
+            self._gaps.ran.add(path)
         if self._active is not None:
             self._fast_path.enter(path, module, args, kwargs)
             # A compiled model would not know of who watches.
-            if path in self._islands and not compiled:
+            if path in self._reach.islands and not compiled:
                 self._active.pause()
 
     def _begin(
@@ -235,10 +220,8 @@ class Watch:
             self._runs += 1
         if self._looking:
             self._refuse_others()
-            if not self._asks and self._hooks != hooks_so_far():
-                self._hooks, self._asks = hooks_so_far(), changed(self._every)
             # A mode is also what the compiler knows somebody who watches by.
-            self._start(asks=self._asks or compiled)
+            self._start(asks=self._reach.asks() or compiled)
 
     def _read_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._kept.read_inputs(args, kwargs)
@@ -258,7 +241,7 @@ class Watch:
                 self._active.nested_multi_head(*nested)
         finally:
             del self._running[depth:]
-            if self._running and self._active is not None and path in self._islands:
+            if self._running and self._active is not None and path in self._reach.islands:
                 self._active.go_on()
             if not self._running:
                 if output is UNFINISHED:
@@ -363,19 +346,6 @@ class Watch:
 
 def _nothing() -> None:
     pass
-
-
-def _never_attends(module: nn.Module) -> bool:
-    """PyTorch's own modules but two. Each that is hooked costs time in every run: more than a card
-    takes for it."""
-    kind: Any = type(module)
-    return _kind_never_attends(kind)
-
-
-@cache
-def _kind_never_attends(kind: type) -> bool:
-    own = kind.__module__.startswith("torch.nn.modules.")
-    return own and not issubclass(kind, (nn.MultiheadAttention, nn.TransformerEncoder))
 
 
 def _runs_again() -> bool:
