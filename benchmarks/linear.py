@@ -23,7 +23,7 @@ from torch.nn.functional import normalize, scaled_dot_product_attention
 
 import regard
 from regard import linear, masks, scores
-from regard.backends.tiled import inner_loop
+from regard.backends.tiled.loop import inner_loop
 
 HEADS, WIDTH = 2, 64
 CAUSAL = masks.causal()

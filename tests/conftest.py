@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.backends.tiled import inner_loop
+from regard.backends.tiled.loop import inner_loop
 from tests.fresh_process import FreshProcesses
 from tests.parity import cases
 

@@ -15,7 +15,7 @@ import torch
 
 import regard
 from regard import interpret, models
-from regard.backends.tiled import library
+from regard.backends.tiled.loop import library
 from regard.commands.console import progress_bar, shown_on
 from regard.models.fetching import fetching_bar
 from regard.notices import notice

@@ -4,14 +4,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from regard import biases, cost, interpret, linear, masks, nn, scores
-from regard.dispatch import attention, plan, trace
+from regard.calls.dispatch import attention, plan, trace
+from regard.calls.plans import Plan
+from regard.calls.warming import warm_up
 from regard.errors import RegardError, RegardWarning
 from regard.monitoring import Monitor
-from regard.plans import Plan
 from regard.trace_files import load
 from regard.traces import Trace
 from regard.version import __version__ as __version__
-from regard.warming import warm_up
 from regard.watching import registration, watch
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ def test_doctor_reports_versions_and_every_backend() -> None:
     text = output("doctor")
     assert regard.__version__ in text
     assert torch.__version__ in text
-    for name in regard.dispatch.BACKENDS:
+    for name in regard.calls.dispatch.BACKENDS:
         assert re.search(rf"^ {name} ", text, re.MULTILINE)
     tiled = next(line for line in text.splitlines() if line.startswith(" tiled"))
     assert tiled.rstrip().endswith("runs")

@@ -132,7 +132,7 @@ def test_pytorch_s_outputs_are_kept_to_the_last_bit_and_only_what_fits_is_traced
     torch.manual_seed(0)
     model, x, memory = Fused(), torch.randn(1, 2, 81, 16), torch.randn(1, 2, 7, 16)
     traced: list[tuple[int, int]] = []
-    original = regard.dispatch.trace
+    original = regard.calls.dispatch.trace
     from regard.watching.pytorch import attention_mode
 
     def note(q: Tensor, k: Tensor, *others: Any, **more: Any) -> Any:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard import RegardError, masks
-from regard.backends.tiled.chosen import chosen_logits
+from regard.backends.tiled.second_pass.chosen_logits import chosen_logits
 from regard.errors import RegardWarning
 from regard.monitoring import QKClip, Report, telemetry
 from regard.monitoring.logit_spread import HeadSpread

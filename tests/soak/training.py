@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.monitoring import Report
-from tests.monitoring.full_disk import full_disk
+from tests.monitoring.writers.full_disk import full_disk
 from tests.soak.interrupts import interrupted, listening
 from tests.soak.models import batch, models
 from tests.soak.neighbours import Neighbours

@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention.flex_attention import flex_attention
 from torch.overrides import _get_current_function_mode_stack
 
-from regard import watchers
+from regard.calls import watchers
 from regard.watching import followed_run
 from regard.watching.flex import calls as flex_calls
 from regard.watching.pytorch import attention_mode

@@ -43,3 +43,22 @@ def test_a_causal_bias_is_the_causal_mask(
     hidden = ~torch.ones(3, 5).bool().tril(diagonal)
     want = scores.masked_fill(hidden, -torch.inf).softmax(-1).detach()
     torch.testing.assert_close(seen[""].trace.weights(), want)
+
+
+class Both(nn.Module):
+    """A mask beside is_causal, which PyTorch's fused kernel on a CPU takes: both count."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, mask, is_causal=True)
+
+
+def test_a_mask_beside_is_causal_hides_what_either_hides() -> None:
+    torch.manual_seed(0)
+    x, mask = torch.randn(1, 2, 4, 8), torch.rand(4, 4) > 0.4
+    mask[:, 0] = True
+    model, visible = Both(), mask & torch.ones(4, 4).bool().tril()
+    with torch.no_grad(), regard.watch(model, keep="traces") as seen:
+        out = model(x, mask)
+    want = (x @ x.mT / 8**0.5).masked_fill(~visible, -torch.inf).softmax(-1)
+    torch.testing.assert_close(seen[""].trace.weights(), want)
+    torch.testing.assert_close(out, want @ x)

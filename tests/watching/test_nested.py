@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import regard
-from regard import dispatch
+from regard.calls import dispatch
 from regard.watching.by_hand import HandWritten
 from regard.watching.pytorch import attention_mode
 

@@ -13,7 +13,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
 import regard
-from regard import RegardError, masks, watchers
+from regard import RegardError, masks
+from regard.calls import watchers
 from regard.seen import Seen, statistics
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.backends.questions import Learned, Question, answer
-from regard.backends.tiled.block_mass import BlockMass, ChosenBlocks, KeyBlocks
+from regard.backends.tiled.second_pass import BlockMass, ChosenBlocks, KeyBlocks
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.transforms import transformed

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.passes import Call, no_autocast, taken_apart
-from regard.backends.tiled.question_gradients import QuestionGradients
+from regard.backends.tiled.second_pass import QuestionGradients
 from regard.inputs import AttentionInputs
 from regard.transforms import may_learn
 from regard.values import decode

@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from regard import dispatch
 from regard.caches.policies import by_key_head
+from regard.calls import dispatch
 from regard.errors import RegardError
 from regard.traces import Trace
 from regard.watching.huggingface import by_name

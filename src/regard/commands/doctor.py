@@ -42,7 +42,7 @@ def doctor(
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0))
         for heading in ("backend", "attention", "trace"):
             table.add_column(heading)
-        for name in regard.dispatch.BACKENDS:
+        for name in regard.calls.dispatch.BACKENDS:
             table.add_row(name, *(Text(_verdict(plan, name)) for plan in plans))
         console.print(Text(f"\n{plans[0].call.removeprefix('attention of ')}"))
         console.print(table)

@@ -20,10 +20,10 @@ from regard.between_graphs import between_graphs
 from regard.biases.bias import Bias
 from regard.biases.dense import Dense
 from regard.biases.pairwise import Pairwise
+from regard.calls.kinds import cannot_change, spelled
 from regard.errors import RegardError
 from regard.inputs import check_kinds
 from regard.jagged.cu_seqlens import Ends, both, check_tokens, checked, read
-from regard.kinds import cannot_change, spelled
 from regard.masks.algebra import Mask
 from regard.masks.packed import Packed
 from regard.values import runs_as_written

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from regard.backends.contract import Rows
 from regard.backends.passes import no_autocast
-from regard.choice import choose
+from regard.calls.choice import choose
+from regard.calls.given_traces import GivenRows
 from regard.errors import RegardError
-from regard.given_traces import GivenRows
 from regard.inputs import AttentionInputs, check
 from regard.linear.features import (
     FeatureMap,

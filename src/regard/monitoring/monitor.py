@@ -17,17 +17,16 @@ from torch import Tensor, distributed, nn
 
 from regard.errors import RegardError, RegardWarning
 from regard.monitoring.callbacks import huggingface_callback, lightning_callback
-from regard.monitoring.outlets import Outlets
+from regard.monitoring.projections import refuse_flat, reshard
 from regard.monitoring.qk_clip import QKClip, patterns
 from regard.monitoring.ranks import Ranks
 from regard.monitoring.reports import Finding, Report
 from regard.monitoring.rules import RULES, Judge, Rule
-from regard.monitoring.sharded_weights import refuse_flat, reshard
 from regard.monitoring.telemetry import Readings
 from regard.monitoring.training_watch import LOOKING, TrainingWatch
 from regard.monitoring.troubles import Troubles
 from regard.monitoring.window import Paths, Window
-from regard.monitoring.writers import writers
+from regard.monitoring.writers import Outlets, writers
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

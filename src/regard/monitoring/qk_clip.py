@@ -37,9 +37,9 @@ from regard.monitoring.projections import (
     projections,
     refuse_norms,
     scale_,
+    settle,
     whole,
 )
-from regard.monitoring.sharded_weights import settle
 from regard.scores.comparison import Dot
 from regard.traces import Trace
 

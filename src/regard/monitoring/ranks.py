@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, distributed, nn
 
 from regard.errors import RegardError
-from regard.monitoring.head_share import HeadShare
+from regard.monitoring.projections import HeadShare
 from regard.monitoring.qk_clip import Kind
 from regard.monitoring.telemetry import Telemetry
 from regard.seen import Statistics

@@ -66,7 +66,7 @@ class TrainingWatch(Watch):
 
     @property
     def ran(self) -> bool:
-        return bool(self._ran)
+        return bool(self._gaps.ran)
 
     @property
     def attends(self) -> bool:

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard import dispatch, scores
+from regard import scores
+from regard.calls import dispatch
 from regard.masks import Mask
 from regard.traces import Trace
 

@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from regard import biases, dispatch, masks
+from regard import biases, masks
 from regard.biases.bias import Bias
+from regard.calls import dispatch
 from regard.errors import RegardError
 from regard.masks import Mask
 

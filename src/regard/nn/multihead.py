@@ -7,8 +7,8 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard import dispatch
 from regard.biases.bias import Bias
+from regard.calls import dispatch
 from regard.errors import RegardError
 from regard.masks import Mask
 from regard.nn.cache import Cache

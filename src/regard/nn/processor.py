@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from regard import biases, dispatch, masks
 from regard.between_graphs import inlined
+from regard.calls import dispatch
+from regard.calls.sdpa_arguments import four_axes, mask_and_bias
 from regard.errors import RegardError
-from regard.masks.convert import is_causal_bias
 from regard.traces import Trace
 
 _pytorch: Callable[..., Tensor] = torch._C._nn.scaled_dot_product_attention
@@ -165,15 +165,12 @@ class _Attending(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        how: dict[str, Any] = {"scale": scale, "dropout": dropout_p, "training": dropout_p > 0}
-        if attn_mask is None or attn_mask.dtype == torch.bool or is_causal_bias(attn_mask):
-            if attn_mask is not None and attn_mask.ndim in (3, 5) and not is_causal_bias(attn_mask):
-                attn_mask = _four_axes(attn_mask)
-            how["mask"] = masks.from_sdpa(attn_mask, is_causal)
-        else:
-            shown = attn_mask[None, None] if attn_mask.ndim == 2 else _four_axes(attn_mask)
-            how |= {"mask": masks.from_sdpa(None, is_causal), "bias": biases.dense(shown)}
-        q, k, v = map(_four_axes, (query, key, value))
+        mask, bias = mask_and_bias(attn_mask, is_causal)
+        how: dict[str, Any] = {
+            "mask": mask, "bias": bias, "scale": scale, "dropout": dropout_p,
+            "training": dropout_p > 0,
+        }  # fmt: skip
+        q, k, v = map(four_axes, (query, key, value))
         if self.see is None:
             out = dispatch.attention(q, k, v, **how)
         else:
@@ -181,10 +178,3 @@ class _Attending(TorchFunctionMode):
             self.see(trace)
             out = trace.out
         return out.reshape(*query.shape[:-1], out.shape[-1])
-
-
-def _four_axes(t: Tensor) -> Tensor:
-    """Leading axes as [B, H]: those before the last of them are the batch."""
-    if t.ndim == 2:
-        return t[None, None]
-    return t.unsqueeze(0) if t.ndim == 3 else t.flatten(0, -4)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard import dispatch, scores
+from regard import scores
+from regard.calls import dispatch
 from regard.masks import Mask
 from regard.traces import Trace
 

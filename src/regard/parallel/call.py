@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.backends.contract import Pool, SecondPass, Top
-from regard.backends.tiled.block_mass import ChosenBlocks, KeyBlocks
+from regard.backends.tiled.second_pass import ChosenBlocks, KeyBlocks
 from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs, check, check_kinds

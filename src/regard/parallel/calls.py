@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.backends.contract import Rows
 from regard.between_graphs import between_graphs
 from regard.biases.bias import Bias
+from regard.calls.watchers import watched
 from regard.errors import RegardError, RegardWarning
 from regard.masks.algebra import Mask
 from regard.parallel.call import Call, Method, Part, checked_call
@@ -21,7 +22,6 @@ from regard.parallel.layout import Layout
 from regard.parallel.parallel_trace import ParallelTrace
 from regard.parallel.ranks import Mesh, ranks_of
 from regard.scores.score import Score
-from regard.watchers import watched
 
 _between_graphs = between_graphs(
     "regard.parallel compares calls between ranks, which a graph cannot: compile without "

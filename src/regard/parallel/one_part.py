@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from regard.choice import choose
+from regard.calls.choice import choose
 from regard.inputs import AttentionInputs
 from regard.traces import Trace
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.backends.block_mass import head_sums, kept_mass
 from regard.backends.contract import Pool
-from regard.backends.tiled.block_mass import ChosenBlocks, KeyBlocks
+from regard.backends.tiled.second_pass import ChosenBlocks, KeyBlocks
 from regard.inputs import AttentionInputs
 from regard.parallel.call import Call
 from regard.parallel.collectives import Exchange, Replicated, Scatter, Sum, exchanged

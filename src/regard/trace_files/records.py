@@ -21,7 +21,7 @@ from torch import Tensor
 from regard import biases, masks
 from regard.backends.contract import Rows
 from regard.biases.bias import Bias
-from regard.choice import BACKENDS
+from regard.calls.choice import BACKENDS
 from regard.errors import RegardError
 from regard.inputs import DTYPES, check
 from regard.masks.algebra import And, Mask, Not, Or, pairs

@@ -1,7 +1,9 @@
-"""Places on an axis, and regions of a map, from whatever people use to choose them."""
+"""Places on an axis, entries of a batch and regions of a map, from whatever people use to choose
+them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -55,6 +57,27 @@ def places(chosen: Chosen, n: int, what: str, device: torch.device) -> Int[Tenso
             accepted=f"-{n} to {n - 1}",
         )
     return torch.where(index < 0, index + n, index)
+
+
+def entries(
+    which: Chosen | tuple[Chosen, ...], lead: tuple[int, ...], heads: int, device: torch.device
+) -> tuple[Int[Tensor, "*lead"], Chosen]:
+    """Batch entries of axes `lead`, as places among all of them, and heads, from an index of each
+    axis or of the first of them."""
+    # A tuple of one is a list of one place.
+    alone = not isinstance(which, tuple) or len(which) < 2
+    indices: tuple[Chosen, ...] = (which,) if alone else which  # type: ignore[assignment]
+    if len(indices) > len(lead) + 1:
+        raise RegardError(
+            "a trace is chosen from by batch and head",
+            got=f"{len(indices)} indices for axes {[*lead, heads]}",
+            accepted=f"{len(lead) + 1} indices at most",
+        )
+    batch = torch.arange(math.prod(lead), device=device).view(lead)
+    for axis, n in enumerate(lead):
+        if axis < len(indices):
+            batch = batch.index_select(axis, places(indices[axis], n, "batch", device))
+    return batch, indices[len(lead)] if len(indices) > len(lead) else None
 
 
 def pooled_region(

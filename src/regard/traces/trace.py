@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,8 +12,7 @@ from torch import Tensor
 
 from regard.backends.block_mass import Blocks, Recall, indexer_target, recall
 from regard.backends.contract import LogitSpread, Pool, Rows, SecondPass, Top
-from regard.backends.largest_logit import largest_logit
-from regard.backends.questions import GRADIENTS, Learned, Question, answer
+from regard.backends.questions import Question, answer
 from regard.biases.bias import Bias
 from regard.display import Displayed
 from regard.errors import RegardError
@@ -22,7 +20,8 @@ from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask
 from regard.scores.comparison import Dot
 from regard.scores.score import Score
-from regard.traces.places import Chosen, Region, places, pooled_region, region_of
+from regard.traces import trace_questions
+from regard.traces.places import Chosen, Region, entries, places, pooled_region, region_of
 from regard.transforms import transformed
 from regard.values import whole
 
@@ -90,7 +89,7 @@ class Trace(Displayed):
         >>> regard.Trace.of(q, k, lse).received().shape
         torch.Size([1, 2, 16])
         """
-        from regard.given_traces import given_trace
+        from regard.calls.given_traces import given_trace
 
         return given_trace(
             q, k, lse, v=v, out=out, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink,
@@ -107,7 +106,7 @@ class Trace(Displayed):
         tensor([[0],
                 [1]])
         """
-        from regard.given_traces import trace_of_weights
+        from regard.calls.given_traces import trace_of_weights
 
         return trace_of_weights(weights)
 
@@ -126,12 +125,7 @@ class Trace(Displayed):
     def max_logit(self) -> Float[Tensor, "*bh q"]:
         """The largest logit of each row: after scale, soft-cap and bias, of allowed keys only.
         Differentiable: keys that share the largest share the gradient."""
-
-        def pull(x: AttentionInputs, _: Tensor, g: Tensor, *, bias: bool) -> Learned:
-            return GRADIENTS.max_logit(x, g, bias=bias)
-
-        question = Question("max_logit", lambda _, row: (row,), pull, largest_logit)
-        (largest,) = self._answer(question, self.rows.max_logit)
+        (largest,) = self._answer(trace_questions.max_logit(), self.rows.max_logit)
         return self.inputs.in_kind(largest)
 
     @property
@@ -144,12 +138,7 @@ class Trace(Displayed):
     def mean_logit(self) -> Float[Tensor, "*bh q"]:
         """The plain mean of each row's allowed logits; -inf for an empty row. Walks the pairs.
         Differentiable."""
-
-        def pull(x: AttentionInputs, _: Tensor, g: Tensor, *, bias: bool) -> Learned:
-            return GRADIENTS.mean_logit(x, g, bias=bias)
-
-        question = Question("mean_logit", lambda x, _: (self.second_pass.mean_logit(x),), pull)
-        (mean,) = self._answer(question)
+        (mean,) = self._answer(trace_questions.mean_logit(self.second_pass))
         return self.inputs.in_kind(mean)
 
     @property
@@ -174,17 +163,11 @@ class Trace(Displayed):
         return self.inputs.in_kind(self._spread("min_logit").lowest)
 
     def _spread(self, name: str) -> LogitSpread:
-        ask = Question(name, lambda x, _: tuple(self.second_pass.logit_spread(x)))
-        return LogitSpread(*self._answer(ask))
+        return LogitSpread(*self._answer(trace_questions.logit_spread(self.second_pass, name)))
 
     def received(self) -> Float[Tensor, "*bh k"]:
         """What each key got from all queries: the column sums of the weights. Differentiable."""
-
-        def pull(x: AttentionInputs, lse: Tensor, g: Tensor, *, bias: bool) -> Learned:
-            return GRADIENTS.received(x, lse, g, bias=bias)
-
-        question = Question("received()", lambda *of: (self.second_pass.received(*of),), pull)
-        (found,) = self._answer(question)
+        (found,) = self._answer(trace_questions.received(self.second_pass))
         return self.inputs.in_kind(found)
 
     def top(self, n: int) -> Top:
@@ -200,7 +183,7 @@ class Trace(Displayed):
         """
         if whole("top: n", n) < 1:
             raise RegardError("top counts keys", got=str(n), accepted="1 or more")
-        found = self._answer(Question(f"top({n})", lambda x, lse: self.second_pass.top(x, lse, n)))
+        found = self._answer(trace_questions.top(self.second_pass, n))
         return Top(*(self.inputs.in_kind(part) for part in found))
 
     def weights(
@@ -275,15 +258,9 @@ class Trace(Displayed):
         B, H, _, _ = self.inputs.shape
         size, rows, columns = pooled_region(self.inputs.shape, cells, queries, keys, pool)
         if 0 in size:
-            return self.inputs.in_kind(self._lse.new_zeros(B, H, *size))
-
-        def ask(x: AttentionInputs, lse: Tensor) -> tuple[Tensor]:
-            return (self.second_pass.pooled(x, lse, size, rows, columns, pool),)
-
-        def pull(x: AttentionInputs, lse: Tensor, g: Tensor, *, bias: bool) -> Learned:
-            return GRADIENTS.pooled(x, lse, g, rows, columns, pool, bias=bias)
-
-        (pooled,) = self._answer(Question("map()", ask, pull))
+            return self.inputs.in_kind(self.rows.lse.new_zeros(B, H, *size))
+        question = trace_questions.pooled(self.second_pass, size, rows, columns, pool)
+        (pooled,) = self._answer(question)
         return self.inputs.in_kind(pooled)
 
     def recall(self, blocks: Blocks, size: int | tuple[int, int] = 64) -> Recall:
@@ -337,38 +314,18 @@ class Trace(Displayed):
         torch.Size([1, 3, 2, 5])
         """
         H, device = self.inputs.shape.H, self.inputs.q.device
-        b, lead, heads = self._picked(which)
-        h = places(heads, H, "heads", device)
+        lead = self.inputs.lead or (self.inputs.shape.B,)
+        batch, heads = entries(which, lead, H, device)
+        b, h = batch.flatten(), places(heads, H, "heads", device)
         group = self.inputs.group
         everything = heads is None or (
             len(h) == H and bool((h == torch.arange(H, device=device)).all())
         )
         # Some heads of a group no longer share a key head evenly: each takes its own along.
         g = torch.arange(self.inputs.k.shape[1], device=device) if everything else h // group
-        inputs = replace(self.inputs.select(b, h, g), lead=lead)
+        axes = tuple(batch.shape) if self.inputs.lead else ()
+        inputs = replace(self.inputs.select(b, h, g), lead=axes)
         return replace(self, inputs=inputs, rows=self.rows.map(lambda t: t[b][:, h]))
-
-    def _picked(
-        self, which: Chosen | tuple[Chosen, ...]
-    ) -> tuple[Int[Tensor, "b"], tuple[int, ...], Chosen]:
-        """Batch entries, the axes they had, and heads."""
-        lead = self.inputs.lead or (self.inputs.shape.B,)
-        # A tuple of one is a list of one place.
-        alone = not isinstance(which, tuple) or len(which) < 2
-        indices: tuple[Chosen, ...] = (which,) if alone else which  # type: ignore[assignment]
-        if len(indices) > len(lead) + 1:
-            raise RegardError(
-                "a trace is chosen from by batch and head",
-                got=f"{len(indices)} indices for axes {[*lead, self.inputs.shape.H]}",
-                accepted=f"{len(lead) + 1} indices at most",
-            )
-        heads = indices[len(lead)] if len(indices) > len(lead) else None
-        device = self.inputs.q.device
-        batch = torch.arange(math.prod(lead), device=device).view(lead)
-        for axis, n in enumerate(lead):
-            if axis < len(indices):
-                batch = batch.index_select(axis, places(indices[axis], n, "batch", device))
-        return batch.flatten(), tuple(batch.shape) if self.inputs.lead else (), heads
 
     def __len__(self) -> int:
         """How many batch entries there are; with more axes than four, along the first."""
@@ -421,17 +378,11 @@ class Trace(Displayed):
         inputs = self.inputs.map_tensors(change)
         return replace(self, inputs=inputs, rows=self.rows.map(change))
 
-    @property
-    def _lse(self) -> Tensor:
-        return self.rows.lse.detach()
-
     def __repr__(self) -> str:
-        B, H, Q, K = self.inputs.shape
-        G = self.inputs.k.shape[1]
+        x, how = self.inputs, self.inputs.comparison
+        (B, H, Q, K), G, width = x.shape, x.k.shape[1], x.q.shape[-1]
         heads = f"heads {H}" if G == H else f"heads {H} over {G}"
-        dtype = str(self.inputs.q.dtype).removeprefix("torch.")
-        x, width = self.inputs, self.inputs.q.shape[-1]
-        how = x.comparison
+        dtype = str(x.q.dtype).removeprefix("torch.")
         said = {
             f"mask={self.mask!r}": self.mask is not None,
             f"bias={x.bias._called() if x.bias else None}": x.bias is not None,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from contextvars import ContextVar
 
+from regard.errors import RegardError
+
 
 class FollowedRun:
     """Which modules are running, and in which thread."""
@@ -54,6 +56,16 @@ class FollowedRun:
             self._aside[threading.get_ident()] = depth
         else:
             self._aside.pop(threading.get_ident(), None)
+
+    def refuse_elsewhere(self, model: str) -> None:
+        """A model of which no run was followed must not have run elsewhere."""
+        if self.elsewhere:
+            raise RegardError(
+                "the model ran, but in other threads or tasks than the one that watches",
+                got=f"{model}, run {self.elsewhere} times elsewhere",
+                do="watch in the thread that runs it, or use attach() and detach() instead of "
+                "with: they see the runs of all threads, one at a time",
+            )
 
     def _claim(self, again: bool) -> bool:
         """Whether the run that begins in this thread is one to follow."""

@@ -35,6 +35,51 @@ _NAMES = ("dot_product", "flex_attention", "multi_head_attention", "multiheadatt
 _FUNCTIONS = (F.scaled_dot_product_attention, F.multi_head_attention_forward)
 
 
+class Reach:
+    """Where PyTorch has to ask about each function that a model calls, so that nothing goes
+    unseen."""
+
+    def __init__(
+        self,
+        modules: Collection[nn.Module] = (),
+        *,
+        asks: bool = True,
+        islands: Iterable[str] = (),
+    ) -> None:
+        self.islands = frozenset(islands)
+        """Paths of modules in which it need not, if it has to elsewhere."""
+        self._modules, self._asks = modules, asks
+        self._hooks = 0
+
+    def asks(self) -> bool:
+        """Whether it has to somewhere. Modules are looked at again if hooks were added since."""
+        if not self._asks and self._hooks != _hooks_so_far():
+            self.count_hooks()
+            self._asks = changed(self._modules)
+        return self._asks
+
+    def count_hooks(self) -> None:
+        """The hooks that there are by now are known."""
+        self._hooks = _hooks_so_far()
+
+    def forget_modules(self) -> None:
+        """Hold the modules no longer."""
+        self._modules = ()
+
+
+def never_attends(module: nn.Module) -> bool:
+    """PyTorch's own modules but two. Each that is hooked costs time in every run: more than a card
+    takes for it."""
+    kind: Any = type(module)
+    return _kind_never_attends(kind)
+
+
+@cache
+def _kind_never_attends(kind: type) -> bool:
+    own = kind.__module__.startswith("torch.nn.modules.")
+    return own and not issubclass(kind, (nn.MultiheadAttention, nn.TransformerEncoder))
+
+
 def needs_asking(modules: Collection[nn.Module], apart: tuple[type, ...] = ()) -> bool:
     """Whether one of the modules of a model may attend where only a function mode sees it. `apart`
     are classes whose own methods are known not to."""
@@ -48,7 +93,7 @@ def changed(modules: Iterable[nn.Module]) -> bool:
     return any(map(_changed, modules))
 
 
-def hooks_so_far() -> int:
+def _hooks_so_far() -> int:
     """How many hooks were ever put anywhere. As long as it stays, no module has new ones."""
     return RemovableHandle.next_id
 

@@ -6,27 +6,24 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
-from functools import cache
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regard.calls.watchers import begin, caller, end
 from regard.errors import RegardError, RegardWarning
-from regard.seen import Seen, Waiting
-from regard.trace_files import Spill, Spilled
+from regard.seen import Seen
 from regard.traces import Trace
-from regard.watchers import begin, caller, end
 from regard.watching.choices import Heads, Keep, Layers, check, matches, numbers, patterns
 from regard.watching.entrances import UNFINISHED, follow, leave_alone
 from regard.watching.followed_run import FollowedRun
 from regard.watching.gaps import Gaps
 from regard.watching.graph_breaks import uncompiled
-from regard.watching.kept_memory import KeptMemory
+from regard.watching.kept_calls import KeptCalls
 from regard.watching.pytorch import AttentionMode, FastPath, refuse_on_ranks, replaced
-from regard.watching.reach import changed, hooks_so_far, needs_asking
-from regard.watching.tokens import Reading
+from regard.watching.reach import Reach, needs_asking, never_attends
 
 
 class Watch:
@@ -51,13 +48,8 @@ class Watch:
     ) -> None:
         self.model, self.layers, self.heads = model, patterns(layers), numbers(heads)
         self.keep, self.every, self.gradients = keep, every, gradients
-        self.seen = Seen(type(model).__name__)
-        self._reading = Reading(tokenizer)
-        self.seen.tokens = self._reading.tokens
-        self._spill = None if spill is None else Spill(spill)
-        held_in_memory = keep == "traces" and spill is None
-        self._kept = KeptMemory(model, self._wanted) if held_in_memory else None
-        self._waiting = Waiting()
+        self._kept = KeptCalls(model, self._wanted, keep, spill, tokenizer)
+        self.seen = self._kept.seen
         self._run = FollowedRun()
         self._running = self._run.paths
         self._runs = 0
@@ -65,15 +57,8 @@ class Watch:
         """Whether the run that is followed began with autograd on."""
         self._looking = self._started = False
         """Whether the run that is followed is one to look at, and whether that began."""
-        self._asks = True
-        """Whether PyTorch has to ask about each function, lest something goes unseen."""
-        self._every: list[nn.Module] = []
-        self._hooks = 0
-        """All modules of the model, and how many hooks there were when they were looked at."""
-        self._islands: frozenset[str] = frozenset()
-        """Paths of modules in which it need not, if it has to elsewhere."""
+        self._reach = Reach()
         self._gaps = Gaps(model, self.layers, lambda: self._running[-1])
-        self._ran = self._gaps.ran
         self._fast_path = FastPath(model)
         self._switch: Any = None
         self._active: AttentionMode | None = None
@@ -98,33 +83,31 @@ class Watch:
         self._gaps.clear()
         self._run.elsewhere = 0
         huggingface, modules = _huggingface(), list(self.model.named_modules())
-        every = self._every = [module for _, module in modules]
+        every = [module for _, module in modules]
         if huggingface is None:
             self._refuse_others()
-            self._asks = needs_asking(every)
+            self._reach = Reach(every, asks=needs_asking(every))
         else:
             self._switch = huggingface.Switch(modules)
             self._refuse_others()
             switched = self._switch.configs
-            self._asks = huggingface.needs_asking(every, switched)
-            self._islands = frozenset(huggingface.islands(modules, switched) if self._asks else ())
+            asks = huggingface.needs_asking(every, switched)
+            islands = huggingface.islands(modules, switched) if asks else ()
+            self._reach = Reach(every, asks=asks, islands=islands)
         try:
-            if self._spill is not None:
-                self._spill.start()
-            self._unlisten = self._reading.listen(self.model)
+            self._unlisten = self._kept.start(self.model)
             for path, module in modules:
                 theirs = huggingface is not None and huggingface.never_attends(module)
-                silent = theirs or _never_attends(module)
-                if path and silent and path not in self._islands:
+                silent = theirs or never_attends(module)
+                if path and silent and path not in self._reach.islands:
                     continue
                 self._followed.append(module)
                 self._paths[id(module)] = path
                 follow(module, self, path)
-            self._hooks = hooks_so_far()
+            self._reach.count_hooks()
         except BaseException:
             self._leave_alone()
-            if self._spill is not None:
-                self._spill.drop()
+            self._kept.drop()
             raise
         return self.seen
 
@@ -133,11 +116,11 @@ class Watch:
         attended and was not seen is named in a warning."""
         attached = bool(self._followed)
         self._leave_alone()
-        self._waiting.settle()
+        self._kept.settle()
         if attached and self._runs:
             self._warn_of_gaps()
-        if attached and self._spill is not None:
-            self._spill.finish(self.seen)
+        if attached:
+            self._kept.finish()
 
     def _leave_alone(self) -> None:
         self._run.leave_here()
@@ -146,7 +129,7 @@ class Watch:
         self._followed.clear()
         self._paths.clear()
         self._known.clear()
-        self._every = []
+        self._reach.forget_modules()
         self._unlisten()
         self._unlisten = _nothing
         if self._run.is_here():
@@ -168,14 +151,14 @@ class Watch:
         whole = False
         try:
             if error is None:
-                self._waiting.settle()
-                self._refuse_elsewhere()
-            if error is None and self._runs:
-                self._refuse_gaps()
+                self._kept.settle()
+                if self._runs:
+                    self._refuse_gaps()
+                else:
+                    self._run.refuse_elsewhere(type(self.model).__name__)
             whole = error is None
         finally:
-            if self._spill is not None:
-                self._spill.finish(self.seen) if whole else self._spill.drop()
+            self._kept.finish() if whole else self._kept.drop()
 
     def _refuse_gaps(self) -> None:
         """Nothing that ran and attended may be missing from what was seen."""
@@ -186,15 +169,6 @@ class Watch:
         if missed:
             text = "attention layers ran, but their attention was not seen: " + ", ".join(missed)
             warnings.warn(RegardWarning(text), stacklevel=3)
-
-    def _refuse_elsewhere(self) -> None:
-        if self._run.elsewhere and not self._runs:
-            raise RegardError(
-                "the model ran, but in other threads or tasks than the one that watches",
-                got=f"{type(self.model).__name__}, run {self._run.elsewhere} times elsewhere",
-                do="watch in the thread that runs it, or use attach() and detach() instead of "
-                "with: they see the runs of all threads, one at a time",
-            )
 
     def _wanted(self, path: str) -> bool:
         return matches(path, self.layers)
@@ -229,11 +203,11 @@ class Watch:
         if compiled:
             self._gaps.by_hand.compiled = True
         if self._looking and not again:
-            self._ran.add(path)
+            self._gaps.ran.add(path)
         if self._active is not None:
             self._fast_path.enter(path, module, args, kwargs)
             # A compiled model would not know of who watches.
-            if path in self._islands and not compiled:
+            if path in self._reach.islands and not compiled:
                 self._active.pause()
 
     def _begin(
@@ -246,18 +220,11 @@ class Watch:
             self._runs += 1
         if self._looking:
             self._refuse_others()
-            if not self._asks and self._hooks != hooks_so_far():
-                self._hooks, self._asks = hooks_so_far(), changed(self._every)
             # A mode is also what the compiler knows somebody who watches by.
-            self._start(asks=self._asks or compiled)
+            self._start(asks=self._reach.asks() or compiled)
 
     def _read_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Which text is read, and which step of it this run is: what traces are told apart by."""
-        if self.keep == "statistics" and self._reading.tokenizer is None:
-            return
-        if not self.seen:
-            self._reading.forget()
-        self._reading.begin(args, kwargs)
+        self._kept.read_inputs(args, kwargs)
 
     @uncompiled
     def leave(self, path: str, depth: int, output: Any) -> None:
@@ -274,7 +241,7 @@ class Watch:
                 self._active.nested_multi_head(*nested)
         finally:
             del self._running[depth:]
-            if self._running and self._active is not None and path in self._islands:
+            if self._running and self._active is not None and path in self._reach.islands:
                 self._active.go_on()
             if not self._running:
                 if output is UNFINISHED:
@@ -334,13 +301,7 @@ class Watch:
         return self._runs % self.every == 0
 
     def _take(self, path: str, trace: Trace) -> None:
-        layer = self.seen.layer(path)
-        if self._spill is not None and not isinstance(layer.traces, Spilled):
-            layer.traces = Spilled(self._spill, path)
-        keep = self.keep == "traces"
-        layer.take(trace, self._runs - 1, self._reading.step, keep=keep, waiting=self._waiting)
-        if self._kept is not None:
-            self._kept.add(path, trace)
+        self._kept.take(path, trace, self._runs - 1)
 
     def _start(self, *, asks: bool) -> None:
         self._started = True
@@ -374,31 +335,17 @@ class Watch:
             if self._started:
                 self._started = False
                 self._rest()
-                if self._spill is not None:
-                    self._spill.forget_shared()
+                self._kept.forget_shared()
         finally:
             self._run.thread = None
 
     def _rest(self) -> None:
         """A run that was looked at is over."""
-        self._waiting.rest()
+        self._kept.rest()
 
 
 def _nothing() -> None:
     pass
-
-
-def _never_attends(module: nn.Module) -> bool:
-    """PyTorch's own modules but two. Each that is hooked costs time in every run: more than a card
-    takes for it."""
-    kind: Any = type(module)
-    return _kind_never_attends(kind)
-
-
-@cache
-def _kind_never_attends(kind: type) -> bool:
-    own = kind.__module__.startswith("torch.nn.modules.")
-    return own and not issubclass(kind, (nn.MultiheadAttention, nn.TransformerEncoder))
 
 
 def _runs_again() -> bool:

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 import regard
-from regard import biases, dispatch, masks
+from regard import biases, masks
+from regard.calls import dispatch
 from regard.masks.convert import is_causal_bias
 from regard.nn import DropIn
 

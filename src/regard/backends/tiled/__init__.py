@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.backends.contract import Repeated, Rows, SecondPass, Work, run_again
 from regard.backends.tiled.fused import fusing, outruns_pytorch
-from regard.backends.tiled.inner_loop import described
+from regard.backends.tiled.loop import described
 from regard.backends.tiled.operators import run
 from regard.backends.tiled.plan import Plan
 from regard.backends.tiled.second_pass import TiledPass

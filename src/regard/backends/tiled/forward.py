@@ -23,9 +23,8 @@ from torch import Tensor
 
 from regard.backends.contract import Rows
 from regard.backends.poison import all_finite, poison
-from regard.backends.tiled.compiled import Loop
 from regard.backends.tiled.fused import Passed, attend, fusing
-from regard.backends.tiled.inner_loop import loop_for
+from regard.backends.tiled.loop import Loop, loop_for
 from regard.backends.tiled.walk import Cut, RowTile, slabs, tile_size
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs

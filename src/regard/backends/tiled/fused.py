@@ -20,8 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.backends.contract import Rows
-from regard.backends.tiled.compiled import TYPES, Attend, Loop, Pull
-from regard.backends.tiled.inner_loop import loop_for
+from regard.backends.tiled.loop import TYPES, Attend, Loop, Pull, loop_for
 from regard.backends.tiled.pieces import Packed, Piece, in_rows, lots, pieces
 from regard.backends.tiled.plan import Plan, even
 from regard.inputs import AttentionInputs

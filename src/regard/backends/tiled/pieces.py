@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.backends.tiled.compiled import Attend, Pull
+from regard.backends.tiled.loop import Attend, Pull
 from regard.backends.tiled.plan import Plan, Product, even
 from regard.backends.tiled.walk import Cut, Slab, slabs, spans
 from regard.inputs import AttentionInputs

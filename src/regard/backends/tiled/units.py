@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.backends.tiled.compiled import Loop, Units
-from regard.backends.tiled.inner_loop import loop_for
+from regard.backends.tiled.loop import Loop, Units, loop_for
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Gradients, TanhSum
 

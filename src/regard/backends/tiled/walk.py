@@ -19,7 +19,7 @@ from torch import Tensor
 
 from regard.backends.dropping import kept
 from regard.backends.poison import all_finite, finite
-from regard.backends.tiled.inner_loop import loop_for
+from regard.backends.tiled.loop import loop_for
 from regard.backends.tiled.units import PairUnits, scratch_of, unit_loop
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask, pairs

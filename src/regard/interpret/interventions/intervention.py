@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.backends.contract import Rows
-from regard.choice import choose
+from regard.calls.choice import choose
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.traces import Trace

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.contract import Rows
-from regard.choice import choose
+from regard.calls.choice import choose
 from regard.inputs import AttentionInputs
 from regard.parallel.merge import merge
 from regard.parallel.ring.blocks import Block

@@ -13,8 +13,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regard.backends.contract import Backend, Pool, Rows
-from regard.backends.tiled.block_mass import ChosenBlocks, KeyBlocks
-from regard.choice import choose
+from regard.backends.tiled.second_pass import ChosenBlocks, KeyBlocks
+from regard.calls.choice import choose
 from regard.parallel.all_gather import mean_of_cells
 from regard.parallel.call import Call
 from regard.parallel.collectives import Replicated, Sum

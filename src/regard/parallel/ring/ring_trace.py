@@ -12,8 +12,7 @@ from torch import Tensor
 
 from regard.backends.block_mass import head_sums, kept_mass
 from regard.backends.contract import Pool, Rows, SecondPass, Top
-from regard.backends.tiled.block_mass import ChosenBlocks, KeyBlocks
-from regard.backends.tiled.second_pass import cuts
+from regard.backends.tiled.second_pass import ChosenBlocks, KeyBlocks, cuts
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.parallel.layout import run_inside

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from regard import masks
-from regard.dispatch import trace
+from regard.calls.dispatch import trace
 from regard.view.atlas import Atlas, Patches
 
 COLOUR = "colour"

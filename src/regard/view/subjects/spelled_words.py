@@ -10,7 +10,7 @@ from operator import and_
 import torch
 
 from regard import masks, scores
-from regard.dispatch import trace
+from regard.calls.dispatch import trace
 from regard.errors import RegardError
 from regard.masks import Mask
 from regard.scores import Score

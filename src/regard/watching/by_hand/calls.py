@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard import biases, dispatch, masks
+from regard import biases, masks
+from regard.calls import dispatch
 from regard.traces import Trace
 from regard.watching.by_hand.axes import Atom, Axes, UnplacedError, arranged, atoms, laid_back
 from regard.watching.by_hand.records import LostError, Placed, Scores, Weights

@@ -10,9 +10,9 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from regard.calls.watchers import caller, changed, learned, show, unwatched, watched
 from regard.errors import RegardError
 from regard.traces import Trace
-from regard.watchers import caller, changed, learned, show, unwatched, watched
 from regard.watching.by_hand.call_sites import call_site
 from regard.watching.by_hand.calls import Call
 from regard.watching.by_hand.dataflow import Dataflow

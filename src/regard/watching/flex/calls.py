@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 from torch._C._dynamo import eval_frame
 
-from regard import dispatch
+from regard.calls import dispatch
+from regard.calls.watchers import changed as changes
+from regard.calls.watchers import learned, watched
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.values import Shape
-from regard.watchers import changed as changes
-from regard.watchers import learned, watched
 from regard.watching.flex.mask_mods import mask_of_blocks
 from regard.watching.flex.score_mods import Changed, change_of
 from regard.watching.graph_breaks import WHY, stepped_over, uncompiled

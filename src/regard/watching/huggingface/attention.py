@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from regard import biases, dispatch, masks
+from regard import biases, masks
 from regard.biases.bias import Bias
+from regard.calls import dispatch
+from regard.calls.watchers import changed, watched
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.transforms import may_learn
-from regard.watchers import changed, watched
 from regard.watching.huggingface import cached_keys
 from regard.watching.huggingface.later_weights import LaterWeights
 from regard.watching.huggingface.shared_values import once

@@ -11,7 +11,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from regard.watchers import caller, watched
+from regard.calls.watchers import caller, watched
 from regard.watching.graph_breaks import uncompiled
 from regard.watching.huggingface.attention import attend
 from regard.watching.huggingface.mask_maker import make_mask

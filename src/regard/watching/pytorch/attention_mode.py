@@ -18,12 +18,11 @@ from torch.overrides import (
     _push_mode,
 )
 
-from regard import biases, dispatch, masks
+from regard.calls import dispatch
+from regard.calls.sdpa_arguments import four_axes, mask_and_bias
+from regard.calls.watchers import WatchingMode, changed, learned, watched
 from regard.errors import RegardError
-from regard.masks.algebra import Mask
-from regard.masks.convert import is_causal_bias
 from regard.traces import Trace
-from regard.watchers import WatchingMode, changed, learned, watched
 from regard.watching.by_hand import STEPS, HandWritten
 from regard.watching.flex import FlexCalls
 from regard.watching.graph_breaks import inlined, uncompiled
@@ -355,23 +354,7 @@ def _traced(
     is_causal: bool,
     scale: float | None,
 ) -> Trace:
-    """The trace of a call, in PyTorch's conventions: True may be seen, causal from the start."""
-    q, k, v = (_four_axes(t) for t in (query, key, value))
-    mask: Mask | None = masks.causal(offset=0) if is_causal else None
-    bias = None
-    if is_causal_bias(attn_mask):
-        mask = masks.from_sdpa(attn_mask, is_causal)
-    elif attn_mask is not None:
-        shown = _four_axes(attn_mask) if attn_mask.ndim != 2 else attn_mask[None, None]
-        if attn_mask.dtype == torch.bool:
-            mask = masks.keep(shown)
-        else:
-            bias = biases.dense(shown)
+    """The trace of a call that is made in PyTorch's conventions."""
+    q, k, v = map(four_axes, (query, key, value))
+    mask, bias = mask_and_bias(attn_mask, is_causal)
     return dispatch.trace(q, k, v, mask=mask, bias=bias, scale=scale)
-
-
-def _four_axes(t: Tensor) -> Tensor:
-    """Leading axes as [B, H]: those before the last of them are the batch."""
-    if t.ndim == 2:
-        return t[None, None]
-    return t.unsqueeze(0) if t.ndim == 3 else t.flatten(0, -4)

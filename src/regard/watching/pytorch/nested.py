@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard import dispatch, masks
+from regard import masks
+from regard.calls import dispatch
+from regard.calls.watchers import learned
 from regard.traces import Trace
-from regard.watchers import learned
 
 
 class Padded(NamedTuple):

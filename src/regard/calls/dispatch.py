@@ -1,0 +1,386 @@
+"""The public functions: check the call, choose a backend once for its kind, run it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.backends.contract import Backend, Repeated, Rows, SecondPass
+from regard.between_graphs import between_graphs
+from regard.biases.bias import Bias
+from regard.calls.choice import BACKENDS, choose, refusals
+from regard.calls.kinds import kind_of, step_of
+from regard.calls.peer_arguments import Unknown, refuse_arguments
+from regard.calls.plans import Plan
+from regard.calls.watchers import changed, show, unwatched, watched
+from regard.cost.counting import dense_pairs, forward_flops, least_bytes, needed_pairs
+from regard.inputs import AttentionInputs, check
+from regard.jagged import JaggedInputs, JaggedTrace, any_nested, pack, pack_tokens
+from regard.masks.algebra import Mask
+from regard.scores.score import Score
+from regard.traces import Trace
+
+__all__ = ["BACKENDS", "attention", "plan", "trace"]
+
+CuSeqlens = Tensor | tuple[Tensor, Tensor]
+ARGUMENTS = "mask, score, bias, softcap, sink, scale, dropout, training, backend, cu_seqlens"
+
+
+def attention(
+    q: Float[Tensor, "*bh q d"] | Float[Tensor, "d"],
+    k: Float[Tensor, "*bg k d2"],
+    v: Float[Tensor, "*bg k e"],
+    *,
+    mask: Mask | None = None,
+    score: Score | None = None,
+    bias: Bias | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, "h"] | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    training: bool = False,
+    backend: str | None = None,
+    cu_seqlens: CuSeqlens | None = None,
+    **others: Unknown,
+) -> Float[Tensor, "*bh q e"] | Float[Tensor, "e"]:
+    """Attention: each query's mean of the values, weighted by how well it matches the keys.
+
+    Inputs are [B, H, N, D], or with more axes before H; or [B, N, D] or [N, D] for one head; one
+    query [D] with keys and values [N, D] gives one answer. Fewer key heads than query heads is
+    grouped-query attention. Dropout happens only with `training=True`.
+
+    Sequences of different lengths may be jagged nested tensors [B, H, j, D]; or tokens end to end,
+    q [total_q, H, D], k [total_k, G, D] and v [total_k, G, E], with `cu_seqlens`: 0 and the end of
+    each sequence, or a pair of such tensors for queries and keys. Three axes then are [tokens,
+    heads, width], not [B, N, D], and the mask is that of each sequence.
+
+    >>> import torch, regard
+    >>> q, k, v = torch.randn(3, 2, 8, 100, 64)
+    >>> regard.attention(q, k, v, mask=regard.masks.causal()).shape
+    torch.Size([2, 8, 100, 64])
+    >>> q, k, v = torch.randn(3, 10, 8, 64)
+    >>> ends = torch.tensor([0, 3, 10], dtype=torch.int32)
+    >>> regard.attention(q, k, v, cu_seqlens=ends, mask=regard.masks.causal()).shape
+    torch.Size([10, 8, 64])
+    """
+    if others:
+        refuse_arguments("attention", others, ARGUMENTS)
+    if _is_one_query(q, k):
+        return attention(
+            q[None], k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink,
+            scale=scale, dropout=dropout, training=training, backend=backend,
+            cu_seqlens=cu_seqlens,
+        )[0]  # fmt: skip
+    if cu_seqlens is not None:
+        return _attend_tokens(
+            q, k, v, cu_seqlens, mask, score=score, bias=bias, softcap=softcap, sink=sink,
+            scale=scale, dropout=dropout, training=training, backend=backend,
+        )  # fmt: skip
+    kind = None
+    seen = watched()
+    if score is None and bias is None and sink is None and _drops_none(dropout, training):
+        # Who watches is shown a trace, so one is made, unless a backend is asked for by name.
+        kind = kind_of(q, k, v, mask, scale, softcap, backend, seen and backend is None)
+    known = None if kind is None else _KNOWN.get(kind)
+    step = None
+    if known is None and kind is not None and not seen:
+        step = step_of(kind, k, v)
+        known = None if step is None else _KNOWN.get(step)
+    if known is not None and not seen:
+        return known.run(q, k, v)  # type: ignore[return-value]
+    if kind is not None and seen and backend is None:
+        if known is not None:
+            return _shown(partial(known.trace, q, k, v, mask)).rows.out
+        return trace(q, k, v, mask=mask, softcap=softcap, scale=scale, dropout=dropout).rows.out
+    if any_nested(q, k, v):
+        return _attend_packed(
+            pack(q, k, v, mask, bias), score=score, bias=bias, softcap=softcap, sink=sink,
+            scale=scale, dropout=dropout, training=training, backend=backend,
+        )  # fmt: skip
+    inputs = check(
+        q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
+        dropout=dropout, training=training,
+    )  # fmt: skip
+    if seen:
+        return inputs.in_kind(_attend_and_show(inputs, backend, mask))
+    if inputs.q.is_meta:
+        # There are no numbers: only what the answer would look like.
+        return inputs.in_kind(inputs.q.new_empty(*inputs.shape[:3], inputs.v.shape[-1]))
+    chosen = choose(inputs, backend, statistics=False)
+    if step is not None and chosen.name == "sdpa":
+        # Its way with all keys in sight is the same whatever their number: no mask is needed.
+        kind, inputs = step, replace(inputs, mask=None)
+    known = _remembered(kind, inputs, chosen, (q, k, v), mask, statistics=False)
+    if known is not None:
+        return known.run(q, k, v)  # type: ignore[return-value]
+    return inputs.in_kind(chosen.attend(inputs))
+
+
+def trace(
+    q: Float[Tensor, "*bh q d"] | Float[Tensor, "d"],
+    k: Float[Tensor, "*bg k d2"],
+    v: Float[Tensor, "*bg k e"],
+    *,
+    mask: Mask | None = None,
+    score: Score | None = None,
+    bias: Bias | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, "h"] | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    training: bool = False,
+    backend: str | None = None,
+    cu_seqlens: CuSeqlens | None = None,
+    **others: Unknown,
+) -> Trace:
+    """Attention that can be looked into: the same output, with every weight one question away.
+
+    >>> import torch, regard
+    >>> q, k, v = torch.randn(3, 2, 8, 100, 64)
+    >>> t = regard.trace(q, k, v, mask=regard.masks.causal())
+    >>> t.entropy.shape, t.received().shape, t.map(10).shape
+    (torch.Size([2, 8, 100]), torch.Size([2, 8, 100]), torch.Size([2, 8, 10, 10]))
+
+    With `cu_seqlens` answers are [tokens, heads, ...], and `t[i]` is a trace of one sequence. One
+    query [D] is traced as one row, [1, D].
+    """
+    if others:
+        refuse_arguments("trace", others, ARGUMENTS)
+    if _is_one_query(q, k):
+        q = q[None]
+    if cu_seqlens is not None:
+        return _trace_tokens(
+            q, k, v, cu_seqlens, mask, score=score, bias=bias, softcap=softcap, sink=sink,
+            scale=scale, dropout=dropout, training=training, backend=backend,
+        )  # fmt: skip
+    kind = None
+    if score is None and bias is None and sink is None and _drops_none(dropout, training):
+        kind = kind_of(q, k, v, mask, scale, softcap, backend, True)
+    known = None if kind is None else _KNOWN.get(kind)
+    if known is not None:
+        return _shown(partial(known.trace, q, k, v, mask))
+    if any_nested(q, k, v):
+        return _trace_packed(
+            pack(q, k, v, mask, bias), mask, score=score, bias=bias, softcap=softcap, sink=sink,
+            scale=scale, dropout=dropout, training=training, backend=backend,
+        )  # fmt: skip
+    inputs = check(
+        q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
+        dropout=dropout, training=training,
+    )  # fmt: skip
+    chosen = choose(inputs, backend, statistics=True)
+    known = _remembered(kind, inputs, chosen, (q, k, v), mask, statistics=True)
+    if known is not None:
+        return _shown(partial(known.trace, q, k, v, mask))
+    return _shown(partial(_observed, inputs, chosen, mask))
+
+
+_between_graphs = between_graphs(
+    "regard reads cu_seqlens, whose numbers a graph does not know: compile without fullgraph=True, "
+    "or use masks.documents(ids)"
+)
+
+
+@_between_graphs
+def _attend_tokens(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: CuSeqlens, mask: Mask | None, **options: Any
+) -> Tensor:
+    return _attend_packed(pack_tokens(q, k, v, cu_seqlens, mask, options["bias"]), **options)
+
+
+@_between_graphs
+def _trace_tokens(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: CuSeqlens, mask: Mask | None, **options: Any
+) -> Trace:
+    return _trace_packed(pack_tokens(q, k, v, cu_seqlens, mask, options["bias"]), mask, **options)
+
+
+def _attend_packed(packed: JaggedInputs, **options: Any) -> Tensor:
+    return packed.sequences.queries.of(attention(*packed.qkv, mask=packed.mask, **options))
+
+
+def _trace_packed(packed: JaggedInputs, mask: Mask | None, **options: Any) -> Trace:
+    """One trace of all sequences, as traces of each."""
+    x = trace(*packed.qkv, mask=packed.mask, **options)
+    return JaggedTrace(x.inputs, x.rows, x.backend, x.second_pass, mask, packed.sequences)
+
+
+def _is_one_query(q: Any, k: Any) -> bool:
+    return isinstance(q, Tensor) and q.ndim == 1 and isinstance(k, Tensor) and k.ndim == 2
+
+
+def _drops_none(dropout: float, training: bool) -> bool:
+    """Whether a share of weights to drop is one, and none are dropped."""
+    return dropout == 0 or (not training and 0 < dropout < 1)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """How calls of one kind are run."""
+
+    run: Repeated
+    backend: str
+    rest: tuple[Any, ...]
+    """Their inputs but for q, k and v."""
+    questions: SecondPass | None
+    """Where what it observes can be asked about."""
+    mask: Mask | None
+    """As it was given: while it is held, no other tensor comes to lie where its own do."""
+
+    def trace(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
+        assert self.questions is not None
+        rows: Rows = self.run(q, k, v)  # type: ignore[assignment]
+        inputs = AttentionInputs(q, k, v, *self.rest)
+        return Trace(inputs, rows, self.backend, self.questions, mask)
+
+
+_KNOWN: dict[Hashable, _Known] = {}
+_ROOM = 1024
+"""Kinds of calls that are remembered."""
+_WITH_TENSORS: deque[Hashable] = deque()
+_FEW = 16
+"""Kinds that are remembered together with tensors of their masks, which are others in the next
+batch."""
+
+
+def _remembered(
+    kind: Hashable | None,
+    inputs: AttentionInputs,
+    chosen: Backend,
+    given: tuple[Tensor, Tensor, Tensor],
+    mask: Mask | None,
+    *,
+    statistics: bool,
+) -> _Known | None:
+    """What is kept of a call for others of its kind; None where they must be looked at anew."""
+    same = all(a is b for a, b in zip(given, (inputs.q, inputs.k, inputs.v), strict=True))
+    if kind is None or not same:
+        return None
+    tensors = [] if mask is None else mask.tensors()
+    if inputs.mask is not None and inputs.mask.tensors() and not tensors:
+        # It was made for this call.
+        return None
+    if len(_KNOWN) >= _ROOM:
+        _KNOWN.clear()
+        _WITH_TENSORS.clear()
+    if tensors and kind not in _KNOWN:
+        _WITH_TENSORS.append(kind)
+        if len(_WITH_TENSORS) > _FEW:
+            _KNOWN.pop(_WITH_TENSORS.popleft(), None)
+    run = chosen.repeated(inputs, statistics=statistics)
+    questions = chosen.questions() if statistics else None
+    known = _Known(run, chosen.name, inputs.beside_tensors(), questions, mask)
+    _KNOWN[kind] = known
+    return known
+
+
+def plan(
+    q: Float[Tensor, "*bh q d"] | Float[Tensor, "d"],
+    k: Float[Tensor, "*bg k d2"],
+    v: Float[Tensor, "*bg k e"],
+    *,
+    mask: Mask | None = None,
+    score: Score | None = None,
+    bias: Bias | None = None,
+    softcap: float | None = None,
+    sink: Float[Tensor, "h"] | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    training: bool = False,
+    backend: str | None = None,
+    cu_seqlens: CuSeqlens | None = None,
+    statistics: bool = False,
+    **others: Unknown,
+) -> Plan:
+    """Which backend would run a call, why not the others, and what it costs. Runs nothing.
+
+    `statistics=True` plans `trace` instead of `attention`.
+
+    >>> import torch, regard
+    >>> x = torch.zeros(1, 2, 1024, 64)
+    >>> plan = regard.plan(x, x, x, mask=regard.masks.causal(), statistics=True)
+    >>> print(plan)  # doctest: +ELLIPSIS
+    trace of q [1, 2, 1024, 64], k [1, 2, 1024, 64], v [1, 2, 1024, 64], float32 on cpu, mask=...
+      backend         tiled
+      inner loop      ...
+      not sdpa        it keeps no row statistics
+      not triton      its kernels run on CUDA; elsewhere only interpreted, with TRITON_INTERPRET=1
+      not flex        it reports no entropy...
+      not reference   runs only when asked for: it builds the n×n matrix
+      needed FLOPs    269 M (50.0% of dense)
+      executed FLOPs  302 M (56.2% of dense)
+      dense FLOPs     537 M (100.0% of dense)
+      bytes moved     2.1 MB
+      peak memory     ...B beside the inputs
+    """
+    if others:
+        refuse_arguments("plan", others, f"{ARGUMENTS}, statistics")
+    if _is_one_query(q, k):
+        q = q[None]
+    if cu_seqlens is not None or any_nested(q, k, v):
+        packed = (
+            pack(q, k, v, mask, bias)
+            if cu_seqlens is None
+            else pack_tokens(q, k, v, cu_seqlens, mask, bias)
+        )
+        (q, k, v), mask = packed.qkv, packed.mask
+    inputs = check(
+        q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
+        dropout=dropout, training=training,
+    )  # fmt: skip
+    chosen = choose(inputs, backend, statistics=statistics)
+    work = chosen.work(inputs, statistics=statistics)
+    B, H, Q, _ = inputs.shape
+    rows = B * H * Q * (3 if statistics else 0) * inputs.compute_dtype.itemsize
+    output = B * H * Q * inputs.v.shape[-1] * inputs.v.element_size()
+    kind = "trace" if statistics else "attention"
+    dtype = str(q.dtype).removeprefix("torch.")
+    call = (
+        f"{kind} of q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}, {dtype} on {q.device}"
+    )
+    return Plan(
+        call=call + ("" if mask is None else f", mask={mask!r}"),
+        backend=chosen.name,
+        refusals=refusals(inputs, chosen, backend, statistics=statistics),
+        flops_needed=forward_flops(inputs, needed_pairs(inputs)),
+        flops_executed=forward_flops(inputs, work.pairs),
+        flops_dense=forward_flops(inputs, dense_pairs(inputs)),
+        bytes_moved=least_bytes(inputs),
+        peak_memory=output + rows + work.scratch,
+        inner_loop=work.inner_loop,
+    )
+
+
+def _observed(inputs: AttentionInputs, chosen: Backend, mask: Mask | None) -> Trace:
+    return Trace(inputs, chosen.observe(inputs), chosen.name, chosen.questions(), mask)
+
+
+def _shown(make: Callable[[], Trace]) -> Trace:
+    """A trace, shown to who watches."""
+    if not watched():
+        return make()
+    # Whoever watches has PyTorch ask about each function that is called. Ours need no asking, and
+    # asking takes longer than the card does.
+    with torch._C.DisableTorchFunction():
+        return show(make())
+
+
+def _attend_and_show(
+    inputs: AttentionInputs, name: str | None, mask: Mask | None
+) -> Float[Tensor, "b h q e"]:
+    """The output, shown with its trace. A backend asked for by name still gives the output."""
+    with torch._C.DisableTorchFunction():
+        chosen = None if name is None else choose(inputs, name, statistics=False)
+        seer = choose(inputs, name if chosen and chosen.observes else None, statistics=True)
+    seen = _shown(partial(_observed, inputs, seer, mask))
+    if chosen is None or seer is chosen or changed():
+        return seen.rows.out
+    with unwatched():
+        return chosen.attend(inputs)

@@ -1,0 +1,60 @@
+"""The questions that a trace asks its second pass, each with the gradient of its answer, if any."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from regard.backends.contract import Pool, SecondPass
+from regard.backends.largest_logit import largest_logit
+from regard.backends.questions import GRADIENTS, Learned, Question
+from regard.inputs import AttentionInputs
+
+
+def max_logit() -> Question:
+    """The largest logits: they are at hand, and only their gradient is asked for."""
+
+    def pull(x: AttentionInputs, _: Tensor, g: Tensor, *, bias: bool) -> Learned:
+        return GRADIENTS.max_logit(x, g, bias=bias)
+
+    return Question("max_logit", lambda _, row: (row,), pull, largest_logit)
+
+
+def mean_logit(second_pass: SecondPass) -> Question:
+    def pull(x: AttentionInputs, _: Tensor, g: Tensor, *, bias: bool) -> Learned:
+        return GRADIENTS.mean_logit(x, g, bias=bias)
+
+    return Question("mean_logit", lambda x, _: (second_pass.mean_logit(x),), pull)
+
+
+def logit_spread(second_pass: SecondPass, name: str) -> Question:
+    """Variances and least logits, for a property of that name."""
+    return Question(name, lambda x, _: tuple(second_pass.logit_spread(x)))
+
+
+def received(second_pass: SecondPass) -> Question:
+    def pull(x: AttentionInputs, lse: Tensor, g: Tensor, *, bias: bool) -> Learned:
+        return GRADIENTS.received(x, lse, g, bias=bias)
+
+    return Question("received()", lambda *of: (second_pass.received(*of),), pull)
+
+
+def top(second_pass: SecondPass, n: int) -> Question:
+    return Question(f"top({n})", lambda x, lse: second_pass.top(x, lse, n))
+
+
+def pooled(
+    second_pass: SecondPass,
+    size: tuple[int, int],
+    rows: tuple[int, int],
+    columns: tuple[int, int],
+    pool: Pool,
+) -> Question:
+    """The weights of a region of queries and keys, pooled into cells."""
+
+    def ask(x: AttentionInputs, lse: Tensor) -> tuple[Tensor]:
+        return (second_pass.pooled(x, lse, size, rows, columns, pool),)
+
+    def pull(x: AttentionInputs, lse: Tensor, g: Tensor, *, bias: bool) -> Learned:
+        return GRADIENTS.pooled(x, lse, g, rows, columns, pool, bias=bias)
+
+    return Question("map()", ask, pull)

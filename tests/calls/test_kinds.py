@@ -1,0 +1,232 @@
+"""Calls of one kind are run alike, so whatever decides how a call is run changes its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
+
+import regard
+from regard import masks
+from regard.calls import dispatch
+from regard.calls.kinds import kind_of, marked, step_of
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(shape or (1, 2, 6, 8), dtype=dtype)
+
+
+def kind(**changed: Any) -> Hashable | None:
+    given: dict[str, Any] = {name: tensor() for name in "qkv"}
+    given |= {"mask": None, "scale": None, "softcap": None, "backend": None, "statistics": False}
+    return kind_of(**(given | changed))
+
+
+def displaced(t: Tensor) -> Tensor:
+    return torch.zeros(t.numel() + 1)[1:].view(t.shape)
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    **{f"length of {x}": {x: tensor(1, 2, 7, 8)} for x in "qkv"},
+    **{f"strides of {x}": {x: tensor(1, 6, 2, 8).transpose(1, 2)} for x in "qkv"},
+    **{f"address of {x}": {x: displaced(tensor())} for x in "qkv"},
+    **{f"type of {x}": {x: tensor(dtype=torch.float64)} for x in "qkv"},
+    **{f"{x} learns": {x: tensor().requires_grad_()} for x in "qkv"},
+    "mask": {"mask": masks.causal()},
+    "scale": {"scale": 0.5},
+    "softcap": {"softcap": 3.0},
+    "backend": {"backend": "tiled"},
+    "statistics": {"statistics": True},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_asked_for(change: str) -> None:
+    assert kind() == kind()
+    assert kind(**CHANGES[change]) == kind(**CHANGES[change]) is not None
+    assert kind(**CHANGES[change]) != kind()
+
+
+@pytest.mark.parametrize(
+    "state",
+    [torch.no_grad, torch.inference_mode, deterministic, lambda: threads(3),
+     lambda: torch.autocast("cpu", dtype=torch.bfloat16)],
+    ids=["no gradients", "inference", "deterministic", "threads", "autocast"],
+)  # fmt: skip
+def test_the_state_of_pytorch(state: Callable[[], AbstractContextManager[Any]]) -> None:
+    half = {x: tensor(dtype=torch.bfloat16) for x in "qkv"}
+    outside = kind(**half)
+    with threads(1) if torch.get_num_threads() == 3 else nullcontext(), state():
+        inside = kind(**half)
+    assert inside is not None
+    assert inside != outside
+
+
+def test_masks_that_hide_the_same_are_one_kind() -> None:
+    assert kind(mask=masks.causal() & masks.window(3)) == kind(
+        mask=masks.causal() & masks.window(3)
+    )
+    assert kind(mask=masks.window(3)) != kind(mask=masks.window(4))
+
+
+def test_a_mask_that_changes_is_another_kind() -> None:
+    @dataclass(eq=False)
+    class Reach(masks.Mask):
+        width: int
+
+        def allowed(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return (q - k).abs() < self.width
+
+    mask = Reach(3)
+    for whole in (mask, masks.causal() & mask):
+        before = kind(mask=whole)
+        mask.width += 1
+        assert before != kind(mask=whole) == kind(mask=whole) is not None
+
+
+def test_a_mask_of_which_only_its_owner_knows_the_parts_has_no_kind() -> None:
+    class Reach(masks.Mask):
+        def __init__(self, width: int) -> None:
+            self.width = width
+
+    assert kind(mask=Reach(3)) is None
+    assert kind(mask=masks.causal() & Reach(3)) is None
+
+
+class Other(Tensor):
+    pass
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"mask": masks.padding([3])}, {"mask": masks.causal() & masks.keep(torch.ones(6, 6).bool())},
+     {"mask": masks.where(lambda b, h, q, k: q >= k)}, {"q": tensor(2, 6, 8)},
+     {"v": tensor().as_subclass(Other)}, {"k": tensor().to("meta")}, {"scale": 2}],
+    ids=["tensors", "tensors inside", "a function", "axes", "a subclass", "no numbers",
+         "a whole number as scale"],
+)  # fmt: skip
+def test_what_must_be_looked_at_each_time(given: dict[str, Any]) -> None:
+    assert kind(**given) is None
+
+
+def test_nobody_is_remembered_under_transforms_and_modes() -> None:
+    found: list[Hashable | None] = []
+
+    def ask(t: Tensor) -> Tensor:
+        found.append(kind())
+        return t
+
+    torch.func.vmap(ask)(torch.zeros(2))
+    with forward_ad.dual_level():
+        ask(torch.zeros(2))
+    with FlopCounterMode(display=False):
+        ask(torch.zeros(2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        # Numbers of another type are cast first.
+        ask(torch.zeros(2))
+    assert found == [None] * 4
+
+
+def test_masks_with_tensors_of_a_cpu_have_no_kind() -> None:
+    """NumPy may write to them, and nobody counts that."""
+    x = torch.randn(1, 1, 6, 4)
+    ids = numpy.zeros(6, dtype=numpy.int64)
+    mask = masks.documents(torch.from_numpy(ids))
+    before = regard.attention(x, x, x, mask=mask)
+    ids[3:] = 1
+    after = regard.attention(x, x, x, mask=mask)
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, regard.attention(x, x, x, mask=mask, backend="reference"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only tensors on a card are marked")
+def test_masks_with_tensors_on_a_card_are_known_until_they_change() -> None:
+    x = torch.randn(1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
+    ids = torch.arange(300, device="cuda") // 100
+
+    def attended() -> torch.Tensor:
+        mask = masks.causal() & masks.documents(ids)
+        assert marked(mask, x.device) is not None
+        found = [regard.trace(x, x, x, mask=mask) for _ in range(2)]
+        right = regard.attention(x, x, x, mask=mask, backend="reference")
+        for t in found:
+            torch.testing.assert_close(t.out, right, atol=2e-2, rtol=2e-2)
+        return found[-1].out
+
+    before = attended()
+    ids += torch.arange(300, device="cuda") // 50
+    assert not torch.allclose(before, attended())
+    # Other masks whose tensors come to lie at the same place.
+    for size in (30, 70, 110):
+        ids = torch.arange(300, device="cuda") // size
+        attended()
+    for _ in range(40):
+        attended()
+        ids = ids.clone()
+
+
+def test_steps_of_generating_are_one_kind_of_call() -> None:
+    def step(keys: int, heads: int = 1, mask: masks.Mask | None = None, **how: Any) -> Any:
+        k, v = tensor(1, heads, keys, 8), tensor(1, heads, keys, 8)
+        found: Any = kind(q=tensor(1, 2, 1, 8), k=k, v=v, mask=mask, **how)
+        return step_of(found, k, v)
+
+    assert step(33) is not None
+    assert step(33) == step(34) == step(63, mask=masks.causal())
+    assert len({step(33), step(64), step(33, heads=2), step(33, scale=0.5)}) == 4
+    for other in (masks.causal(0), masks.window(9)):
+        assert step(33, mask=other) is None
+    assert step(1) is None
+    assert step(33, statistics=True) is None
+
+
+def test_a_step_is_checked_once_and_right_for_any_number_of_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked: list[int] = []
+    check = dispatch.check
+
+    def counted(*given: Any, **how: Any) -> Any:
+        checked.append(given[1].shape[2])
+        return check(*given, **how)
+
+    monkeypatch.setattr(dispatch, "check", counted)
+    monkeypatch.setattr(dispatch, "_KNOWN", {})
+    q = torch.randn(1, 4, 1, 8)
+    for keys in (40, 41, 42, 63):
+        k, v = torch.randn(2, 1, 2, keys, 8)
+        out = regard.attention(q, k, v, mask=masks.causal())
+        weights = (q @ k.repeat_interleave(2, 1).mT / 8**0.5).softmax(-1)
+        torch.testing.assert_close(out, weights @ v.repeat_interleave(2, 1))
+    assert checked == [40]
+    # One query alone may still see less, and then it is another call.
+    k, v = torch.randn(2, 1, 2, 50, 8)
+    alone = regard.attention(q, k, v, mask=masks.causal(0))
+    torch.testing.assert_close(alone, v[:, :, :1].repeat_interleave(2, 1))
