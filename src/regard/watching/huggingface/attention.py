@@ -24,9 +24,11 @@ from regard.watching.huggingface.symbolic_mask import SymbolicMask
 
 # Known to say nothing about who may see whom, or how much.
 _HARMLESS = frozenset({
-    "cache_position", "deterministic", "ignore_index", "num_items_in_batch", "output_attentions",
-    "output_hidden_states", "output_router_logits", "position_ids", "return_dict", "seq_idx",
-    "shift_labels", "use_cache",
+    "cache_position", "deterministic", "ignore_index", "image_position_ids", "labels",
+    "logits_to_keep", "mm_token_type_ids", "num_items_in_batch", "output_attentions",
+    "output_hidden_states", "output_router_logits", "pixel_values", "position_ids", "return_dict",
+    "seq_idx", "shift_labels", "use_cache", "vision_feature_layer",
+    "vision_feature_select_strategy",
 })  # fmt: skip
 _IGNORING = frozenset({"eager", "sdpa", "flex_attention"})
 """Implementations of transformers that do not read cu_seq_lens_q and the like."""
@@ -66,6 +68,9 @@ def attend(
     how["training"] = dropout > 0
     # The watcher has PyTorch ask about each function and each shape; here it need not.
     with torch._C.DisableTorchFunction():
+        if query.size(0) == 1 != key.size(0):
+            # Queries that are learned are the same for the whole batch.
+            query = query.expand(key.size(0), -1, -1, -1)
         Q, K = query.size(2), key.size(2)
         _check_pressed(module, Q, K)
         cache = cached_keys.asker(key, bias=position_bias, indices=indices, window=sliding_window)
@@ -223,12 +228,16 @@ def mask_and_bias(
         causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
         mask = masks.causal(None if Q == K else 0) if causal and Q > 1 else None
     elif isinstance(attention_mask, SymbolicMask):
-        if attention_mask.lengths != (Q, K):
+        if attention_mask.lengths == (Q, K):
+            mask = attention_mask.mask
+        elif attention_mask.lengths == (1, K):
+            # One row for all queries, as a tensor would be broadcast.
+            mask = None if attention_mask.mask is None else masks.keep(attention_mask.dense())
+        else:
             raise RegardError(
                 f"{type(module).__name__} uses a mask made for other lengths",
                 got=f"a mask of {list(attention_mask.shape[2:])} for {Q} queries and {K} keys",
             )
-        mask = attention_mask.mask
     elif attention_mask.ndim != 4:
         raise RegardError(
             f"{type(module).__name__} uses a mask that could mean several things",

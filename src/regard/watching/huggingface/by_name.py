@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_mask
 
+from regard.errors import RegardWarning
 from regard.watching.huggingface.attention import attend, attend_in_graph
 from regard.watching.huggingface.mask_maker import make_mask
+from regard.watching.huggingface.modules import by_hand
 from regard.watching.huggingface.switch import own_functions
 
 NAME = "regard"
@@ -31,8 +35,22 @@ def attend_by_name(
 
 
 def _make_mask(*args: Any, **how: Any) -> Any:
+    kind = type(how.get("config"))
+    if by_hand(kind):
+        if not torch.compiler.is_compiling():
+            _warn_once(kind.__name__)
+        return eager_mask(*args, **how)
     # A graph holds tensors, and no masks that pass for them.
     return (sdpa_mask if torch.compiler.is_compiling() else make_mask)(*args, **how)
+
+
+@cache
+def _warn_once(config: str) -> None:
+    text = (
+        f'attn_implementation="{NAME}" changes nothing in models of {config}: they compute '
+        'attention by hand, as with "eager". regard.watch follows what they compute.'
+    )
+    warnings.warn(RegardWarning(text), stacklevel=4)
 
 
 own_functions.append(attend_by_name)

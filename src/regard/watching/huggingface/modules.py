@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -95,6 +96,26 @@ def settable(model: PreTrainedModel) -> bool:
 def _kind_settable(kind: Any) -> bool:
     # It reads the file that the class is in.
     return bool(kind._can_set_attn_implementation())
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def by_hand(config: type) -> bool:
+    """Whether all models with configs of a class compute attention by hand, whatever the name of
+    their implementation."""
+    return _by_hand_config(config)
+
+
+@cache
+def _by_hand_config(config: type) -> bool:
+    # Asked while one of them runs, so they are there.
+    found = [kind for kind in _below(PreTrainedModel) if kind.config_class is config]
+    return bool(found) and not any(map(_kind_settable, found))
+
+
+def _below(kind: Any) -> Iterator[Any]:
+    for lower in kind.__subclasses__():
+        yield lower
+        yield from _below(lower)
 
 
 class _ByHand(NamedTuple):
