@@ -54,11 +54,6 @@ export class PictureView {
     private change: (part: Partial<State>) => void,
   ) {}
 
-  /** Whether any map looks at a picture, or from one. */
-  static of(index: Index): boolean {
-    return index.pictures.some((picture) => picture !== null);
-  }
-
   private get map(): MapInfo {
     return this.index.maps[this.state().map]!;
   }
