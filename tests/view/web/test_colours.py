@@ -13,7 +13,7 @@ import torch
 from regard.seen import Seen
 from regard.view.web import App
 from regard.view.web import page as write_page
-from tests.view.browsing import MAP, Open, hover, tip_weight, until, weights
+from tests.view.browsing import MAP, Open, hover, spot, tip_weight, until, weights
 from tests.view.toys import seen, tokens
 
 if TYPE_CHECKING:
@@ -43,11 +43,9 @@ def shares(tab: Page, cells: list[tuple[int, int]], cell: int, n: int) -> list[f
     """Where the colour of each cell lies between the ends of the legend, from 0 to 1."""
     tab.mouse.move(0, 0)
     tab.wait_for_selector(MAP)
-    box = tab.locator(MAP).bounding_box()
-    assert box
-    zoom = min((box["width"] - 120) / n, (box["height"] - 104) / n, 48) * cell
-    middles = [[112 + (k + 0.5) * zoom, 96 + (q + 0.5) * zoom] for q, k in cells]
-    found = tab.evaluate(READ, middles)
+    # Beside the middle, where numbers stand.
+    inside = [spot(tab.locator(MAP), (q + 0.2) * cell, (k + 0.2) * cell, n) for q, k in cells]
+    found = tab.evaluate(READ, inside)
     assert -1 not in found
     return [step / 255 for step in found]
 

@@ -9,9 +9,11 @@ import { mapFiles } from "./map_files";
 import { legendOf, type MapStatus } from "./map_legend";
 import { choices, facts } from "./map_options";
 import { MapView } from "./map_view";
+import { StrongestPairs } from "./strongest_pairs";
+import { TokenSearch } from "./token_search";
 
 const KEYS =
-  "Drag or arrow keys: pan. Wheel or +\u00a0−: zoom. 0: all. [\u00a0]: head. {\u00a0}: layer. Shift\u00a0+\u00a0arrows: read cells. Enter: sentence.";
+  "Drag or arrow keys: pan. Wheel or +\u00a0−: zoom. 0: all. /: find. [\u00a0]: head. {\u00a0}: layer. Shift\u00a0+\u00a0arrows: read cells. Enter: sentence.";
 
 export interface MapStage extends Shown {
   /** Bring a pair into view. */
@@ -29,11 +31,26 @@ export function mapStage({ source, index, state, change, theme }: Given): MapSta
   };
   const view = new MapView(source, index, state, change, explain, theme);
   const saving = new Menu("Save …", mapFiles(view, index, source, state));
+  const search = new TokenSearch(
+    index.texts,
+    () => index.maps[state().map]!,
+    (marks, now) => view.mark(marks, now),
+  );
+  const pairs = new StrongestPairs(source, index, state, (query, key) => {
+    change({ picked: [query, key] }, true);
+    view.show(query, key);
+    pairs.mark();
+  });
   const render = () => {
     const focused = document.activeElement as HTMLInputElement | null;
     const again = focused?.closest(".side") ? focused.value : null;
+    search.renew();
+    pairs.show();
     side.replaceChildren(
       legend,
+      view.minimap.root,
+      search.root,
+      pairs.root,
       ...choices(state(), index.quantities, (part) => change(part)),
       el(
         "div",
@@ -46,7 +63,8 @@ export function mapStage({ source, index, state, change, theme }: Given): MapSta
       saving.root,
       el("p", { class: "note keys" }, KEYS),
     );
-    if (again) side.querySelector<HTMLElement>(`input[value="${CSS.escape(again)}"]`)?.focus();
+    if (focused && side.contains(focused)) focused.focus();
+    else if (again) side.querySelector<HTMLElement>(`input[value="${CSS.escape(again)}"]`)?.focus();
   };
   return {
     root: view.root,
@@ -58,11 +76,18 @@ export function mapStage({ source, index, state, change, theme }: Given): MapSta
     },
     key: (event) => {
       const target = event.target as HTMLElement;
+      if (event.key === "/") {
+        search.focus();
+        return true;
+      }
       const heardHere = target === document.body || heard(target, event.key);
       return heardHere && pressKey(event, view);
     },
     look: (query, key) => view.show(query, key),
-    close: () => view.close(),
+    close: () => {
+      view.close();
+      pairs.close();
+    },
   };
 }
 

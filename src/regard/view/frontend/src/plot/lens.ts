@@ -91,15 +91,15 @@ export class Lens {
     const { map, box } = this;
     const zoom = Math.min(NEAREST, Math.max(whole(map, box) * 0.8, this.zoom));
     const fit = (start: number, shown: number, n: number) =>
-      // What fits stands where the whole map does, so that zooming out ends where it began.
-      shown >= n ? 0 : Math.min(Math.max(start, 0), n - shown);
+      // What fits stands in the middle, as the whole map does: zooming out ends where it began.
+      shown >= n ? (n - shown) / 2 : Math.min(Math.max(start, 0), n - shown);
     const query = fit(this.query, box.height / zoom, map.queries);
     const key = fit(this.key, box.width / zoom, map.keys);
     return new Lens(map, box, query, key, zoom);
   }
 
   static whole(map: MapInfo, box: Box): Lens {
-    return new Lens(map, box, 0, 0, whole(map, box));
+    return new Lens(map, box, 0, 0, whole(map, box)).sound();
   }
 }
 
