@@ -43,8 +43,10 @@ def shares(tab: Page, cells: list[tuple[int, int]], cell: int, n: int) -> list[f
     """Where the colour of each cell lies between the ends of the legend, from 0 to 1."""
     tab.mouse.move(0, 0)
     tab.wait_for_selector(MAP)
-    # Beside the middle, where numbers stand.
-    inside = [spot(tab.locator(MAP), (q + 0.2) * cell, (k + 0.2) * cell, n) for q, k in cells]
+    plot = tab.locator(MAP)
+    # In the middle of a cell; beside it, where numbers stand there.
+    part = 0.5 if plot.get_attribute("data-numbers") == "0" else 0.2
+    inside = [spot(plot, (q + part) * cell, (k + part) * cell, n) for q, k in cells]
     found = tab.evaluate(READ, inside)
     assert -1 not in found
     return [step / 255 for step in found]
