@@ -164,7 +164,9 @@ def test_an_sdist_becomes_a_wheel_without_npm(tmp_path: Path) -> None:
     wheel = built("wheel", tree, tmp_path / "wheel", str(tmp_path / "nothing"))
     with zipfile.ZipFile(wheel) as archive:
         inside = archive.namelist()
-        assert archive.read("regard/view/bundle/regard.js") == bundle.BUNDLE.read_bytes()
+        for part in ("regard", "app", "later"):
+            packed = archive.read(f"regard/view/bundle/{part}.js")
+            assert packed == bundle.BUNDLE.with_name(f"{part}.js").read_bytes()
         entry = next(name for name in inside if name.endswith("entry_points.txt"))
         assert b"regard = regard_command:main" in archive.read(entry)
     assert wheel.stat().st_size < LARGEST

@@ -109,9 +109,11 @@ def place(
 ) -> tuple[float, float]:
     """Where the strongest key but the first lies on the screen, when the whole map is seen."""
     weights = list(seen.values())[layer].trace.weights()[0, head]
-    zoom = min((width - 120) / len(weights), (height - 104) / len(weights))
+    n, wide, high = len(weights), width - 120, height - 104
+    zoom = min(wide / n, high / n)
     key = 1 + int(weights[query, 1:].argmax())
-    return 112 + (key + 0.5) * zoom, 47 + 96 + (query + 0.5) * zoom
+    left, top = 112 + (wide - n * zoom) / 2, 47 + 96 + (high - n * zoom) / 2
+    return left + (key + 0.5) * zoom, top + (query + 0.5) * zoom
 
 
 def repeating(seen: Seen, words: list[str]) -> tuple[int, int]:

@@ -49,7 +49,7 @@ WORDS = (
     "a" * 999,
 )
 SOUND = (
-    "index", "desk", "regard.js", "", "visible?map=0", "statistics?map=1", "largest?map=0&head=1",
+    "index", "desk", "app.js", "", "visible?map=0", "statistics?map=1", "largest?map=0&head=1",
     "tile?map=1&head=2&level=0&row=1&column=0", "tile?map=0&head=3&level=1&row=0&column=0&exact=1",
     "row?map=1&heads=0,3&query=77", "column?map=0&heads=2&key=5",
     "cell?map=1&head=2&query=77&key=5", "cell?map=0&head=0&query=9&key=3&quantity=logit",

@@ -32,7 +32,7 @@ serve(seen(600), tokens=tokens(600), browser=False, ready=lambda url: print(url,
 GROWTH = 400 << 20
 """Bytes by which memory may grow: what a text of 2,000 words takes while it is read, twice."""
 QUESTIONS = (
-    "index", "desk", "regard.js", "visible?map=0", "statistics?map=0", "largest?map=0&head=0",
+    "index", "desk", "app.js", "visible?map=0", "statistics?map=0", "largest?map=0&head=0",
     "tile?map=0&head=0&level=0&row=0&column=0", "tile?map=0&head=0&level=1&row=0&column=0",
     "tile?map=0&head=0&level=1&row=0&column=0&exact=1", "row?map=0&heads=0&query=3",
     "column?map=0&heads=0&key=3", "cell?map=0&head=0&query=3&key=1", "page", "tile?map=0&head=99",

@@ -21,15 +21,24 @@ def weights(what: Seen, layer: int, head: int) -> torch.Tensor:
     return what[f"layers.{layer}.attn"].trace.weights(heads=[head])[0, 0]
 
 
-def hover(tab: Page, query: float, key: float, n: int) -> Locator:
-    """Point at a pair of a map that shows the whole text."""
-    box = tab.locator(MAP).bounding_box()
+def spot(plot: Locator, query: float, key: float, n: int) -> tuple[float, float]:
+    """Where a place of a map lies that shows the whole text: in pixels of its canvas. It stands
+    in the middle of its room."""
+    box = plot.bounding_box()
     assert box
     left, top = (112, 96) if box["width"] >= 560 else (64, 60)
-    zoom = min((box["width"] - left - 8) / n, (box["height"] - top - 8) / n, 48)
-    tab.mouse.move(
-        box["x"] + left + (key + 0.5) * zoom, box["y"] + top + (query + 0.5) * zoom, steps=2
-    )
+    wide, high = box["width"] - left - 8, box["height"] - top - 8
+    zoom = min(wide / n, high / n, 48)
+    return left + (wide - n * zoom) / 2 + key * zoom, top + (high - n * zoom) / 2 + query * zoom
+
+
+def hover(tab: Page, query: float, key: float, n: int) -> Locator:
+    """Point at a pair of a map that shows the whole text."""
+    plot = tab.locator(MAP)
+    x, y = spot(plot, query + 0.5, key + 0.5, n)
+    box = plot.bounding_box()
+    assert box
+    tab.mouse.move(box["x"] + x, box["y"] + y, steps=2)
     return tab.locator(".tip")
 
 

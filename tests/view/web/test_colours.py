@@ -13,7 +13,7 @@ import torch
 from regard.seen import Seen
 from regard.view.web import App
 from regard.view.web import page as write_page
-from tests.view.browsing import MAP, Open, hover, tip_weight, until, weights
+from tests.view.browsing import MAP, Open, hover, spot, tip_weight, until, weights
 from tests.view.toys import seen, tokens
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ def shares(tab: Page, cells: list[tuple[int, int]], cell: int, n: int) -> list[f
     """Where the colour of each cell lies between the ends of the legend, from 0 to 1."""
     tab.mouse.move(0, 0)
     tab.wait_for_selector(MAP)
-    box = tab.locator(MAP).bounding_box()
-    assert box
-    zoom = min((box["width"] - 120) / n, (box["height"] - 104) / n, 48) * cell
-    middles = [[112 + (k + 0.5) * zoom, 96 + (q + 0.5) * zoom] for q, k in cells]
-    found = tab.evaluate(READ, middles)
+    plot = tab.locator(MAP)
+    # In the middle of a cell; beside it, where numbers stand there.
+    part = 0.5 if plot.get_attribute("data-numbers") == "0" else 0.2
+    inside = [spot(plot, (q + part) * cell, (k + part) * cell, n) for q, k in cells]
+    found = tab.evaluate(READ, inside)
     assert -1 not in found
     return [step / 255 for step in found]
 

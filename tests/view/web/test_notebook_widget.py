@@ -17,6 +17,7 @@ import regard
 from regard.view.atlas.tiles import CancelledError, decoded
 from regard.view.web import widget
 from regard.view.web.atlas_queries import Answers
+from tests.view.browsing import spot
 from tests.view.drawing import seen_model
 from tests.view.toys import seen, tokens
 
@@ -241,11 +242,8 @@ def test_the_front_end_runs_on_a_kernel() -> None:
         tab.locator("#regard-head").first.select_option("2")
         tab.wait_for_timeout(300)
         assert made.selection == Selection("layers.1.attn", 2)
-        box = tab.locator("canvas.map").first.bounding_box()
-        assert box
-        zoom = min((box["width"] - 120) / 30, (box["height"] - 104) / 30, 48)
-        spot = {"x": 112 + 4.5 * zoom, "y": 96 + 20.5 * zoom}
-        tab.locator("canvas.map").first.click(position=spot)
+        x, y = spot(tab.locator("canvas.map").first, 20.5, 4.5, 30)
+        tab.locator("canvas.map").first.click(position={"x": x, "y": y})
         tab.wait_for_timeout(300)
         assert made.selection == Selection("layers.1.attn", 2, query=20, key=4)
         tab.evaluate("window.model.move({ map: 0, head: 3, view: 'text', token: 9 })")

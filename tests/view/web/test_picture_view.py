@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import regard
+from regard import masks
 from regard.view import App, Patches
 from regard.view.web import page as write_page
 from tests.view.browsing import MAP, Open, until
@@ -222,3 +223,19 @@ def test_a_layer_that_looks_at_no_picture_says_so(open_page: Open, tmp_path: Pat
     assert "looks at no picture" in tab.locator(".picture").inner_text()
     tab.locator("#regard-layer").select_option("1")
     tab.wait_for_selector(READY)
+
+
+@pytest.mark.parametrize("mask", [masks.causal(), masks.keep(torch.ones(9, 9).tril().bool())])
+def test_masked_patches_have_no_number_in_a_table(
+    open_page: Open, tmp_path: Path, mask: masks.Mask
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 1, 9, 4)
+    found = regard.trace(x, x, x, mask=mask)
+    url = write_page(found, tmp_path / "p.html", tokens=Patches(drawn(96), (3, 3))).as_uri()
+    for direction, shown in (("looks", range(5)), ("seen", range(4, 9))):
+        tab = open_page(f"{url}#view=picture&token=4&direction={direction}")
+        tab.wait_for_selector(READY)
+        with saved(tab, "CSV", tmp_path).open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert [at for at, row in enumerate(rows) if row["weight"]] == list(shown)

@@ -150,6 +150,18 @@ class Map:
             keys.append(pad(found[1][0, 0].clamp_min(0).cpu(), wide))
         return torch.cat(values), torch.cat(keys)
 
+    def strongest_pairs(
+        self, head: int, count: int, first: int = 0
+    ) -> list[tuple[int, int, float]]:
+        """Queries, keys and weights of the strongest pairs, one for each query at most. Keys before
+        `first` are set aside."""
+        weights, keys = self.top(head, min(first + 1, self.shape[2]))
+        best, at = weights.masked_fill(keys < first, 0.0).max(1)
+        found = best.topk(min(count, len(best))).indices
+        found = found[best[found] > 0]
+        kept = keys.gather(1, at[:, None])[:, 0]
+        return list(zip(found.tolist(), kept[found].tolist(), best[found].tolist(), strict=True))
+
     @cached_property
     def visible(self) -> Float[Tensor, "q"]:
         """How many keys each query may see."""

@@ -1,59 +1,38 @@
-/** Everything as one file, in which long names and what is repeated take little room. */
+/** The program in three files: what the page and the notebook need first, what the app does, and the
+ * views that are loaded when one of them is opened. */
 
-import { readdir, readFile } from "node:fs/promises";
-import { resolve } from "node:path";
-import { build, transform } from "esbuild";
-import { packed } from "./packed_style.mjs";
-import { MARKED, marked } from "./private_names.mjs";
+import { stat } from "node:fs/promises";
+import { build } from "esbuild";
 
-const OUT = "../bundle/regard.js";
+const OUT = "../bundle";
 
-const files = await readdir("src", { recursive: true });
-const paths = files
-  .filter((name) => name.endsWith(".css"))
-  .sort()
-  .map((name) => resolve("src", name));
-const sheets = [];
-for (const path of paths) {
-  const { code } = await transform(await readFile(path, "utf8"), { loader: "css", minify: true });
-  sheets.push(code.trim());
-}
-
-// Custom properties have short names, in rules and where programs ask for them.
-const properties = [...new Set(sheets.join().match(/--[a-z][a-z-]{2,}(?=:)/g))];
-const shortened = (text) =>
-  properties.reduce(
-    (now, name, at) => now.replaceAll(new RegExp(`${name}(?![\\w-])`, "g"), `--${at.toString(36)}`),
-    text,
-  );
-const style = packed(sheets.map(shortened));
-
-const sources = {
-  name: "sources",
-  setup: ({ onLoad }) => {
-    onLoad({ filter: /\.css$/ }, ({ path }) => ({
-      contents: style.sheets[paths.indexOf(path)],
-      loader: "text",
-    }));
-    onLoad({ filter: /\.ts$/ }, async ({ path }) => ({
-      contents: shortened(marked(await readFile(path, "utf8"))),
-      loader: "ts",
-    }));
-  },
-};
-
-await build({
-  entryPoints: ["src/main.ts"],
-  outfile: OUT,
+const options = {
+  outdir: OUT,
   bundle: true,
   minify: true,
-  format: "esm",
   target: "es2022",
   charset: "utf8",
   logLevel: "warning",
-  mangleProps: MARKED,
-  define: { STYLE_CODES: JSON.stringify(style.codes) },
-  plugins: [sources],
+};
+const minified = {
+  name: "minified",
+  setup: ({ onLoad, esbuild }) =>
+    onLoad({ filter: /\.css$/ }, async ({ path }) => {
+      const sheet = await esbuild.build({ entryPoints: [path], minify: true, write: false });
+      return { contents: sheet.outputFiles[0].text.trim(), loader: "text" };
+    }),
+};
+
+await build({
+  ...options,
+  entryPoints: { regard: "src/main.ts", app: "src/app.ts" },
+  format: "esm",
+  plugins: [minified],
 });
-const program = await readFile(OUT, "utf8");
-console.log(`${OUT}: ${(program.length / 1024).toFixed(1)} kB`);
+// Inside of a page it is no module: it leaves nothing behind but what it hands over.
+await build({ ...options, entryPoints: ["src/later.ts"], format: "iife" });
+
+for (const name of ["regard", "app", "later"]) {
+  const { size } = await stat(`${OUT}/${name}.js`);
+  console.log(`${OUT}/${name}.js: ${(size / 1024).toFixed(1)} kB`);
+}

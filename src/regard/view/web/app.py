@@ -52,9 +52,9 @@ class App:
     ) -> None:
         atlas = Atlas.of(what, tokens, queries=queries, batch=batch)
         self.session = Session(atlas, told, reader)
-        program = script()
+        programs = {"app.js": script("app"), "later.js": script("later")}
         try:
-            self._server = Server(port, self.session, program)
+            self._server = Server(port, self.session, programs)
         except (OSError, OverflowError) as error:
             raise RegardError(
                 "the app cannot listen on this port",

@@ -19,10 +19,11 @@ from regard.view.web.turns import Turns
 
 Asked = Mapping[str, str]
 JSON, BYTES = "application/json", "application/octet-stream"
-TOLD = ("index", "statistics", "badges", "cell", "tour")
+TOLD = ("index", "statistics", "badges", "cell", "pairs", "tour")
 """Questions that are answered in JSON, and not in numbers."""
-PATIENT = ("page", "statistics", "badges", "figure")
+PATIENT = ("page", "statistics", "badges", "pairs", "figure")
 """Questions that take long, and give way to others; and tiles that are read in full."""
+MOST_PAIRS = 100
 OFTEN = 0.05
 """Seconds between two looks at whether an answer is still wanted, at least."""
 
@@ -157,6 +158,20 @@ class Answers:
         return json.dumps({"weight": float(row[key]), "rank": rank}).encode()
 
     @one_core()
+    def _pairs(self, asked: Asked, go: Go) -> bytes:
+        """The strongest pairs of a head."""
+        head, count, first = (int(asked[name]) for name in ("head", "count", "first"))
+        if not (0 < count <= MOST_PAIRS and 0 <= first <= 1):
+            raise RegardError(
+                "pairs are counted, and the first key is set aside or not",
+                got=f"count={count}, first={first}",
+                accepted=f"1 to {MOST_PAIRS}; 0 or 1",
+            )
+        found = self.atlas[int(asked["map"])].strongest_pairs(head, count, first)
+        names = ("query", "key", "weight")
+        return json.dumps([dict(zip(names, pair, strict=True)) for pair in found]).encode()
+
+    @one_core()
     def _tour(self, asked: Asked, go: Go) -> bytes:
         pair = [int(asked[name]) if name in asked else None for name in ("query", "key")]
         return json.dumps(tour(self.atlas[int(asked["map"])], int(asked["head"]), *pair)).encode()
@@ -188,6 +203,7 @@ class Answers:
         "row": _row,
         "column": _column,
         "cell": _cell,
+        "pairs": _pairs,
         "tour": _tour,
         "figure": _figure,
         "page": _page,

@@ -69,6 +69,7 @@ SHELL = """<!doctype html>
 <body>
 <div id="regard"><noscript>This page draws with JavaScript.</noscript></div>
 {data}
+<script type="text/plain" id="regard-later">{later}</script>
 <script type="module">{script}</script>
 </body>
 </html>
@@ -98,7 +99,7 @@ def page(
     >>> t = regard.trace(x, x, x, mask=regard.masks.causal())
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     made = page(t, f"{folder}/map.html", tokens=["To", " read", " is", " to", " look"])
-    ...     made.name, made.stat().st_size < 160_000
+    ...     made.name, made.stat().st_size < 190_000
     ('map.html', True)
     """
     atlas = Atlas.of(what, tokens, queries=queries, batch=batch)
@@ -116,7 +117,7 @@ def document(
     view: str = "",
 ) -> str:
     """The text of the page of an atlas."""
-    program = script()
+    programs = script(), script("later")
     index = atlas.index()
     # A page holds one tile of each place: that of the weights.
     index["quantities"] = index["quantities"][:1]
@@ -145,7 +146,7 @@ def document(
             "badges": head_badges(m),
             "chunk": name,
         }
-    return written(index, blocks, program, atlas.model)
+    return written(index, blocks, programs, atlas.model)
 
 
 def _tour(atlas: Atlas, view: str) -> dict[str, Any] | None:
@@ -171,22 +172,33 @@ def _tour(atlas: Atlas, view: str) -> dict[str, Any] | None:
     return {"map": at, "head": head, **told}
 
 
-def written(index: dict[str, Any], blocks: list[str], program: str, model: str) -> str:
-    """The document. What is in the index can close no element and start no comment."""
+def written(index: dict[str, Any], blocks: list[str], programs: tuple[str, str], model: str) -> str:
+    """The document. What is in the index can close no element and start no comment. The later part
+    of the program is text until a view asks for it, and may run then."""
     text = json.dumps(index, separators=(",", ":")).replace("<", "\\u003c")
-    program = program.replace("</script", "<\\/script").replace("<!--", "<\\!--")
-    digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
+    first, later = (_inline(program) for program in programs)
     policy = (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
-        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {_digest(first)} {_digest(later)}; "
+        "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
     about = f'<script type="application/json" id="regard-index">{text}</script>'
     return SHELL.format(
         policy=policy,
         title=html.escape(_whole(f"{model} · regard" if model else "regard")),
         data="\n".join([about, *blocks]),
-        script=program,
+        script=first,
+        later=later,
     )
+
+
+def _inline(program: str) -> str:
+    """A program as it may stand in an element."""
+    return program.replace("</script", "<\\/script").replace("<!--", "<\\!--")
+
+
+def _digest(program: str) -> str:
+    """By which the page's policy knows a program."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()}'"
 
 
 def _whole(text: str) -> str:

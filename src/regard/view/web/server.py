@@ -20,7 +20,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -46,7 +46,7 @@ HOME = """<!doctype html>
 </head>
 <body>
 <div id="regard" data-base="./"></div>
-<script type="module" src="regard.js"></script>
+<script type="module" src="app.js"></script>
 </body>
 </html>
 """
@@ -91,9 +91,10 @@ Reply = Callable[[str | None], tuple[str, Body]]
 class Server(ThreadingHTTPServer):
     """Answers for a session, to who knows the secret."""
 
-    def __init__(self, port: int, session: Session, program: str) -> None:
+    def __init__(self, port: int, session: Session, programs: Mapping[str, str]) -> None:
         super().__init__(("127.0.0.1", port), Handler)
-        self.session, self.program = session, program.encode()
+        self.session = session
+        self.programs = {name: text.encode() for name, text in programs.items()}
         self.secret, self.room, self.key = (secrets.token_urlsafe(16) for _ in range(3))
         self.connections = Connections()
         self.closing = threading.Event()
@@ -243,8 +244,8 @@ class Handler(BaseHTTPRequestHandler):
             return HTML, self._entrance()
         if name == "":
             return HTML, HOME.encode()
-        if name == "regard.js":
-            return "text/javascript; charset=utf-8", server.program
+        if name in server.programs:
+            return "text/javascript; charset=utf-8", server.programs[name]
         says = name in PredictionAnswers.QUESTIONS
         if name == "gallery":
             return JSON, json.dumps(server.session.gallery()).encode()

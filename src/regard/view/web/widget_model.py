@@ -1,6 +1,7 @@
 """The widget's half in the kernel: it answers the front end, and knows what is looked at.
 
-Questions are messages `{number, name, asked}`, or `{number, stop}` when nobody waits any more;
+Questions are messages `{number, name, asked}`, of which `program` asks for the later part of the
+front end, or `{number, stop}` when nobody waits any more;
 answers are `{number}` with one buffer, or `{number, error}`. Each is computed on a thread of its
 own, so that cells run while a long one is read.
 """
@@ -79,9 +80,11 @@ class Live(anywidget.AnyWidget):  # type: ignore[misc, no-any-unimported, unused
     def _answer(self, number: str, content: dict[str, Any]) -> None:
         try:
             asked = {str(name): str(word) for name, word in content["asked"].items()}
-            _, body = self._answers.answer(
-                str(content["name"]), asked, lambda: number in self._waiting
-            )
+            name = str(content["name"])
+            if name == "program":
+                body = script("later").encode()
+            else:
+                _, body = self._answers.answer(name, asked, lambda: number in self._waiting)
         except CancelledError:
             return
         except Exception as error:

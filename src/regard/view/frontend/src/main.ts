@@ -1,46 +1,22 @@
-/** One front end for the page, the notebook and the app: where each of them starts. */
+/** Where the page and the notebook start: the same front end, with nobody to read other texts. */
 
 import { el } from "./elements/element";
 import type { State } from "./selection/view_state";
-import { Shell, type Options } from "./shell/shell";
-import { STYLE } from "./shell/style";
-import { AppSource } from "./sources/app_source";
+import { mount } from "./shell/mount";
 import { PageSource } from "./sources/page_source";
-import type { Source } from "./sources/source";
 import { WidgetSource, type Model } from "./sources/widget_source";
 import type { Index } from "./sources/wire_format";
+import { laterFrom, laterIn } from "./stage/later_part";
 
-async function mount(
-  place: HTMLElement,
-  source: Source,
-  options: Options,
-): Promise<Shell | undefined> {
-  const sheet = el("style");
-  sheet.textContent = STYLE;
-  const root = el("div", { class: "regard" }, el("p", { class: "note wait" }, "Opening …"));
-  place.replaceChildren(sheet, root);
-  try {
-    return new Shell(root, source, await source.index(), options);
-  } catch (error) {
-    const note = `This could not be opened: ${String(error)}`;
-    root.replaceChildren(el("p", { class: "note wait" }, note));
-    return undefined;
-  }
-}
-
-/** A page or an app says in its markup where the data are. */
+/** A page holds its data, and the later part of the program, as text. */
+const held = (id: string) => document.getElementById(id)?.textContent ?? "";
 const root = document.getElementById("regard");
-if (root) {
-  const written = document.getElementById("regard-index");
-  const source = written
-    ? new PageSource(
-        JSON.parse(written.textContent ?? "") as Index,
-        (id) => document.getElementById(id)?.textContent ?? "",
-      )
-    : new AppSource(root.dataset["base"] ?? "./");
-  // What is shown inside a notebook's cell has no address of its own.
-  void mount(root, source, { address: location.protocol !== "about:" });
-}
+if (root && document.getElementById("regard-index"))
+  void mount(root, new PageSource(JSON.parse(held("regard-index")) as Index, held), {
+    // What is shown inside a notebook's cell has no address of its own.
+    address: location.protocol !== "about:",
+    later: () => laterIn(held("regard-later")),
+  });
 
 /** A notebook gives an element and a model: see anywidget. */
 export default {
@@ -53,6 +29,10 @@ export default {
     const known = () => model.get("view") as Partial<State>;
     const shell = mount(room, source, {
       address: false,
+      later: async () => {
+        const address = URL.createObjectURL(await source.program("later"));
+        return laterFrom(address).finally(() => URL.revokeObjectURL(address));
+      },
       view: known(),
       changed: (view) => {
         model.set("view", { ...view });

@@ -83,10 +83,6 @@ export class CompareView {
   }
 
   /** Whether there are two heads, or somebody to read another text. */
-  static of({ maps }: Index, source: Source): boolean {
-    return maps.length > 1 || (maps[0]?.heads ?? 0) > 1 || (maps.length > 0 && "beside" in source);
-  }
-
   leave(): void {
     this.asking.abort();
   }

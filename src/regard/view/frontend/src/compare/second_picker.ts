@@ -4,11 +4,14 @@ import { el } from "../elements/element";
 import { pick } from "../selection/layer_picker";
 import { layerName } from "../selection/layer_names";
 import type { State } from "../selection/view_state";
-import { AppSource } from "../sources/app_source";
+import type { AppSource } from "../sources/app_source";
 import type { Source } from "../sources/source";
 import type { Index } from "../sources/wire_format";
 import type { Part } from "./difference";
 import { readBeside, type Opened } from "./second_text";
+
+/** Whether other texts can be read as well. */
+const reads = (source: Source): source is AppSource => "beside" in source;
 
 export class SecondPicker {
   readonly root = el("form", { class: "second", "aria-label": "Compare with" });
@@ -43,7 +46,7 @@ export class SecondPicker {
     await this.offer();
     this.text.value = other;
     this.model.value = by;
-    const away = (other || by) && source instanceof AppSource;
+    const away = (other || by) && reads(source);
     const there = away ? await this.open(source, other, by, signal) : { source, index };
     const { maps } = there.index;
     const map2 = Math.min(state.map2 < 0 ? map : state.map2, maps.length - 1);
@@ -98,7 +101,7 @@ export class SecondPicker {
 
   /** Texts and models, where there is a model that read this one. */
   private async offer(): Promise<void> {
-    if (this.asked || !(this.source instanceof AppSource)) return;
+    if (this.asked || !reads(this.source)) return;
     this.asked = true;
     const { models, model } = await this.source.status();
     if (!model) return;

@@ -1,6 +1,6 @@
 /** The other text or model of a comparison, which the app reads beside the one that is shown. */
 
-import { AppSource } from "../sources/app_source";
+import type { AppSource } from "../sources/app_source";
 import type { Source } from "../sources/source";
 import type { Index } from "../sources/wire_format";
 

@@ -53,7 +53,7 @@ export function text(
   x: number,
   y: number,
   fill: string,
-  how: { size?: number; font?: string; bold?: boolean; end?: boolean; turned?: boolean } = {},
+  how: Partial<Extract<Shape, { kind: "text" }>> = {},
 ): Shape {
   return { kind: "text", x, y, text: words, fill, font: SANS, size: 11.5, ...how };
 }

@@ -31,6 +31,8 @@ export type Shape =
       bold?: boolean;
       /** Right-aligned. */
       end?: boolean;
+      /** Centred. */
+      middle?: boolean;
       /** Reading from below. */
       turned?: boolean;
     };
@@ -64,10 +66,10 @@ export function toSvg({ width, height, shapes }: Drawing): string {
 function element(shape: Shape): string {
   const at = `x="${round(shape.x)}" y="${round(shape.y)}"`;
   if (shape.kind === "text") {
-    const { x, y, font, size, fill, bold, end, turned, text } = shape;
+    const { x, y, font, size, fill, bold, end, middle, turned, text } = shape;
     const look = `font-family="${escaped(font)}" font-size="${size}" fill="${fill}"`;
     const weight = bold ? ' font-weight="600"' : "";
-    const anchor = end ? ' text-anchor="end"' : "";
+    const anchor = end || middle ? ` text-anchor="${end ? "end" : "middle"}"` : "";
     const turn = turned ? ` transform="rotate(-90 ${round(x)} ${round(y)})"` : "";
     // Not every reader knows dominant-baseline: a third of the size below the middle is the same.
     const down = `dy="${round(size * 0.35)}" xml:space="preserve"`;
@@ -107,7 +109,7 @@ function paint(context: CanvasRenderingContext2D, shape: Shape): void {
     context.font = `${shape.bold ? "600 " : ""}${shape.size}px ${shape.font}`;
     context.fillStyle = shape.fill;
     context.textBaseline = "middle";
-    context.textAlign = shape.end ? "right" : "left";
+    context.textAlign = shape.end ? "right" : shape.middle ? "center" : "left";
     context.translate(x, y);
     if (shape.turned) context.rotate(-Math.PI / 2);
     context.fillText(shape.text, 0, 0);

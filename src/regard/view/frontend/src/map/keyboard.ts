@@ -14,8 +14,9 @@ const STEP = 80;
 export const KEYS =
   "Arrow keys pan, + and − zoom, 0 shows all, shift and arrows move a cursor, Enter opens its sentence.";
 
-export function pressKey(event: KeyboardEvent, actions: MapActions): void {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
+/** Whether the key was one of the map's. */
+export function pressKey(event: KeyboardEvent, actions: MapActions): boolean {
+  if (event.ctrlKey || event.metaKey || event.altKey) return false;
   const arrow = ARROWS[event.key];
   const { lens, cursor } = actions;
   if (arrow && event.shiftKey) step(actions, ...arrow);
@@ -26,8 +27,9 @@ export function pressKey(event: KeyboardEvent, actions: MapActions): void {
   else if (event.key === "0") actions.all();
   else if (event.key === "Escape") actions.pick(null);
   else if (event.key === "Enter" && cursor) actions.open(cursor.query);
-  else return;
+  else return false;
   event.preventDefault();
+  return true;
 }
 
 /** Move the cursor by a cell; the first time it starts in the middle of what is seen, or at the

@@ -8,6 +8,7 @@ import type { Legend } from "../drawing/legend";
 import type { Drawing, Shape } from "../drawing/shapes";
 import { spelled } from "../drawing/token_spelling";
 import { labels } from "../plot/axes";
+import { cellNumbers, SIZE } from "../plot/cell_numbers";
 import { pooledValue, scaledValue } from "../plot/cell_value";
 import { paintCells, type Cells } from "../plot/cells";
 import { Lens, type Box } from "../plot/lens";
@@ -30,8 +31,16 @@ const FINE = 2;
 export function mapFigure(of: Figure): Drawing {
   const { cells, inks, legend } = of;
   const { lens: seen } = cells;
-  const box: Box = { ...seen.box, y: seen.box.y + TITLE };
-  const lens = new Lens(seen.map, box, seen.query, seen.key, seen.zoom);
+  // A map that stands in the middle of a larger room takes none of it along.
+  const part = seen.covered;
+  const box: Box = {
+    x: seen.box.x,
+    y: seen.box.y + TITLE,
+    width: part.right - part.left,
+    height: part.bottom - part.top,
+  };
+  const [query, key] = [Math.max(0, seen.query), Math.max(0, seen.key)];
+  const lens = new Lens(seen.map, box, query, key, seen.zoom);
   const { left, top, right, bottom } = lens.covered;
   const width = Math.max(LEAST, right + MARGIN);
   const notes = legendLines(legend, width);
@@ -41,6 +50,9 @@ export function mapFigure(of: Figure): Drawing {
     { kind: "box", x: 0, y: 0, width, height, fill: inks.paper },
     text(of.title, MARGIN, 22, inks.ink, { size: 14, bold: true }),
     ...(few(of) ? single({ ...of, cells: { ...cells, lens } }) : [pictured(cells, lens)]),
+    ...cellNumbers({ ...cells, lens }).map(({ x, y, text: words, fill }) =>
+      text(words, x, y, fill, { size: SIZE, middle: true }),
+    ),
     ...started(lens, inks.accent),
     { kind: "frame", ...frame, stroke: inks.frame },
     ...axes(lens, of.texts, inks),

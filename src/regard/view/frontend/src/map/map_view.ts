@@ -2,6 +2,7 @@
 
 import { inksOf, type Inks } from "../drawing/inks";
 import { el } from "../elements/element";
+import { cellNumbers, paintNumbers } from "../plot/cell_numbers";
 import { labels, paintLabels } from "../plot/axes";
 import {
   paintCells,
@@ -12,15 +13,17 @@ import {
   paintSteps,
   type Cells,
 } from "../plot/cells";
+import { HeadFacts } from "../plot/head_facts";
 import { Lens, type Box, type Point } from "../plot/lens";
-import { RowFacts } from "../plot/row_facts";
+import { paintMarks, type Mark } from "../plot/marks";
 import { settle, TileCache, type CachedTile } from "../plot/tile_cache";
 import { largestIn, rangeOf } from "../plot/tile_image";
 import type { State } from "../selection/view_state";
-import { edgesOf, type Place, type Source, type Strongest } from "../sources/source";
+import { edgesOf, type Place, type Source } from "../sources/source";
 import { SIDE, topLevel, type Index, type MapInfo } from "../sources/wire_format";
 import { KEYS, pressKey } from "./keyboard";
 import type { MapStatus } from "./map_legend";
+import { Minimap } from "./minimap";
 import { listenToPointer, type MapActions } from "./pointer";
 import { regionOf, type Region } from "./region";
 import { Tooltip } from "./tooltip";
@@ -34,7 +37,9 @@ export interface Snapshot {
 }
 
 const NARROW = 560;
-const READABLE = 24;
+const READABLE = 32;
+/** Pixels of a pair from which on tokens are named. */
+const NAMED = 15;
 const GRID = 10;
 
 export class MapView implements MapActions {
@@ -43,8 +48,10 @@ export class MapView implements MapActions {
   cursor: Point | null = null;
   private tooltip: Tooltip;
   private tiles: TileCache;
-  private facts = new Map<string, RowFacts | null>();
-  private best = new Map<string, Strongest | null>();
+  private heads: HeadFacts;
+  private marks: Mark[] = [];
+  private marked: Mark | null = null;
+  readonly minimap = new Minimap((query, key) => this.centre(query, key));
   private frame = 0;
   private idle = 0;
   private refining: AbortController | null = null;
@@ -72,6 +79,7 @@ export class MapView implements MapActions {
     this.tooltip = new Tooltip(source, index);
     this.root = el("div", { class: "plot" }, this.canvas, this.tooltip.root, this.tooltip.spoken);
     this.tiles = new TileCache(source, () => this.draw());
+    this.heads = new HeadFacts(source, () => this.draw());
     listenToPointer(this.canvas, this);
     this.canvas.addEventListener("keydown", (event) => pressKey(event, this));
     new ResizeObserver(() => this.draw()).observe(this.root);
@@ -93,7 +101,7 @@ export class MapView implements MapActions {
     const { map, box } = this;
     if (!span) return Lens.whole(map, box);
     const zoom = box.width / span;
-    return new Lens(map, box, query - box.height / zoom / 2, key - span / 2, zoom);
+    return new Lens(map, box, query - box.height / zoom / 2, key - span / 2, zoom).sound();
   }
 
   private get picked(): Point | null {
@@ -148,6 +156,32 @@ export class MapView implements MapActions {
     this.point({ query, key });
   }
 
+  private centre(query: number, key: number): void {
+    const { map, box, tall, wide, zoom } = this.lens;
+    this.look(new Lens(map, box, query - tall / 2, key - wide / 2, zoom));
+  }
+
+  /** Mark tokens, and bring one of them into view, near enough to be named. */
+  mark(marks: Mark[], now: Mark | null): void {
+    this.marks = marks;
+    this.marked = now;
+    const { lens } = this;
+    if (now) {
+      const zoom = lens.zoom < NAMED ? READABLE : lens.zoom;
+      const [tall, wide] = [lens.box.height / zoom, lens.box.width / zoom];
+      const same = zoom === lens.zoom;
+      const to = (on: boolean, start: number, shown: number) => {
+        const inside = same && now.first >= start && now.last < start + shown;
+        return on && !inside ? now.first - shown / 2 : start;
+      };
+      const [down, right] = same ? [lens.query, lens.key] : [0, 0];
+      this.look(
+        new Lens(lens.map, lens.box, to(now.rows, down, tall), to(now.columns, right, wide), zoom),
+      );
+    }
+    this.draw();
+  }
+
   /** Put the cursor on a pair and say what is there. */
   point(point: Point | null): void {
     this.cursor = point;
@@ -192,6 +226,10 @@ export class MapView implements MapActions {
     paintCells(context, cells);
     paintMissing(context, lens, this.missing, inks);
     if (lens.zoom >= GRID) paintGrid(context, lens, inks.line);
+    const numbers = cellNumbers(cells);
+    paintNumbers(context, numbers);
+    this.canvas.dataset["numbers"] = String(numbers.length);
+    paintMarks(context, lens, this.marks, this.marked, inks.accent);
     paintSteps(context, lens, inks.accent);
     const pair = this.cursor ?? this.picked;
     if (pair) paintCursor(context, lens, pair, this.cell, inks.accent);
@@ -200,8 +238,16 @@ export class MapView implements MapActions {
     const { queryText, keyText } = lens.map;
     const { texts } = this.index;
     paintLabels(context, labels(lens, texts[queryText], texts[keyText]), inks, this.cursor);
+    this.paintWhole(cells);
     this.tell(cells);
     this.refineSoon();
+  }
+
+  private paintWhole(cells: Cells): void {
+    const top = Math.max(topLevel(cells.lens.map), this.source.finest(this.state().map));
+    const whole = Minimap.needed(cells.lens) ? this.tiles.want(this.place(top, 0, 0)) : null;
+    if (whole?.tile) this.minimap.draw(cells, whole);
+    else this.minimap.hide();
   }
 
   /** An empty canvas of the size it is shown at. */
@@ -228,10 +274,11 @@ export class MapView implements MapActions {
     // A cell is at least a pixel: a smaller one might not be drawn at all.
     const wanted = Math.ceil(Math.log2(1 / (lens.zoom * ratio)));
     this.level = Math.min(top, Math.max(finest, wanted));
-    const facts = this.rowFacts();
+    const facts = this.heads.rows(this.state());
     const tiles = this.gather(lens, top);
     const range = rangeOf(largestIn(tiles, lens.map, { pool, scale }, facts), scale);
-    const strongest = this.level > 0 && lens.zoom * ratio > 2 ? this.strongest() : null;
+    const strongest =
+      this.level > 0 && lens.zoom * ratio > 2 ? this.heads.strongest(this.state()) : null;
     const colours = { theme: this.theme(), pool, scale, range };
     return { lens, tiles, facts, colours, strongest, ground };
   }
@@ -309,23 +356,6 @@ export class MapView implements MapActions {
     this.canvas.dataset["drafts"] = String(drafts.length);
   }
 
-  private rowFacts(): RowFacts | null {
-    const { map, head, scale } = this.state();
-    if (scale !== "row" && scale !== "ratio") return null;
-    const name = `${map},${head}`;
-    const found = this.facts.get(name);
-    if (found !== undefined) return found;
-    this.facts.set(name, null);
-    Promise.all([this.source.largest(map, head), this.source.visible(map)]).then(
-      ([largest, visible]) => {
-        this.facts.set(name, new RowFacts(largest, visible));
-        this.draw();
-      },
-      () => this.facts.delete(name),
-    );
-    return null;
-  }
-
   /** Nothing more is asked for: another text has taken the place of this one. */
   close(): void {
     clearTimeout(this.idle);
@@ -345,19 +375,6 @@ export class MapView implements MapActions {
       const refining = (this.refining = new AbortController());
       this.tiles.refine(next, refining.signal).catch(() => {});
     }, 500);
-  }
-
-  private strongest(): Strongest | null {
-    const { map, head } = this.state();
-    const name = `${map},${head}`;
-    const found = this.best.get(name);
-    if (found !== undefined) return found;
-    this.best.set(name, null);
-    void this.source.strongest(map, head).then((strongest) => {
-      this.best.set(name, strongest);
-      if (strongest) this.draw();
-    });
-    return null;
   }
 }
 

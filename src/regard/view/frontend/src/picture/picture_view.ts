@@ -21,7 +21,7 @@ import {
   weightsOf,
 } from "../selection/token_question";
 import type { State } from "../selection/view_state";
-import type { Line, Source } from "../sources/source";
+import { shown, type Line, type Source } from "../sources/source";
 import type { Index, MapInfo, Picture } from "../sources/wire_format";
 import { decoded, patchAt, RAMP, shade } from "./patch_shading";
 
@@ -53,11 +53,6 @@ export class PictureView {
     private state: () => State,
     private change: (part: Partial<State>) => void,
   ) {}
-
-  /** Whether any map looks at a picture, or from one. */
-  static of(index: Index): boolean {
-    return index.pictures.some((picture) => picture !== null);
-  }
 
   private get map(): MapInfo {
     return this.index.maps[this.state().map]!;
@@ -285,9 +280,19 @@ export class PictureView {
     const { direction } = this.state();
     const of = fileName(this.index, this.state(), headsName(this.heads));
     const file = (kind: string) => `${of}-token-${this.token}-${direction}.${kind}`;
-    const table = tableItem(file, () => tokenTable(line, this.index.texts[text]));
+    const table = tableItem(file, () =>
+      tokenTable(line, this.index.texts[text], (at) => this.seen(at, line.weights[at]!)),
+    );
     const items = legend ? [...pictureItems(file, () => this.drawing(legend)), table] : [table];
     return new Menu("Save …", items).root;
+  }
+
+  /** Whether the mask lets the token that is asked about see another, or be seen by it. Where the
+   * mask is no band, nobody told: then what is exactly zero counts as masked. */
+  private seen(at: number, weight: number): boolean {
+    const { token, map } = this;
+    if (map.mask !== "none" && !map.band) return weight > 0;
+    return this.state().direction === "looks" ? shown(map, token, at) : shown(map, at, token);
   }
 
   private drawing(legend: Legend): Drawing {

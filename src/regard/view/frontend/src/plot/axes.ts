@@ -26,6 +26,8 @@ export function labels(
   keyTokens: string[] | undefined,
 ): Label[] {
   const { x, y, width, height } = lens.box;
+  // Beside the map, which may be smaller than its room.
+  const { left, top } = lens.covered;
   const step = niceStep(APART / lens.zoom);
   const along = (axis: "query" | "key", start: number, n: number): Label[] => {
     const tokens = axis === "query" ? queryTokens : keyTokens;
@@ -37,13 +39,13 @@ export function labels(
       const middle = axis === "query" ? lens.y(place + 0.5) : lens.x(place + 0.5);
       if (middle > last) break;
       if (middle < first) continue;
-      const at = axis === "query" ? { x: x - 8, y: middle } : { x: middle, y: y - 8 };
+      const at = axis === "query" ? { x: left - 8, y: middle } : { x: middle, y: top - 8 };
       found.push({ axis, place, text: name(place), ...at, room: room - 12 });
     }
     return found;
   };
   const title = (text: string, down: number): Label => {
-    return { axis: "title", place: -1, text, x: x - 8, y: down, room: x - 12 };
+    return { axis: "title", place: -1, text, x: left - 8, y: top - y + down, room: x - 12 };
   };
   return [
     ...along("query", lens.query, lens.map.queries),

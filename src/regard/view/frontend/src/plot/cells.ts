@@ -134,12 +134,12 @@ export function paintGrid(context: Context, lens: Lens, colour: string): void {
 export function paintSteps(context: Context, lens: Lens, colour: string): void {
   const first = lens.map.starts[1];
   if (first === undefined) return;
-  const { x, width } = lens.box;
+  const { left, right } = lens.covered;
   context.strokeStyle = colour;
   context.setLineDash([4, 3]);
   context.beginPath();
-  context.moveTo(x, lens.y(first));
-  context.lineTo(Math.min(x + width, lens.x(lens.map.keys)), lens.y(first));
+  context.moveTo(left, lens.y(first));
+  context.lineTo(right, lens.y(first));
   context.stroke();
   context.setLineDash([]);
 }

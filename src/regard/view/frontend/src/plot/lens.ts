@@ -89,17 +89,22 @@ export class Lens {
   /** As near as can be, neither too near nor too far, and on the map. */
   sound(): Lens {
     const { map, box } = this;
-    const zoom = Math.min(NEAREST, Math.max(whole(map, box) * 0.8, this.zoom));
-    const fit = (start: number, shown: number, n: number) =>
-      // What fits stands where the whole map does, so that zooming out ends where it began.
-      shown >= n ? 0 : Math.min(Math.max(start, 0), n - shown);
-    const query = fit(this.query, box.height / zoom, map.queries);
-    const key = fit(this.key, box.width / zoom, map.keys);
+    const all = whole(map, box);
+    const zoom = Math.min(NEAREST, Math.max(all * 0.8, this.zoom));
+    const fit = (start: number, size: number, n: number) => {
+      // The whole map stands in the middle of its room. What is left beside it stays free when it
+      // grows, so that what is pointed at keeps its place.
+      const [shown, free] = [size / zoom, (size - n * all) / 2 / zoom];
+      const last = n - shown + free;
+      return last < -free ? (n - shown) / 2 : Math.min(Math.max(start, -free), last);
+    };
+    const query = fit(this.query, box.height, map.queries);
+    const key = fit(this.key, box.width, map.keys);
     return new Lens(map, box, query, key, zoom);
   }
 
   static whole(map: MapInfo, box: Box): Lens {
-    return new Lens(map, box, 0, 0, whole(map, box));
+    return new Lens(map, box, 0, 0, whole(map, box)).sound();
   }
 }
 

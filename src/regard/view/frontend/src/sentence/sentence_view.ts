@@ -60,11 +60,6 @@ export class SentenceView {
     new ResizeObserver(() => this.fit()).observe(this.root);
   }
 
-  /** Whether there are words to show: places without a name, and patches, are no sentence. */
-  static of({ maps, texts, pictures }: Index): boolean {
-    return maps.some(({ queryText }) => texts[queryText] !== undefined && !pictures[queryText]);
-  }
-
   private get map(): MapInfo {
     return this.index.maps[this.state().map]!;
   }

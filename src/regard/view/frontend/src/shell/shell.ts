@@ -1,22 +1,7 @@
 /** The frame around all views: tabs, the choice of a head, keys, theme and address. */
 
-import { CompareView } from "../compare/compare_view";
-import { legendNodes } from "../drawing/legend";
 import { el } from "../elements/element";
 import { roving } from "../elements/roving";
-import { Menu } from "../elements/menu";
-import { HeadGrids } from "../heads/head_grids";
-import { HeadTable } from "../heads/head_table";
-import { Overview } from "../heads/overview";
-import { Gallery } from "../gallery/gallery";
-import { pressKey } from "../map/keyboard";
-import { mapFiles } from "../map/map_files";
-import { legendOf, type MapStatus } from "../map/map_legend";
-import { choices, facts } from "../map/map_options";
-import { MapView } from "../map/map_view";
-import { PictureView } from "../picture/picture_view";
-import { PredictionsPanel } from "../predictions/predictions_panel";
-import { ReadingBar } from "../reading/reading_bar";
 import { LayerPicker } from "../selection/layer_picker";
 import {
   linked,
@@ -27,36 +12,26 @@ import {
   type State,
   type View,
 } from "../selection/view_state";
-import { AppSource } from "../sources/app_source";
+import { SentenceView } from "../sentence/sentence_view";
 import type { Source } from "../sources/source";
 import type { Index, MapInfo } from "../sources/wire_format";
-import { SentenceView } from "../sentence/sentence_view";
-import { TextView } from "../text/text_view";
-import { TourView } from "../tour/tour_view";
+import type { Desk, Hands } from "../stage/desk";
+import type { Given, LaterViews, MakeLater, Shown } from "../stage/later_part";
 import { Address } from "./address";
+import { TITLES, viewsOf } from "./view_list";
 
-const TITLES: Record<View, string> = {
-  sentence: "Sentence",
-  map: "Map",
-  compare: "Compare",
-  picture: "Picture",
-  overview: "Overview",
-  text: "Text",
-  grids: "Grids",
-  heads: "Heads",
-  learn: "Learn",
-};
 const THEME = "regard-theme";
 /** Tokens up to which the sentence is what is seen first; of longer texts it is the map. */
 const HOME = 5000;
 /** Tokens up to which colours are the weight itself. */
 const LINEAR = 200;
-const KEYS =
-  "Drag or arrow keys: pan. Wheel or +\u00a0−: zoom. 0: all. [\u00a0]: head. {\u00a0}: layer. Shift\u00a0+\u00a0arrows: read cells. Enter: sentence.";
-
 export interface Options {
   /** Keep the view in the address of the page. */
   address: boolean;
+  /** Loads the views that are not needed first. */
+  later: () => Promise<MakeLater>;
+  /** Made where other texts can be read. */
+  desk?: (hands: Hands) => Desk;
   /** A view to start from, and who is told when it changes. */
   view?: Partial<State>;
   changed?: (view: State) => void;
@@ -64,24 +39,16 @@ export interface Options {
 
 export class Shell {
   private state: State;
-  /** Made, like the six below it, where the index has maps. */
-  private mapView!: MapView;
+  /** Made where the index has maps. */
   private sentence!: SentenceView;
-  private compare!: CompareView;
-  private text!: TextView;
-  private overview!: Overview;
-  private picture!: PictureView;
-  private tour!: TourView;
-  private gallery: Gallery | null = null;
-  private bar!: ReadingBar;
-  private saving!: Menu;
-  private grids!: HeadGrids;
-  private heads!: HeadTable;
-  private says: PredictionsPanel | null = null;
+  private make: MakeLater | null = null;
+  private loading: Promise<void> | null = null;
+  /** Made of the index when one of them is opened. */
+  private later: LaterViews | null = null;
+  private shown: Shown | null = null;
+  private desk: Desk | null = null;
   private model = el("span", { class: "model" });
   private stage = el("main", { class: "stage" });
-  private side = el("aside", { class: "side", "aria-label": "How the map is drawn" });
-  private legend = el("div", { class: "legend" });
   private layerPicker = new LayerPicker();
   private tabs = el("nav", { class: "tabs", "aria-label": "Views" });
   private chosen: "light" | "dark" | null = null;
@@ -104,14 +71,13 @@ export class Shell {
     } catch {
       // A page from disk may have no storage; then the system's theme holds.
     }
-    if (source instanceof AppSource)
-      this.gallery = new Gallery(
-        () => source.gallery(),
-        (one) => void this.bar.example(one, () => this.change(read(one.address, this.defaults))),
-      );
     this.open(index);
-    if (source instanceof AppSource)
-      this.says = new PredictionsPanel(source, (part) => this.change(part));
+    this.desk =
+      options.desk?.({
+        change: (part) => this.change(part),
+        visit: (where) => this.change(read(where, this.defaults)),
+        reopen: () => this.reopen(),
+      }) ?? null;
     root.replaceChildren(
       el(
         "header",
@@ -136,8 +102,8 @@ export class Shell {
           "◐",
         ),
       ),
-      source instanceof AppSource ? this.reading(source) : "",
-      el("div", { class: "body" }, this.stage, this.side, this.says?.root),
+      this.desk?.bar ?? "",
+      el("div", { class: "body" }, this.stage, this.desk?.panel),
     );
     this.system.addEventListener("change", () => this.render());
     // A page of its own hears keys wherever they are pressed; a cell of a notebook only its own.
@@ -154,61 +120,62 @@ export class Shell {
 
   /** Views of an index, which are made anew for another one. */
   private open(index: Index): void {
-    const { source } = this;
-    if (this.index !== index && this.index.maps.length) {
-      this.mapView.close();
-      this.sentence.close();
-      this.compare.leave();
-    }
+    if (this.index !== index && this.index.maps.length) this.sentence.close();
+    this.later?.close();
+    this.later = null;
     this.index = index;
     this.model.title = this.model.textContent = index.model;
-    const state = () => this.state;
-    const theme = () => this.theme;
-    const change = (part: Partial<State>, quiet?: boolean) => this.change(part, quiet);
-    this.grids = new HeadGrids(index, state, change, theme);
-    this.heads = new HeadTable(source, index, change);
     if (!index.maps.length) return;
-    this.mapView = new MapView(
-      source,
-      index,
-      state,
-      change,
-      (status) => this.explain(status),
-      theme,
-    );
-    const jump = (query: number, key: number) => {
-      const { set, head } = this.state;
-      this.change({ view: "map", head: set.length === 1 ? set[0]! : head, picked: [query, key] });
-      requestAnimationFrame(() => this.mapView.show(query, key));
-    };
+    const { source, state, change, theme, jump } = this.given;
     this.sentence = new SentenceView(source, index, state, change, theme, jump);
-    this.compare = new CompareView(source, index, state, change, theme);
-    this.text = new TextView(source, index, state, change, theme, jump);
-    this.tour = new TourView(source, index, state, change, this.gallery?.root ?? null);
-    this.saving = new Menu("Save …", mapFiles(this.mapView, index, source, state));
-    this.picture = new PictureView(source, index, state, change);
-    this.overview = new Overview(source, index, state, change, theme);
   }
 
-  /** The place to type another text in, which then takes the place of this one. */
-  private reading(source: AppSource): HTMLElement {
-    let opening: Promise<void> | null = null;
-    const again = (): Promise<void> =>
-      (opening ??= this.reopen().finally(() => {
-        opening = null;
-      }));
-    const show = (map: number, head: number) => this.change({ map, head, set: [], layers: "one" });
-    const read = (edition: number | undefined) => {
-      source.turn(edition);
-      return opening ? opening.then(again, again) : again();
+  /** What views are made of. */
+  private get given(): Given {
+    return {
+      source: this.source,
+      index: this.index,
+      state: () => this.state,
+      change: (part, quiet) => this.change(part, quiet),
+      theme: () => this.theme,
+      jump: (query, key) => this.jump(query, key),
+      gallery: this.desk?.gallery ?? null,
     };
-    const bar = (this.bar = new ReadingBar(source, read, show, source.fresh));
-    // Where the app has gone, what is asked next says so.
-    source.outdated = () =>
-      void again()
-        .then(() => bar.renew())
-        .catch(() => {});
-    return bar.root;
+  }
+
+  private jump(query: number, key: number): void {
+    const { set, head } = this.state;
+    this.change({ view: "map", head: set.length === 1 ? set[0]! : head, picked: [query, key] });
+    void this.load().then(() => requestAnimationFrame(() => this.later?.look(query, key)));
+  }
+
+  /** What fills the stage; nothing while it is being loaded. */
+  private viewed(view: View): Shown | null {
+    if (view === "sentence") return this.sentence;
+    if (!this.make) {
+      void this.load();
+      return null;
+    }
+    this.later ??= this.make(this.given);
+    return this.later.views[view]!;
+  }
+
+  /** Load the later part; where that fails, it is tried again when a view is opened again. */
+  private load(): Promise<void> {
+    return (this.loading ??= this.options.later().then(
+      (make) => {
+        this.make = make;
+        this.render();
+      },
+      (error: unknown) => {
+        this.loading = null;
+        this.wait(`This view could not be opened: ${String(error)}`);
+      },
+    ));
+  }
+
+  private wait(note: string): void {
+    this.stage.replaceChildren(el("p", { class: "note wait" }, note));
   }
 
   private async reopen(): Promise<void> {
@@ -242,20 +209,7 @@ export class Shell {
   }
 
   private get views(): View[] {
-    const { maps, summaries } = this.index;
-    const mapped = maps.length > 0;
-    const there: Record<View, boolean> = {
-      sentence: SentenceView.of(this.index),
-      compare: CompareView.of(this.index, this.source),
-      map: mapped,
-      picture: PictureView.of(this.index),
-      overview: mapped,
-      text: mapped,
-      grids: summaries.length > 0,
-      heads: true,
-      learn: TourView.of(this.source, this.index),
-    };
-    return (Object.keys(TITLES) as View[]).filter((view) => there[view]);
+    return viewsOf(this.index, this.source);
   }
 
   /** What suits a text: words are read as a sentence, as long as they can be. */
@@ -321,29 +275,17 @@ export class Shell {
     if (this.map) this.layerPicker.render(this.index.maps, this.state, (part) => this.change(part));
     // Tables and grids show all heads alike.
     this.layerPicker.root.hidden = !this.map || view === "heads" || view === "grids";
-    const views = {
-      sentence: this.sentence,
-      compare: this.compare,
-      map: this.mapView,
-      picture: this.picture,
-      overview: this.overview,
-      text: this.text,
-      grids: this.grids,
-      heads: this.heads,
-      learn: this.tour,
-    };
-    if (this.stage.firstChild !== views[view].root) {
-      this.stage.replaceChildren(views[view].root);
-      for (const each of [this.compare, this.overview, this.heads])
-        if (each !== views[view]) each?.leave();
+    const shown = this.viewed(view);
+    if (shown !== this.shown) {
+      this.shown?.leave?.();
+      this.shown?.side?.remove();
+      this.shown = shown;
+      if (shown) this.stage.replaceChildren(shown.root);
+      if (shown?.side) this.stage.after(shown.side);
     }
-    this.side.hidden = view !== "map";
-    if (view === "map" && this.map) {
-      this.renderSide(this.map);
-      this.mapView.point(null);
-      this.mapView.draw();
-    } else if (view !== "map") void views[view].show();
-    this.says?.show(this.state, this.index);
+    if (shown) void shown.show();
+    else this.wait("Opening …");
+    this.desk?.show(this.state, this.index);
   }
 
   /** Past all that stands above: to the first thing in the view that takes keys. */
@@ -372,33 +314,6 @@ export class Shell {
     if (focused) this.tabs.querySelector<HTMLElement>("[aria-current]")?.focus();
   }
 
-  private renderSide(map: MapInfo): void {
-    const focused = document.activeElement as HTMLInputElement | null;
-    const again = focused?.closest(".side") ? focused.value : null;
-    const { mapView } = this;
-    this.side.replaceChildren(
-      this.legend,
-      ...choices(this.state, this.index.quantities, (part) => this.change(part)),
-      el(
-        "div",
-        { class: "buttons", role: "group", "aria-label": "Zoom" },
-        el("button", { onclick: () => mapView.zoom(1.6), "aria-label": "Zoom in" }, "+"),
-        el("button", { onclick: () => mapView.zoom(1 / 1.6), "aria-label": "Zoom out" }, "−"),
-        el("button", { onclick: () => mapView.all() }, "Whole text"),
-      ),
-      facts(map),
-      this.saving.root,
-      el("p", { class: "note keys" }, KEYS),
-    );
-    if (again) this.side.querySelector<HTMLElement>(`input[value="${CSS.escape(again)}"]`)?.focus();
-  }
-
-  private explain(status: MapStatus): void {
-    const legend = legendOf(status, this.state, this.index.quantities);
-    this.side.dataset["level"] = String(status.level);
-    this.legend.replaceChildren(...legendNodes(legend, status.failed, this.theme));
-  }
-
   private key(event: KeyboardEvent): void {
     const target = event.target as HTMLElement;
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
@@ -412,16 +327,7 @@ export class Shell {
       });
     else if (event.key === "{" || event.key === "}")
       this.change({ map: step(map, event.key === "}" ? 1 : -1, this.layers.length), set: [] });
-    else if (this.state.view === "map" && (target === document.body || heard(target, event.key)))
-      return pressKey(event, this.mapView);
-    else if (this.state.view === "sentence" && this.sentence.key(event)) event.preventDefault();
-    else return;
+    else if (!this.shown?.key?.(event)) return;
     event.preventDefault();
   }
-}
-
-/** Whether a key that was pressed on a control is none of its own. */
-function heard(control: HTMLElement, key: string): boolean {
-  if (control.closest("canvas, [role='menu'], .words")) return false;
-  return control.closest("input") ? "+=-0".includes(key) : key !== "Enter" && key !== " ";
 }

@@ -18,7 +18,7 @@ import base from "./base.css";
 import narrow from "./narrow.css";
 import shell from "./shell.css";
 
-const PACKED = [
+export const STYLE = [
   base,
   shell,
   map,
@@ -37,9 +37,3 @@ const PACKED = [
   reading,
   predictions,
 ].join("");
-
-/** What the build wrote as signs, put back: see packed_style.mjs. */
-export const STYLE = STYLE_CODES.reduceRight(
-  (text, code) => text.replaceAll(code[0]!, code.slice(1)),
-  PACKED,
-);

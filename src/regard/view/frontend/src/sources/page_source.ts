@@ -1,6 +1,14 @@
 /** The page: everything is in the document that it is read from. */
 
-import { shown, type Cell, type Line, type Place, type Source, type Strongest } from "./source";
+import {
+  shown,
+  type Cell,
+  type Line,
+  type Pair,
+  type Place,
+  type Source,
+  type Strongest,
+} from "./source";
 import {
   extent,
   readHalves,
@@ -109,6 +117,37 @@ export class PageSource implements Source {
     const most = tile.most[row * tile.columns + column]!;
     const last = strongest.weights[(query + 1) * strongest.count - 1]!;
     return { weight: Math.min(most, last), rank: null };
+  }
+
+  async pairs(map: number, head: number, count: number, first: number): Promise<Pair[] | null> {
+    const { queries, keys } = this.of(map);
+    const best = Array.from({ length: queries }, (_, query): Pair => ({
+      query,
+      key: 0,
+      weight: 0,
+    }));
+    const offer = (query: number, key: number, weight: number) => {
+      if (key >= first && weight > best[query]!.weight) best[query] = { query, key, weight };
+    };
+    const strongest = await this.strongest(map, head);
+    if (strongest)
+      strongest.keys.forEach((key, i) =>
+        offer(Math.floor(i / strongest.count), key, strongest.weights[i]!),
+      );
+    else if (this.finest(map)) return null;
+    else
+      for (let row = 0; row * SIDE < queries; row++)
+        for (let column = 0; column * SIDE < keys; column++) {
+          const tile = await this.tile({ map, head, level: 0, row, column, quantity: "weight" });
+          tile.mean.forEach((weight, i) => {
+            const query = row * SIDE + Math.floor(i / tile.columns);
+            offer(query, column * SIDE + (i % tile.columns), weight);
+          });
+        }
+    return best
+      .filter(({ weight }) => weight > 0)
+      .sort((a, b) => b.weight - a.weight)
+      .slice(0, count);
   }
 
   tour(): Promise<Tour | null> {

@@ -1,6 +1,6 @@
 /** A source that computes what is asked for. */
 
-import type { Cell, Line, Place, Source } from "./source";
+import type { Cell, Line, Pair, Place, Source } from "./source";
 import { readTile, type Index, type Statistics, type Tile, type Tour } from "./wire_format";
 
 const AT_ONCE = 4;
@@ -53,6 +53,15 @@ export abstract class RemoteSource implements Source {
   async cell(place: Place, query: number, key: number, signal?: AbortSignal): Promise<Cell> {
     const { map, head, quantity } = place;
     return this.json<Cell>("cell", { map, head, quantity, query, key }, signal);
+  }
+  pairs(
+    map: number,
+    head: number,
+    count: number,
+    first: number,
+    signal: AbortSignal,
+  ): Promise<Pair[]> {
+    return this.json("pairs", { map, head, count, first }, signal);
   }
 
   tour(map: number, head: number, pair: number[], signal?: AbortSignal): Promise<Tour> {

@@ -18,6 +18,13 @@ export interface Cell {
   rank: number | null;
 }
 
+/** A pair that stands out, and its weight. */
+export interface Pair {
+  query: number;
+  key: number;
+  weight: number;
+}
+
 /** A row or column of a map. Where it is not exact everywhere, the places where it is. */
 export interface Line {
   weights: Float32Array;
@@ -48,6 +55,15 @@ export interface Source {
   column(map: number, heads: number[], key: number, signal?: AbortSignal): Promise<Line>;
   cell(place: Place, query: number, key: number, signal?: AbortSignal): Promise<Cell | null>;
   strongest(map: number, head: number): Promise<Strongest | null>;
+  /** The strongest pairs, one for each query at most; keys before the first are set aside. Null
+   * where nobody knows them. */
+  pairs(
+    map: number,
+    head: number,
+    count: number,
+    first: number,
+    signal: AbortSignal,
+  ): Promise<Pair[] | null>;
   /** How the weight of a pair comes about; of no pair, of one that shows what the head does. */
   tour(map: number, head: number, pair: number[], signal?: AbortSignal): Promise<Tour | null>;
   /** A head as a PDF with its fonts in it, where there is someone to draw it. */

@@ -31,6 +31,11 @@ export class WidgetSource extends RemoteSource {
     this.model.off("msg:custom", this.heard as never);
   }
 
+  /** A part of the program. */
+  async program(name: string): Promise<Blob> {
+    return new Blob([await this.ask("program", { name })], { type: "text/javascript" });
+  }
+
   private heard = (content: { number: string; error?: string }, buffers: DataView[]): void => {
     const waiting = this.open.get(content.number);
     this.open.delete(content.number);

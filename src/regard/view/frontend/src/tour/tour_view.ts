@@ -23,10 +23,6 @@ export class TourView {
     this.root.append(this.place, below ?? "");
   }
 
-  static of(source: Source, { maps, tour }: Index): boolean {
-    return maps.length > 0 && (source.kind === "app" || Boolean(tour));
-  }
-
   async show(): Promise<void> {
     const { map, head, picked } = this.state();
     const asked = JSON.stringify([map, head, picked]);
