@@ -202,7 +202,7 @@ MASKS = {
 def test_scores_are_those_of_every_pair_of_n_by_n(
     name: str, pairs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight_blocks, "PAIRS", pairs)
+    monkeypatch.setitem(weight_blocks.PAIRS, "cpu", pairs)
     torch.manual_seed(3)
     model = Reads(MASKS[name]).eval()
     lengths = [15, 15, 15] if name == "apart" else [15, 9, 12]
@@ -443,7 +443,7 @@ def test_the_sweep_holds_few_weights_at_once(monkeypatch: pytest.MonkeyPatch) ->
         return found
 
     monkeypatch.setattr(type(trace.second_pass), "weights", counted)
-    monkeypatch.setattr(weight_blocks, "PAIRS", 2 * 50 * n)
+    monkeypatch.setitem(weight_blocks.PAIRS, "cpu", 2 * 50 * n)
     side = Side(torch.ones(1, n, dtype=torch.bool), torch.randint(9, (1, n)))
     sums = call_sums(trace, Sides(side, side, True))
     assert max(most) <= 2 * 50 * n

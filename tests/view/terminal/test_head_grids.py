@@ -97,7 +97,7 @@ def test_long_texts_are_measured_by_evenly_spaced_rows(monkeypatch: pytest.Monke
         "weights",
         lambda self, x, lse, q, k: asked.append(len(q)) or weights(self, x, lse, q, k),
     )
-    monkeypatch.setattr(weight_blocks, "PAIRS", 2 * 100 * n)
+    monkeypatch.setitem(weight_blocks.PAIRS, "cpu", 2 * 100 * n)
     assert head_figures(t).distance[0][0] == pytest.approx((n - 1) / 4, rel=0.01)
     assert sum(asked) == heads.ROWS
     assert max(asked) == 100

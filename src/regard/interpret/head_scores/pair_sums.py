@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
+from torch.nn.functional import pad
 
 from regard.interpret.head_scores.sides import Sides
 from regard.interpret.head_scores.weight_blocks import (
@@ -157,16 +158,10 @@ class _Sweep:
         w: Float[Tensor, "b h q k"],
         seen: Bool[Tensor, "b q k"],
     ) -> None:
-        # Where query q0 + i and key k0 + j are `offset` apart, j - i is the same.
-        first = int(q[0]) + self.x.shape.K - self.x.shape.Q - int(k[0])
-        for place in range(OFFSETS):
-            diagonal = first - (place - REACH)
-            if not -len(q) < diagonal < len(k):
-                continue
-            many = seen.diagonal(diagonal, 1, 2).sum(-1)
-            if bool(many.any()):
-                self.offset_rows[:, place] += many
-                self.offset_sums[..., place] += w.diagonal(diagonal, 2, 3).sum(-1)
+        # The first key, of those that are there, at the farthest offset of the first query.
+        first = int(q[0]) + self.x.shape.K - self.x.shape.Q - REACH - int(k[0])
+        self.offset_rows += _by_offset(seen, first).sum(-2)
+        self.offset_sums += _by_offset(w, first).sum(-2, dtype=torch.float64)
 
     def _arcs(
         self,
@@ -185,6 +180,22 @@ class _Sweep:
         shown = seen[b, i, j][:, None].expand_as(mine)
         hit = (mine >= most) & shown
         self.arc_weights[at] = torch.stack([mine, hit.to(w.dtype), shown.to(w.dtype)], -1)
+
+
+def _by_offset(pairs: Shaped[Tensor, "*lead q k"], first: int) -> Shaped[Tensor, "*lead q offsets"]:
+    """What each query has at each offset, the farthest later key first. Offset REACH of the first
+    query is column `first`, of the next query the column after it; 0 where there is none."""
+    rows = pairs.shape[-2]
+    width = rows + OFFSETS - 1
+    near = pairs[..., max(first, 0) : max(first + width, 0)]
+    left = min(max(-first, 0), width)
+    near = pad(near, (left, width - left - near.shape[-1])).contiguous()
+    # Row i begins at column i: one column further on with each row.
+    strides = near.stride()
+    slanted = near.as_strided(
+        (*near.shape[:-1], OFFSETS), (*strides[:-2], strides[-2] + 1, strides[-1])
+    )
+    return slanted.flip(-1)
 
 
 def _heads(trace: Trace, head: int) -> Trace:

@@ -17,8 +17,9 @@ from regard.seen import open_places, outline_of
 from regard.stopping import step
 from regard.traces import Trace
 
-PAIRS = 1 << 22
-"""Weights, of all batch entries and heads together, that are held at once."""
+PAIRS = {"cpu": 1 << 22, "cuda": 1 << 26}
+"""Weights, of all batch entries and heads together, that are held at once: a card is sooner done
+with few of them than Python with its next call."""
 
 
 class Block(NamedTuple):
@@ -35,7 +36,8 @@ def blocks(trace: Trace, queries: Int[Tensor, "q"] | None = None) -> Iterator[Bl
     B, H, Q, K = x.shape
     every = torch.arange(Q, device=x.q.device) if queries is None else queries
     start, stop = _edges(x)
-    for q in every.split(max(1, PAIRS // max(B * H * K, 1))):
+    most = PAIRS.get(x.q.device.type, PAIRS["cpu"])
+    for q in every.split(max(1, most // max(B * H * K, 1))):
         step()
         low, high = int(start[q].min()), int(stop[q].max())
         # A row that sees nothing still counts as one: its weights are 0.
