@@ -3,6 +3,7 @@ the left, packed sequences, caches of both kinds, prompts in parts, encoders wit
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -166,3 +167,28 @@ def test_one_row_of_a_mask_for_all_queries() -> None:
 def test_arguments_of_the_whole_model_are_passed_over(name: str) -> None:
     """As LLaVA hands them down to each layer."""
     attend(2, 2, **{name: torch.ones(1)})
+
+
+def test_models_that_join_masks_get_masks_that_are_added() -> None:
+    """DeepSeek V4 lets queries see compressed keys, for which it puts zeros beside the mask: in a
+    boolean one they would be hidden. transformers takes no "sdpa" for it."""
+    if not hasattr(transformers, "DeepseekV4Config"):
+        pytest.skip("transformers does not have the family")
+    config = transformers.DeepseekV4Config(
+        vocab_size=200, hidden_size=32, num_attention_heads=4, num_key_value_heads=1,
+        num_hidden_layers=1, num_experts_per_tok=2, moe_intermediate_size=16,
+        max_position_embeddings=64, head_dim=16, partial_rotary_factor=0.5, q_lora_rank=16,
+        o_groups=2, o_lora_rank=8, n_routed_experts=4, n_shared_experts=1, mlp_layer_types=["moe"],
+        layer_types=["compressed_sparse_attention"], sliding_window=8, hc_mult=2,
+        hc_sinkhorn_iters=3, index_n_heads=2, index_head_dim=16, index_topk=2,
+        num_nextn_predict_layers=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    eager, ours = (
+        transformers.DeepseekV4Model._from_config(deepcopy(config), attn_implementation=name)
+        for name in ("eager", "regard")
+    )
+    ours.eval().load_state_dict(enlivened(eager).state_dict())
+    with torch.no_grad():
+        want, got = (model(input_ids=tokens()).last_hidden_state for model in (eager, ours))
+    close(got, want)

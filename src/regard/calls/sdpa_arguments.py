@@ -7,6 +7,7 @@ from torch import Tensor
 
 from regard import biases, masks
 from regard.biases.bias import Bias
+from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.masks.convert import is_causal_bias
 
@@ -15,7 +16,13 @@ def mask_and_bias(attn_mask: Tensor | None, is_causal: bool) -> tuple[Mask | Non
     """Its mask: True may be seen, floats are added to the logits, causal is from the start."""
     if attn_mask is None or is_causal_bias(attn_mask):
         return masks.from_sdpa(attn_mask, is_causal), None
-    shown = attn_mask if attn_mask.ndim < 2 else four_axes(attn_mask)
+    if attn_mask.ndim < 2:
+        raise RegardError(
+            "the axes of this mask could mean several things",
+            got=str(list(attn_mask.shape)),
+            accepted="[Q, K] or [B, H, Q, K]",
+        )
+    shown = four_axes(attn_mask)
     if attn_mask.dtype == torch.bool:
         return masks.from_sdpa(shown, is_causal), None
     return masks.from_sdpa(None, is_causal), biases.dense(shown)

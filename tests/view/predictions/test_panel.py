@@ -52,7 +52,7 @@ def test_what_if_heads_and_edges_are_off(open_page: Open, app: App) -> None:
     tab.get_by_role("button", name="Layer 1 · head 2", exact=True).click()
     until(tab, "document.querySelectorAll('.bars.compared .share.after').length === 10")
     assert all(len(row) == 3 for row in shares(tab))
-    tab.get_by_role("button", name="→").first.click()
+    tab.locator(".offers").get_by_role("button", name="→").first.click()
     tab.get_by_role("button", name="Layer 1 · all heads", exact=True).click()
     until(tab, "document.querySelectorAll('.chip').length === 3")
     assert tab.get_by_role("button", name="Layer 1 · head 2", exact=True).is_disabled()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.view.browsing import MAP, Open, tip_weight, until
+from tests.view.browsing import MAP, Open, spot, tip_weight, until
 
 pytestmark = pytest.mark.xdist_group("browser")
 
 
 def test_a_finger_reads_a_weight(open_page: Open, short_page: str) -> None:
     tab = open_page(f"{short_page}#view=map", has_touch=True)
-    box = tab.locator(MAP).bounding_box()
+    plot = tab.locator(MAP)
+    box = plot.bounding_box()
     assert box
-    tab.touchscreen.tap(box["x"] + 130, box["y"] + box["height"] - 120)
+    x, y = spot(plot, 30.5, 2.5, 40)
+    tab.touchscreen.tap(box["x"] + x, box["y"] + y)
     assert tip_weight(tab.locator(".tip")) > 0
     tab.wait_for_timeout(200)
     assert tab.locator(".tip").is_visible()

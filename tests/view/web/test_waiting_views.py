@@ -8,7 +8,7 @@ import pytest
 
 from regard.seen import Seen
 from regard.view.web import App
-from tests.view.browsing import MAP, Open, until
+from tests.view.browsing import MAP, Open, spot, until
 from tests.view.toys import seen, tokens
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def test_tiles_that_are_to_come_look_like_no_mask(open_page: Open, short: Seen) 
         until(tab, "document.querySelector('canvas.map')?.dataset.level === '0'")
         tab.wait_for_timeout(200)
         # Stripes: a spot of 12 × 12 pixels has more colours than one.
-        assert tab.evaluate(PIXEL, [150, 500]) > 1
+        assert tab.evaluate(PIXEL, spot(tab.locator("canvas.map"), 30, 2, 40)) > 1
         assert waiting
         tab.unroute("**/tile?*map=1&head=3*")
         tab.wait_for_selector(MAP)

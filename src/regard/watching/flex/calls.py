@@ -159,7 +159,7 @@ def called(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if calls is None or call is None:
         return own(*args, **kwargs)
     compiled = eval_frame.get_eval_frame_callback() not in (None, False)
-    if changes():
+    if _changes():
         if call.more:
             raise RegardError(
                 "the output of this attention cannot be changed",
@@ -172,6 +172,11 @@ def called(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     answer = own(*args, **kwargs)
     calls.look(call, compiled=compiled)
     return answer
+
+
+@uncompiled
+def _changes() -> bool:
+    return changes()
 
 
 @uncompiled

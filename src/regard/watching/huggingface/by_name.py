@@ -14,7 +14,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask, sdpa_
 from regard.errors import RegardWarning
 from regard.watching.huggingface.attention import attend, attend_in_graph
 from regard.watching.huggingface.mask_maker import make_mask
-from regard.watching.huggingface.modules import by_hand
+from regard.watching.huggingface.modules import adds_masks, by_hand
 from regard.watching.huggingface.switch import own_functions
 
 NAME = "regard"
@@ -39,6 +39,8 @@ def _make_mask(*args: Any, **how: Any) -> Any:
     if by_hand(kind):
         if not torch.compiler.is_compiling():
             _warn_once(kind.__name__)
+        return eager_mask(*args, **how)
+    if adds_masks(kind):
         return eager_mask(*args, **how)
     # A graph holds tensors, and no masks that pass for them.
     return (sdpa_mask if torch.compiler.is_compiling() else make_mask)(*args, **how)

@@ -105,11 +105,30 @@ def by_hand(config: type) -> bool:
     return _by_hand_config(config)
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def adds_masks(config: type) -> bool:
+    """Whether all models with configs of a class are written for masks that are added to logits:
+    transformers lets them have no other attention than "eager". Some join a mask with others of
+    their own, or compute part of attention by hand."""
+    return _adds_masks_config(config)
+
+
 @cache
 def _by_hand_config(config: type) -> bool:
-    # Asked while one of them runs, so they are there.
-    found = [kind for kind in _below(PreTrainedModel) if kind.config_class is config]
+    found = _models_with(config)
     return bool(found) and not any(map(_kind_settable, found))
+
+
+@cache
+def _adds_masks_config(config: type) -> bool:
+    fused = ("_supports_sdpa", "_supports_flash_attn", "_supports_flex_attn")
+    found = _models_with(config)
+    return bool(found) and not any(getattr(kind, name, False) for kind in found for name in fused)
+
+
+def _models_with(config: type) -> list[Any]:
+    # Asked while one of them runs, so they are there.
+    return [kind for kind in _below(PreTrainedModel) if kind.config_class is config]
 
 
 def _below(kind: Any) -> Iterator[Any]:
