@@ -76,11 +76,11 @@ def test_no_seeds_are_refused() -> None:
 def test_the_command_takes_as_many_seeds_as_the_experiment_says_or_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seeds = []
+    seeds, found = [], roles.run(steps=1, width=8, batch=2)
 
     def run(*, seed: int = 0, progress: Tell | None = None, **how: object) -> Result:
         seeds.append(seed)
-        return replace(roles.run(steps=1, width=8, batch=2), settings={"seed": seed, **how})
+        return replace(found, settings={"seed": seed, **how})
 
     monkeypatch.setattr(lab_command, "experiment", lambda _: Experiment(ABOUT, run))
     asked = (([], [0, 1, 2]), (["--seeds", "1", "--seed", "5"], [5]), (["--full"], [0]))

@@ -40,8 +40,9 @@ def open_page(browser: Any) -> Iterator[Open]:
             complaints.append(f"asked for {request.url}")
 
     def said(message: Any) -> None:
-        # Where nobody listens any more, the app was closed before the page that still asks it.
-        if not message.text.endswith("net::ERR_CONNECTION_REFUSED"):
+        # Where nobody listens any more, the app was closed before the page that still asks it, or
+        # while it was asking.
+        if not message.text.endswith(("net::ERR_CONNECTION_REFUSED", "net::ERR_CONNECTION_RESET")):
             complaints.append(message.text)
 
     def opened(url: str, **how: object) -> Any:
