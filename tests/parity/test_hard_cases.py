@@ -53,7 +53,7 @@ every_plain_tracer = pytest.mark.parametrize("backend", ["reference", "tiled"])
 def second_pass(backend: str) -> Any:
     """Who answers questions about a backend's traces; PyTorch's kernels leave none."""
     if backend == "triton":
-        from regard.backends.triton.second_pass import TritonPass
+        from regard.backends.triton.questions.second_pass import TritonPass
 
         return TritonPass()
     return {"reference": ReferencePass(), "tiled": TiledPass(), "sdpa": None}[backend]

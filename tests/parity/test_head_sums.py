@@ -170,7 +170,7 @@ def test_under_a_transform_nothing_is_launched() -> None:
 
 @pytest.mark.interpreted
 def test_a_monitor_reports_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.backends.triton.second_pass import TritonPass
+    from regard.backends.triton.questions.second_pass import TritonPass
 
     torch.manual_seed(0)
     given = torch.randn(3, 1, 2, 20, 16).to(cases.DEVICE)

@@ -71,7 +71,7 @@ def test_fresh_memory_is_poisoned() -> None:
 @pytest.mark.parametrize("case", odd_cases(), ids=name)
 def test_kernels_in_poisoned_memory(case: Case) -> None:
     from regard.backends.triton import Triton
-    from regard.backends.triton.second_pass import TritonPass
+    from regard.backends.triton.questions.second_pass import TritonPass
 
     if cases.DEVICE == "cpu" and case.sizes.K > INTERPRETED:
         pytest.skip("too long to interpret")
@@ -85,7 +85,7 @@ def test_kernels_in_poisoned_memory(case: Case) -> None:
 def test_one_key_in_poisoned_memory(mask: str) -> None:
     """Plain arithmetic happens to be exact here, so it cannot say what precision costs."""
     from regard.backends.triton import Triton
-    from regard.backends.triton.second_pass import TritonPass
+    from regard.backends.triton.questions.second_pass import TritonPass
 
     D = 80
     case = Case(mask, dtype=torch.bfloat16, sizes=Sizes(B=2, H=2, G=2, Q=1, K=1, D=D, E=D))

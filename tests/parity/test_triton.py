@@ -76,7 +76,7 @@ def test_all_pairs_meet() -> None:
 @pytest.mark.parametrize("case", every_pair(), ids=str)
 def test_kernels(case: Case) -> None:
     from regard.backends.triton import Triton
-    from regard.backends.triton.second_pass import TritonPass
+    from regard.backends.triton.questions.second_pass import TritonPass
 
     inputs, learned = case.build()
     assert Triton().refuses(inputs, statistics=True) == []
@@ -157,7 +157,7 @@ def test_the_first_key_told_by_the_forward_pass(
 def test_the_first_key_of_one_call_after_the_other(mask: str) -> None:
     """What was looked up for the first is used for the second, whose numbers are others."""
     from regard.backends.tiled import TiledPass
-    from regard.backends.triton.second_pass import TritonPass
+    from regard.backends.triton.questions.second_pass import TritonPass
 
     inputs, _ = Case(mask, dtype=torch.bfloat16, sizes=SMALL).build()
     second, want = TritonPass(), TiledPass()
@@ -187,7 +187,7 @@ def test_heads_of_a_group_fill_several_tiles(mask: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("D", "E"), [(1, 40), (16, 1), (33, 16)])
 def test_widths(D: int, E: int) -> None:
     from regard.backends.triton import Triton
-    from regard.backends.triton.second_pass import TritonPass
+    from regard.backends.triton.questions.second_pass import TritonPass
 
     case = Case("causal", sizes=Sizes(B=1, H=2, G=1, Q=17, K=17, D=D, E=E))
     inputs, learned = case.build()
@@ -200,7 +200,7 @@ def test_lists_of_tiles_end_with_the_last_query_and_key(monkeypatch: pytest.Monk
     """A mask that hides nothing, but is walked by lists: its last tiles stick out."""
     from regard.backends.triton import Triton
     from regard.backends.triton.layout import is_simple
-    from regard.backends.triton.second_pass import TritonPass
+    from regard.backends.triton.questions.second_pass import TritonPass
 
     every = masks.prefix(SMALL.K) | masks.window(3, 3)
     monkeypatch.setitem(MASKS, "all by lists", lambda s: every)
@@ -217,7 +217,7 @@ def test_lists_of_tiles_end_with_the_last_query_and_key(monkeypatch: pytest.Monk
 def test_as_set_for_real_calls(mask: str, n: int, D: int) -> None:
     """Also where a GPU has kernels of its own for such widths, and where cuDNN attends."""
     from regard.backends.triton import Triton
-    from regard.backends.triton.second_pass import TritonPass
+    from regard.backends.triton.questions.second_pass import TritonPass
 
     if cases.DEVICE == "cpu":
         pytest.skip("interpreted ones are tried in poisoned memory")
@@ -235,7 +235,7 @@ def test_as_set_for_real_calls(mask: str, n: int, D: int) -> None:
 def test_wide_heads_with_a_bias(mask: str, dtype: torch.dtype, D: int) -> None:
     """The tiles that are set for them fit into a multiprocessor."""
     from regard.backends.triton import Triton
-    from regard.backends.triton.second_pass import TritonPass
+    from regard.backends.triton.questions.second_pass import TritonPass
 
     if cases.DEVICE == "cpu":
         pytest.skip("only a GPU runs out of shared memory")

@@ -189,7 +189,7 @@ def test_cells_that_divide_tiles(
 
 
 def test_which_cells_divide_tiles() -> None:
-    from regard.backends.triton.maps import _Fine
+    from regard.backends.triton.questions.maps import _Fine
     from regard.backends.triton.tuning import Looking
 
     def fine(n: int, cells: int) -> tuple[int, int, int] | None:

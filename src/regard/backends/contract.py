@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.inputs import AttentionInputs
@@ -172,6 +172,27 @@ class SecondPass(Protocol):
     def head_sums(self, inputs: AttentionInputs, rows: Rows) -> Float[Tensor, "n b h"] | None:
         """The `HEAD_SUMS` of each head, without waiting for the device; None unless that is one
         launch, since whoever asks can add them up by plain operations too."""
+        return None
+
+    def offset_sums(
+        self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], reach: int
+    ) -> Float[Tensor, "b h offsets"] | None:
+        """What all queries give to the key at each offset, from `reach` places later to as many
+        earlier; queries are the last places of the keys. None where whoever asks adds them up as
+        soon from weights."""
+        return None
+
+    def kin_mass(
+        self,
+        inputs: AttentionInputs,
+        lse: Float[Tensor, "b h q"],
+        asks: Int[Tensor, "b q"],
+        holds: Int[Tensor, "b k"],
+        *,
+        earlier: bool,
+    ) -> tuple[Float[Tensor, "b h q"], Bool[Tensor, "b q"]] | None:
+        """What each query gives to the keys whose kind it asks for, only to `earlier` ones if that
+        is said, and whether it may see any. None as above."""
         return None
 
     def logits(

@@ -48,7 +48,7 @@ class Triton:
         return repeated(inputs, statistics=statistics)
 
     def questions(self) -> SecondPass:
-        from regard.backends.triton.second_pass import TritonPass
+        from regard.backends.triton.questions.second_pass import TritonPass
 
         return TritonPass()
 

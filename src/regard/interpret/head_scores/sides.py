@@ -10,6 +10,9 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+NOTHING = -1
+"""In place of a token, which is 0 or more."""
+
 
 @dataclass(frozen=True, eq=False)
 class Side:
@@ -35,6 +38,14 @@ class Side:
     def first(self) -> Int[Tensor, "b"]:
         """The first place that is no padding."""
         return self.real.int().argmax(1)
+
+    @cached_property
+    def kinds(self) -> tuple[Int[Tensor, "b n"], Int[Tensor, "b n"]]:
+        """For each key, its own token, and the token that it follows; NOTHING for padding."""
+        assert self.ids is not None
+        before = torch.cat([self.ids[:, :1], self.ids[:, :-1]], 1)
+        follows = self.real & torch.cat([torch.zeros_like(self.real[:, :1]), self.real[:, :-1]], 1)
+        return self.ids.where(self.real, NOTHING), before.where(follows, NOTHING)
 
     def among(self, ids: Int[Tensor, "v"]) -> Bool[Tensor, "b n"]:
         """The places of some tokens, the first place of a sequence aside."""

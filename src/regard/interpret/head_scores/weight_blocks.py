@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
-from regard.masks.algebra import pairs
+from regard.masks.algebra import And, Mask, pairs
 from regard.masks.tiles import band_edges
 from regard.seen import open_places, outline_of
 from regard.stopping import step
@@ -55,6 +55,30 @@ def open_pairs(
     if isinstance(x.bias, Dense):
         allowed = allowed & (x.bias.at(queries, keys) != -torch.inf)
     return allowed
+
+
+def open_at(
+    x: AttentionInputs, queries: Int[Tensor, "*at"], keys: Int[Tensor, "*at"]
+) -> Bool[Tensor, "b *at"]:
+    """Which of some pairs, given one by one, are allowed: [B or 1, *at]. Masks that differ between
+    heads, and biases that hide pairs, are not asked."""
+    allowed = torch.ones(1, 1, 1, dtype=torch.bool, device=queries.device)
+    if x.mask is None:
+        return allowed
+    entry = torch.arange(x.mask.batch, device=queries.device)[:, None, None]
+    return x.mask.allows(entry, torch.zeros_like(entry), queries[None], keys[None])
+
+
+def looks_back(x: AttentionInputs) -> bool:
+    """Whether it is plain that no query sees a key later than itself."""
+
+    def ends(mask: Mask) -> bool:
+        band = mask.band()
+        if band is not None:
+            return band[1] <= x.shape.K - x.shape.Q
+        return isinstance(mask, And) and (ends(mask.left) or ends(mask.right))
+
+    return x.mask is not None and ends(x.mask)
 
 
 def apart(x: AttentionInputs) -> bool:

@@ -17,16 +17,18 @@ from triton.backends.nvidia import compiler
 
 from regard import biases, masks
 from regard.backends.passes import Pull
-from regard.backends.triton import second_pass
 from regard.backends.triton.backward import backward
 from regard.backends.triton.cards import CARDS, Card, standing_for
 from regard.backends.triton.forward import forward
 from regard.backends.triton.launches.launched import Collected
-from regard.backends.triton.maps import pooled_map
-from regard.backends.triton.mean_logits import mean_logits
+from regard.backends.triton.layout import is_told
 from regard.backends.triton.prepared.common_calls import Asked, launches, rows
 from regard.backends.triton.prepared.prebuild import standing_in
-from regard.backends.triton.top_keys import top_keys
+from regard.backends.triton.questions import second_pass
+from regard.backends.triton.questions.maps import pooled_map
+from regard.backends.triton.questions.mean_logits import mean_logits
+from regard.backends.triton.questions.pair_sums import kin_mass, offset_sums
+from regard.backends.triton.questions.top_keys import top_keys
 from regard.backends.triton.tuning import looking_settings
 from regard.inputs import AttentionInputs, check
 
@@ -116,6 +118,17 @@ def looked_at(x: AttentionInputs) -> Iterator[Asked]:
     yield partial(top_keys, x, looking_settings(x), rows(x), 64)
     yield partial(mean_logits, x, looking_settings(x))
     yield partial(mapped, x)
+    if is_told(x.mask, x.shape, x.q.device):
+        yield partial(offset_sums, x, looking_settings(x), rows(x), 64)
+        yield partial(of_own_kind, x)
+
+
+def of_own_kind(x: AttentionInputs) -> None:
+    """What queries give to keys of their own kind."""
+    asks, holds = (
+        torch.empty(x.shape.B, n, dtype=torch.int64, device=x.q.device) for n in x.shape[2:]
+    )
+    kin_mass(x, looking_settings(x), rows(x), asks, holds, earlier=True)
 
 
 def mapped(x: AttentionInputs) -> None:

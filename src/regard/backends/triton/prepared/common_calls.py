@@ -12,12 +12,13 @@ from torch import Tensor
 from regard import masks
 from regard.backends.contract import Rows
 from regard.backends.passes import Pull
-from regard.backends.triton import arguments, second_pass
+from regard.backends.triton import arguments
 from regard.backends.triton.backward import backward
 from regard.backends.triton.forward import forward
-from regard.backends.triton.head_sums import sums_of_heads
 from regard.backends.triton.launches.launched import Collected, collected
-from regard.backends.triton.maps import pooled_map
+from regard.backends.triton.questions import second_pass
+from regard.backends.triton.questions.head_sums import sums_of_heads
+from regard.backends.triton.questions.maps import pooled_map
 from regard.backends.triton.tuning import looking_settings
 from regard.inputs import AttentionInputs, check
 

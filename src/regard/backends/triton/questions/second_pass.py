@@ -1,8 +1,7 @@
 """Questions about the weights, answered by walking over q and k once more with lse in hand.
 
 What each key received owns a tile of keys and sums over queries; the other questions own a tile of
-queries. Nothing of size n×n is written. Pooled maps, the strongest keys and means of logits have
-files of their own: maps.py, top_keys.py and mean_logits.py.
+queries. Nothing of size n×n is written. Other questions have files of their own beside this one.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.backends.contract import Pool, Rows, Top
@@ -29,12 +28,9 @@ from regard.backends.triton.arguments import (
     sizes,
     tiles_of,
 )
-from regard.backends.triton.head_sums import kind_of_sums, memory_for_sums, sums_of_heads
 from regard.backends.triton.hopper.received import received_on_hopper
 from regard.backends.triton.launches.launched import launched, recorded
 from regard.backends.triton.layout import is_told, rule_of
-from regard.backends.triton.maps import pooled_map
-from regard.backends.triton.mean_logits import mean_logits
 from regard.backends.triton.pairs import (
     INTERPRETED,
     LN2,
@@ -43,6 +39,11 @@ from regard.backends.triton.pairs import (
     norms,
     product,
 )
+from regard.backends.triton.questions.head_sums import kind_of_sums, memory_for_sums, sums_of_heads
+from regard.backends.triton.questions.maps import pooled_map
+from regard.backends.triton.questions.mean_logits import mean_logits
+from regard.backends.triton.questions.pair_sums import kin_mass, offset_sums
+from regard.backends.triton.questions.top_keys import MOST, top_keys
 from regard.backends.triton.refusals import why_not
 from regard.backends.triton.replay import Step, launch_again, steps_of
 from regard.backends.triton.rules import (
@@ -53,7 +54,6 @@ from regard.backends.triton.rules import (
     rows_for,
     runs_of,
 )
-from regard.backends.triton.top_keys import MOST, top_keys
 from regard.backends.triton.tuning import fits_hopper, looking_settings
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
@@ -223,6 +223,31 @@ class TritonPass(TiledPass):
             return super().mean_logit(inputs)
         with on_card(inputs.q):
             return mean_logits(inputs, looking_settings(inputs))
+
+    @torch.no_grad()
+    def offset_sums(
+        self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], reach: int
+    ) -> Float[Tensor, "b h offsets"] | None:
+        if not _told(inputs) or not _tells(inputs, lse):
+            return None
+        with on_card(lse):
+            return offset_sums(inputs, looking_settings(inputs), lse, reach)
+
+    @torch.no_grad()
+    def kin_mass(
+        self,
+        inputs: AttentionInputs,
+        lse: Float[Tensor, "b h q"],
+        asks: Int[Tensor, "b q"],
+        holds: Int[Tensor, "b k"],
+        *,
+        earlier: bool,
+    ) -> tuple[Float[Tensor, "b h q"], Bool[Tensor, "b q"]] | None:
+        if not _told(inputs) or not _tells(inputs, lse):
+            return None
+        with on_card(lse):
+            how = looking_settings(inputs)
+            return kin_mass(inputs, how, lse, asks, holds, earlier=earlier)
 
     def head_sums(self, inputs: AttentionInputs, rows: Rows) -> Float[Tensor, "n b h"] | None:
         # Asked of every layer at each step of training that is looked at.

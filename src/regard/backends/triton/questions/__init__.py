@@ -1,0 +1,1 @@
+"""Questions about what was computed: kernels that walk over q and k once more."""

@@ -1,0 +1,175 @@
+"""What queries give to the keys at each offset, and to keys of their own kind, such as the same
+token: sums that scores of heads are made of.
+
+Both look at few of the pairs. Offsets are a narrow band; keys of a kind lie together once keys are
+sorted by kind, and so do the queries that ask for them.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from regard.backends.triton.arguments import added, constants_of, score, sheet, sizes, tiles_of
+from regard.backends.triton.launches.launched import launched
+from regard.backends.triton.layout import rule_of
+from regard.backends.triton.pairs import load_rows, logits_of, norms, product
+from regard.backends.triton.rules import allowed, limit_of, runs_of
+from regard.backends.triton.tuning import Looking
+from regard.inputs import AttentionInputs
+
+PROGRAMS = 16
+"""Programs that share the rows of a head, each with a sum of its own."""
+
+
+@triton.jit
+def _gathered(sheet, b, h, place, inside, width: tl.constexpr, WIDE: tl.constexpr):
+    """Rows of a tensor that lie anywhere, [places, WIDE]; 0 for those that are not there."""
+    column = tl.arange(0, WIDE)[None, :]
+    base = sheet.ptr + b.to(tl.int64) * sheet.batch + h.to(tl.int64) * sheet.head
+    at = base + place.to(tl.int64)[:, None] * sheet.row + column
+    return tl.load(at, mask=inside[:, None] & (column < width), other=0.0)
+
+
+@triton.jit
+def _weights_of(qs, ks, norm, place, key, seen, bias, scoring, n, b, h, PRECISION: tl.constexpr):
+    """The weights of a tile of pairs, 0 where they are not seen. Places that are not there come
+    as 0."""
+    s = product(qs, ks.T, None, PRECISION)
+    heads = (h + tl.zeros_like(place))[:, None]
+    s, _ = logits_of(s, scoring, bias, b, heads, place[:, None], key[None, :], n)
+    p = tl.exp2(tl.where(seen, s, float("-inf")) - norm[:, None])
+    return tl.where(seen, p, 0.0)
+
+
+@launched
+@triton.jit
+def _offset_sums(
+    q, k, lse, out, rule, bias, scoring, n, shift, reach,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One of the diagonals that are BM keys wide, along some rows of a head: the sum of each of
+    its own diagonals. A tile is as broad as tall, and its keys move along with its rows."""
+    step, part = tl.program_id(2), tl.program_id(0)
+    b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
+    limit = limit_of(rule, n, b)
+    row, column = tl.arange(0, BM), tl.arange(0, BN)
+    # Turned by its number, each row has the same distance in the same column; what comes round
+    # belongs to the diagonal before.
+    turned = (row[:, None] + column[None, :]) % BN
+    round_again = row[:, None] + column[None, :] >= BN
+    here = tl.zeros((BN,), tl.float32)
+    before = tl.zeros((BN,), tl.float32)
+    for tile in range(part, (n.queries + BM - 1) // BM, tl.num_programs(0)):
+        first = tile * BM
+        place = first + row
+        key = first + shift - reach + step * BN + column
+        there = (key >= 0) & (key < n.keys)
+        key = tl.where(there, key, 0)
+        qs = load_rows(q, b, h, first, n.queries, D, BD, BM, False)
+        ks = _gathered(k, b, h // n.group, key, there, D, BD)
+        norm = norms(lse, tl.program_id(1).to(tl.int64) * n.queries + place, place < n.queries)
+        seen = allowed(rule, place[:, None], key[None, :], limit, runs_of(rule, b, h), BM, BN)
+        seen &= (place < n.queries)[:, None] & there[None, :]
+        p = _weights_of(qs, ks, norm, place, key, seen, bias, scoring, n, b, h, PRECISION)
+        slanted = tl.gather(p, turned, 1)
+        here += tl.sum(tl.where(round_again, 0.0, slanted), 0)
+        before += tl.sum(tl.where(round_again, slanted, 0.0), 0)
+    at = (tl.program_id(1) * tl.num_programs(0) + part) * tl.num_programs(2) + step
+    out += at.to(tl.int64) * (2 * BN) + column
+    tl.store(out, before)
+    tl.store(out + BN, here)
+
+
+@launched
+@triton.jit
+def _kin_mass(
+    q, k, lse, mass, met, rows, begins, ends, keys, rule, bias, scoring, n, shift,
+    D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    PRECISION: tl.constexpr, EARLIER: tl.constexpr,
+):  # fmt: skip
+    """What some queries, sorted by kind, give to the keys of their own kind, which are `begins` to
+    `ends` of the sorted `keys`; and whether they see any."""
+    b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
+    slot = tl.program_id(0) * BM + tl.arange(0, BM)
+    inside = slot < n.queries
+    sorted_row = b.to(tl.int64) * n.queries + slot
+    place = tl.load(rows + sorted_row, mask=inside, other=0)
+    begin = tl.load(begins + sorted_row, mask=inside, other=0)
+    end = tl.load(ends + sorted_row, mask=inside, other=0)
+    start = tl.min(tl.where(end > begin, begin, n.keys), 0)
+    stop = tl.max(tl.where(end > begin, end, 0), 0)
+    limit = limit_of(rule, n, b)
+    qs = _gathered(q, b, h, place, inside, D, BD)
+    norm = norms(lse, tl.program_id(1).to(tl.int64) * n.queries + place, inside)
+    total = tl.zeros((BM,), tl.float32)
+    many = tl.zeros((BM,), tl.int32)
+    for first in range(start, stop, BN):
+        at = first + tl.arange(0, BN)
+        key = tl.load(keys + b.to(tl.int64) * n.keys + at, mask=at < stop, other=0)
+        ks = _gathered(k, b, h // n.group, key, at < stop, D, BD)
+        seen = allowed(rule, place[:, None], key[None, :], limit, runs_of(rule, b, h), BM, BN)
+        seen &= (at[None, :] >= begin[:, None]) & (at[None, :] < end[:, None])
+        if EARLIER:
+            seen &= key[None, :] < (place + shift)[:, None]
+        p = _weights_of(qs, ks, norm, place, key, seen, bias, scoring, n, b, h, PRECISION)
+        total += tl.sum(p, 1)
+        many += tl.sum(seen.to(tl.int32), 1)
+    to = tl.program_id(1).to(tl.int64) * n.queries + place
+    tl.store(mass + to, total, mask=inside)
+    if h == 0:
+        tl.store(met + b.to(tl.int64) * n.queries + place, many, mask=inside)
+
+
+def offset_sums(
+    x: AttentionInputs, how: Looking, lse: Float[Tensor, "b h q"], reach: int
+) -> Float[Tensor, "b h offsets"]:
+    """What all queries give to the key at each offset, from `reach` places later to as many
+    earlier."""
+    B, H, Q, K = x.shape
+    side = min(how.rows, how.keys, 64)
+    assert reach % side == 0
+    steps, parts = 2 * reach // side + 1, min(PROGRAMS, tiles_of(Q, side))
+    out = torch.empty(B * H, parts, steps, 2 * side, dtype=torch.float32, device=x.q.device)
+    rule = rule_of(x.mask, x.shape, (side, side), x.q.device, by_keys=False)
+    _offset_sums[(parts, B * H, steps)](
+        sheet(x.q), sheet(x.k), lse.contiguous(), out, rule, added(x), score(x), sizes(x), K - Q,
+        reach, **constants_of(x, side, side, how.precision), num_warps=4,
+    )  # fmt: skip
+    found = out.sum(1, dtype=torch.float64)
+    # Of one step: distances from `side` keys before its first column to as many behind it.
+    total = found.new_zeros(B * H, (steps + 1) * side)
+    for step in range(steps):
+        total[:, step * side : (step + 2) * side] += found[:, step]
+    return total[:, side : side + 2 * reach + 1].flip(-1).view(B, H, -1)
+
+
+def kin_mass(
+    x: AttentionInputs,
+    how: Looking,
+    lse: Float[Tensor, "b h q"],
+    asks: Int[Tensor, "b q"],
+    holds: Int[Tensor, "b k"],
+    *,
+    earlier: bool,
+) -> tuple[Float[Tensor, "b h q"], Bool[Tensor, "b q"]]:
+    """What each query gives to the keys whose kind it asks for, and whether it sees any."""
+    B, H, Q, K = x.shape
+    kinds, keys = (t.contiguous() for t in holds.sort(dim=1, stable=True))
+    wanted, rows = (t.contiguous() for t in asks.sort(dim=1, stable=True))
+    begins, ends = (torch.searchsorted(kinds, wanted, right=right) for right in (False, True))
+    mass = torch.empty(B, H, Q, dtype=torch.float32, device=x.q.device)
+    met = torch.empty(B, Q, dtype=torch.int32, device=x.q.device)
+    side = min(how.rows, how.keys, 64)
+    rule = rule_of(x.mask, x.shape, (side, side), x.q.device, by_keys=False)
+    orders = (t.to(torch.int32) for t in (rows, begins, ends, keys))
+    _kin_mass[(tiles_of(Q, side), B * H)](
+        sheet(x.q), sheet(x.k), lse.contiguous(), mass, met, *orders, rule, added(x), score(x),
+        sizes(x), K - Q, **constants_of(x, side, side, how.precision), EARLIER=earlier,
+        num_warps=4,
+    )  # fmt: skip
+    return mass, met > 0
