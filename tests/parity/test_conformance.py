@@ -95,6 +95,7 @@ def test_reference_in_low_precision(mask: str, extra: str, dtype: torch.dtype) -
     assert_conforms(case, got, ReferencePass())
 
 
+UNFUSED = "none of its fused CUDA kernels takes this call"
 SQUARE = Sizes(E=8)
 SDPA_CASES = [
     Case(mask, score, bias, "plain", dtype, sizes)
@@ -112,7 +113,10 @@ def test_sdpa(case: Case) -> None:
     if case.bias == "dense":
         # Its fused kernels take a bias only as a constant.
         inputs = replace(inputs, bias=inputs.bias.detach())
-    assert Sdpa().refuses(inputs, statistics=False) == []
+    refused = Sdpa().refuses(inputs, statistics=False)
+    if cases.DEVICE == "cuda" and refused == [UNFUSED]:
+        pytest.skip(UNFUSED)
+    assert refused == []
     got = observed(Sdpa(), inputs, learned, None)
     if case.bias == "dense":
         got.pop(f"gradient {len(learned) - 1}")
@@ -129,7 +133,8 @@ def test_sdpa_refuses_what_it_cannot_do(case: Case) -> None:
         or case.extra not in ("plain", "dropout")
         or (case.extra == "dropout" and cases.DEVICE == "cpu")
     )
-    assert bool(refused) == beyond
+    # Its CUDA kernels do not take every type and mask.
+    assert bool(refused) == beyond or (cases.DEVICE == "cuda" and refused == [UNFUSED])
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "documents", "longformer", "keep"])

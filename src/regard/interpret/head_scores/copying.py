@@ -45,20 +45,27 @@ class Unembedding:
         """The logit of each key's own token among all tokens, in standard deviations, that each
         head writes where it looks at that key."""
         x = trace.inputs
-        H, group, width = x.shape.H, x.group, x.v.shape[-1]
-        out = projection.to(self.tokens.dtype).unflatten(1, (H, width))
-        mean = torch.einsum("d,dhe->he", self.tokens.mean(0), out)
+        v = x.v.to(self.tokens.dtype)[:, :, None]
+        out = projection.to(self.tokens.dtype).unflatten(1, (x.shape.H, -1))
         spread = torch.einsum("dc,dhe,chf->hef", self._covariance, out, out)
-        v = x.v.to(self.tokens.dtype).repeat_interleave(group, 1)
-        deviation = torch.einsum("bhke,hef,bhkf->bhk", v, spread, v).clamp_min(0).sqrt()
-        own = (self.tokens[ids] @ out.flatten(1)).unflatten(-1, (H, width))
-        raised = torch.einsum("bkhe,bhke->bhk", own, v) - torch.einsum("he,bhke->bhk", mean, v)
+        # Axes from here on: b, key heads, heads of a group, k, width.
+        bent = v @ spread.unflatten(0, (-1, x.group))
+        deviation = (bent * v).sum(-1).clamp_min(0).sqrt()
+        # The one large product: on a card in the precision of the model itself.
+        dtype = projection.dtype if projection.is_cuda else self.tokens.dtype
+        own = (self.tokens[ids] - self._mean).to(dtype) @ projection.to(dtype)
+        own = own.unflatten(-1, (-1, x.group, v.shape[-1])).permute(0, 2, 3, 1, 4)
+        raised = (own.to(v.dtype) * v).sum(-1)
         # A head that writes nothing, or the same for every token, raises none.
-        return torch.where(deviation > 0, raised / deviation, 0.0)
+        return torch.where(deviation > 0, raised / deviation, 0.0).flatten(1, 2)
+
+    @cached_property
+    def _mean(self) -> Float[Tensor, "d"]:
+        return self.tokens.mean(0)
 
     @cached_property
     def _covariance(self) -> Float[Tensor, "d d"]:
-        centred = self.tokens - self.tokens.mean(0)
+        centred = self.tokens - self._mean
         return centred.T @ centred / len(centred)
 
 

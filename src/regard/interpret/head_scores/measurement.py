@@ -16,7 +16,7 @@ from regard.interpret.head_scores.copying import CLEAR, Writing, writing_of
 from regard.interpret.head_scores.head_table import HeadRow, HeadScores, Score
 from regard.interpret.head_scores.links.link_table import Links
 from regard.interpret.head_scores.links.linking import links_of
-from regard.interpret.head_scores.pair_sums import CallSums, call_sums
+from regard.interpret.head_scores.pair_sums import CallSums, Sum, call_sums
 from regard.interpret.head_scores.probes import repeats
 from regard.interpret.head_scores.random_weights import FEW, shuffled
 from regard.interpret.head_scores.score_names import SCORES
@@ -164,9 +164,8 @@ class Survey:
         batch = Batch(said, (side,), torch.arange(len(said)))
 
         def note(path: str, sums: CallSums, sides: Sides, trace: Trace) -> None:
-            for name in PROBED:
-                if name in sums.scores:
-                    tally.add(path, f"probe {name}", batch.numbers, sums.scores[name])
+            found = {f"probe {name}": sums.scores[name] for name in PROBED if name in sums.scores}
+            tally.add(path, batch.numbers, found)
 
         self._run(self.texts.model if model is None else model, batch, note, {})
         return tally
@@ -241,23 +240,27 @@ class Survey:
         # Windows or frames of one text count as its rows.
         parts = len(sums.rows) // len(index)
         index = index.repeat_interleave(parts)
-        for name, found in sums.scores.items():
-            tally.add(path, name, index, found)
         if sums.offsets is not None:
             tally.add_offsets(path, index, sums.offsets)
+        tally.add(path, index, sums.scores | self._of_tokens(path, sums, sides, trace, writing))
+
+    def _of_tokens(
+        self, path: str, sums: CallSums, sides: Sides, trace: Trace, writing: Writing
+    ) -> dict[str, Sum]:
+        """Scores of the tokens that weight falls on."""
+        key, found = sides.key, dict[str, Sum]()
         if key.ids is None:
-            return
+            return found
         if self.kinds.separators is not None:
             on = key.among(self.kinds.separators)[:, None].double()
-            tally.add(path, "separator", index, ((sums.received * on).sum(-1), sums.rows))
+            found["separator"] = (sums.received * on).sum(-1), sums.rows
         if self.kinds.rare is not None:
             on = key.among(self.kinds.rare).double()
             share = on.sum(-1, keepdim=True) / key.real.sum(-1, keepdim=True)
-            given = (sums.received * on[:, None]).sum(-1)
-            tally.add(path, "rare", index, (given, sums.rows * share))
+            found["rare"] = (sums.received * on[:, None]).sum(-1), sums.rows * share
         projection = writing.projections.get(path)
         if projection is None or writing.unembedding is None or not sides.own:
-            return
+            return found
         stands = writing.unembedding.own_logit(trace.detach(), projection, key.ids).double()
         total = sums.received.sum(-1)
         for name, each in (
@@ -265,7 +268,8 @@ class Survey:
             ("suppression", stands < -CLEAR),
             ("own logit", stands),
         ):
-            tally.add(path, name, index, ((sums.received * each).sum(-1), total))
+            found[name] = (sums.received * each).sum(-1), total
+        return found
 
 
 def _separators(

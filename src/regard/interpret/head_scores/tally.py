@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -36,15 +37,20 @@ class Tally:
         """By layer: [texts, heads, offsets, 2]."""
         self.heads: dict[str, int] = {}
 
-    def add(self, path: str, name: str, index: Int[Tensor, "b"], found: Sum) -> None:
-        self._add(self.sums.setdefault(path, {}), name, index, found)
+    def add(self, path: str, index: Int[Tensor, "b"], found: Mapping[str, Sum]) -> None:
+        """By the name of a score. A card is waited for once, not for each of them."""
+        if not found:
+            return
+        both = torch.stack([torch.stack(each, -1) for each in found.values()]).cpu()
+        for name, each in zip(found, both, strict=True):
+            self._add(self.sums.setdefault(path, {}), name, index, each)
 
     def add_offsets(self, path: str, index: Int[Tensor, "b"], found: Sum) -> None:
         # Many numbers: those of one text are small enough to be added as float32.
-        self._add(self.offsets, path, index, (found[0].float(), found[1].float()))
+        both = torch.stack([found[0].float(), found[1].float()], -1).cpu()
+        self._add(self.offsets, path, index, both)
 
-    def _add(self, into: dict[str, Tensor], name: str, index: Tensor, found: Sum) -> None:
-        both = torch.stack([found[0], found[1]], -1).cpu()
+    def _add(self, into: dict[str, Tensor], name: str, index: Tensor, both: Tensor) -> None:
         if name not in into:
             into[name] = both.new_zeros(self.units, *both.shape[1:])
         into[name].index_add_(0, index.cpu() * self.units // self.texts, both)
