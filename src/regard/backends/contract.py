@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.backends.kin import Kin
 from regard.inputs import AttentionInputs
 
 Pool = Literal["mean", "max", "sum"]
@@ -183,16 +184,10 @@ class SecondPass(Protocol):
         return None
 
     def kin_mass(
-        self,
-        inputs: AttentionInputs,
-        lse: Float[Tensor, "b h q"],
-        asks: Int[Tensor, "b q"],
-        holds: Int[Tensor, "b k"],
-        *,
-        earlier: bool,
+        self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], kin: Kin
     ) -> tuple[Float[Tensor, "b h q"], Bool[Tensor, "b q"]] | None:
-        """What each query gives to the keys whose kind it asks for, only to `earlier` ones if that
-        is said, and whether it may see any. None as above."""
+        """What each query gives to the keys of the kind that it asks for, and whether it may see
+        any. None as above."""
         return None
 
     def logits(

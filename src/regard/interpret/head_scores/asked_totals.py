@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
 from regard.interpret.head_scores.pair_totals import OFFSETS, REACH, PairTotals
-from regard.interpret.head_scores.sides import NOTHING, Sides
+from regard.interpret.head_scores.sides import Sides
 from regard.interpret.head_scores.weight_blocks import looks_back, open_at
 from regard.traces import Trace
 
@@ -38,10 +38,8 @@ def asked_totals(trace: Trace, sides: Sides) -> PairTotals | None:
         offsets, offset_rows = found.double(), _rows_by_offset(x, sides)
     tokens, token_rows = None, torch.zeros(B, 2, dtype=torch.long, device=lse.device)
     if sides.query.ids is not None and sides.key.ids is not None:
-        wanted = sides.query.ids.where(sides.query.real, NOTHING - 1)
-        answers = [
-            asks.kin_mass(x, lse, wanted, kind, earlier=sides.own) for kind in sides.key.kinds
-        ]
+        kin = sides.query.own_kin if sides.own else sides.query.kin(sides.key, earlier=False)
+        answers = [asks.kin_mass(x, lse, each) for each in kin]
         told = [answer for answer in answers if answer is not None]
         if len(told) < len(answers):
             return None

@@ -45,19 +45,25 @@ class Unembedding:
         """The logit of each key's own token among all tokens, in standard deviations, that each
         head writes where it looks at that key."""
         x = trace.inputs
-        v = x.v.to(self.tokens.dtype)[:, :, None]
-        out = projection.to(self.tokens.dtype).unflatten(1, (x.shape.H, -1))
-        spread = torch.einsum("dc,dhe,chf->hef", self._covariance, out, out)
-        # Axes from here on: b, key heads, heads of a group, k, width.
-        bent = v @ spread.unflatten(0, (-1, x.group))
-        deviation = (bent * v).sum(-1).clamp_min(0).sqrt()
-        # The one large product: on a card in the precision of the model itself.
-        dtype = projection.dtype if projection.is_cuda else self.tokens.dtype
-        own = (self.tokens[ids] - self._mean).to(dtype) @ projection.to(dtype)
-        own = own.unflatten(-1, (-1, x.group, v.shape[-1])).permute(0, 2, 3, 1, 4)
-        raised = (own.to(v.dtype) * v).sum(-1)
+        # On a card a model of half precision is read in its own: such a product takes a tenth.
+        half = projection.is_cuda and projection.dtype in (torch.bfloat16, torch.float16)
+        dtype = torch.bfloat16 if half else self.tokens.dtype
+        projection, v = projection.to(dtype), x.v.to(dtype)
+        B, K, width = x.shape.B, x.shape.K, v.shape[-1]
+        groups = x.shape.H // x.group
+        # Axes are b, k, key heads, heads of a group, width, as far as there are such.
+        out = projection.reshape(-1, x.shape.H, width).transpose(0, 1)
+        seen = (self._covariance.to(dtype) @ projection).reshape(-1, x.shape.H, width)
+        spread = (seen.permute(1, 2, 0) @ out).view(groups, x.group, width, width)
+        bent = v @ spread.transpose(1, 2).reshape(groups, width, -1)
+        bent = bent.transpose(1, 2).reshape(B, K, groups, x.group, width)
+        v = v.transpose(1, 2)[:, :, :, None]
+        deviation = (bent * v).sum(-1, dtype=self.tokens.dtype).clamp_min(0).sqrt()
+        own = (self.tokens[ids] - self._mean).to(dtype) @ projection
+        raised = (own.view_as(bent) * v).sum(-1, dtype=self.tokens.dtype)
         # A head that writes nothing, or the same for every token, raises none.
-        return torch.where(deviation > 0, raised / deviation, 0.0).flatten(1, 2)
+        stands = torch.where(deviation > 0, raised / deviation, 0.0)
+        return stands.flatten(2).transpose(1, 2)
 
     @cached_property
     def _mean(self) -> Float[Tensor, "d"]:

@@ -286,18 +286,17 @@ def _separators(
 def _scores(found: Tally, other: Tally, path: str, start: str, seed: int) -> dict[str, list[Score]]:
     """By name, the score of each head of a layer."""
     scores: dict[str, list[Score]] = {}
+    mine, usual = found.estimates(path, seed), other.estimates(path, seed)
     for name in SCORES:
-        if name.startswith("probe ") != bool(start):
+        if name.startswith("probe ") != bool(start) or name not in mine:
             continue
-        mine = found.estimates(path, name, seed)
-        if mine is None:
-            continue
-        usual = other.estimates(path, name, seed)
-        known = torch.zeros(0) if usual is None else usual.value[~usual.value.isnan()]
+        known = torch.zeros(0)
+        if name in usual:
+            known = usual[name].value[~usual[name].value.isnan()]
         mean = float(known.mean()) if len(known) else math.nan
         most = float(known.max()) if len(known) else math.nan
         scores[name] = [
             Score(value, low, high, mean, most)
-            for value, low, high in zip(*(part.tolist() for part in mine), strict=True)
+            for value, low, high in zip(*(part.tolist() for part in mine[name]), strict=True)
         ]
     return scores

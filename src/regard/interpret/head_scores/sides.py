@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+
+from regard.backends.kin import Kin, kin_of
 
 NOTHING = -1
 """In place of a token, which is 0 or more."""
@@ -21,6 +23,8 @@ class Side:
     real: Bool[Tensor, "b n"]
     """Which places are no padding."""
     ids: Int[Tensor, "b n"] | None = None
+
+    _among: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @staticmethod
     def of_places(batch: int, places: int, device: torch.device) -> Side:
@@ -47,11 +51,29 @@ class Side:
         follows = self.real & torch.cat([torch.zeros_like(self.real[:, :1]), self.real[:, :-1]], 1)
         return self.ids.where(self.real, NOTHING), before.where(follows, NOTHING)
 
+    @cached_property
+    def own_kin(self) -> tuple[Kin, Kin]:
+        """For a text that looks at itself: earlier places of the same token, and those that
+        followed it."""
+        return self.kin(self, earlier=True)
+
+    def kin(self, keys: Side, *, earlier: bool) -> tuple[Kin, Kin]:
+        """Keys of the token that each query has, and those that follow it."""
+        assert self.ids is not None
+        asks = self.ids.where(self.real, NOTHING - 1)
+        same, after = (kin_of(asks, kind, earlier=earlier) for kind in keys.kinds)
+        return same, after
+
     def among(self, ids: Int[Tensor, "v"]) -> Bool[Tensor, "b n"]:
         """The places of some tokens, the first place of a sequence aside."""
         assert self.ids is not None
+        # Every layer asks for the same tokens.
+        known = self._among.get(id(ids))
+        if known is not None and known[0] is ids:
+            return known[1]
         found = torch.isin(self.ids, ids.to(self.ids.device)) & self.real
         found[torch.arange(len(found), device=found.device), self.first] = False
+        self._among[id(ids)] = ids, found
         return found
 
 

@@ -16,6 +16,7 @@ from regard.interpret.head_scores.pair_totals import REACH
 UNITS = 256
 """Texts that are told apart, at most; of more, several count as one."""
 RESAMPLES = 2000
+ENDS = (0.025, 0.975)
 
 
 class Estimates(NamedTuple):
@@ -27,39 +28,41 @@ class Estimates(NamedTuple):
 
 
 class Tally:
-    """What is known of the heads of some layers, over texts."""
+    """What is known of the heads of some layers, over texts. It is added up where it was found: a
+    card is not waited for before all texts are read."""
 
     def __init__(self, texts: int) -> None:
         self.texts, self.units = texts, min(texts, UNITS)
-        self.sums: dict[str, dict[str, Tensor]] = {}
-        """By layer and score: [texts, heads, 2], what is divided and by what."""
-        self.offsets: dict[str, Tensor] = {}
+        self._sums: dict[str, dict[tuple[str, ...], Tensor]] = {}
+        """By layer and scores: [scores, texts, heads, 2], what is divided and by what."""
+        self._offsets: dict[str, Tensor] = {}
         """By layer: [texts, heads, offsets, 2]."""
-        self.heads: dict[str, int] = {}
 
     def add(self, path: str, index: Int[Tensor, "b"], found: Mapping[str, Sum]) -> None:
-        """By the name of a score. A card is waited for once, not for each of them."""
+        """By the name of a score."""
         if not found:
             return
-        both = torch.stack([torch.stack(each, -1) for each in found.values()]).cpu()
-        for name, each in zip(found, both, strict=True):
-            self._add(self.sums.setdefault(path, {}), name, index, each)
+        both = torch.stack([torch.stack(each, -1) for each in found.values()])
+        tables = self._sums.setdefault(path, {})
+        if tuple(found) not in tables:
+            tables[tuple(found)] = both.new_zeros(len(found), self.units, *both.shape[2:])
+        tables[tuple(found)].index_add_(1, self._unit(index, both), both)
 
     def add_offsets(self, path: str, index: Int[Tensor, "b"], found: Sum) -> None:
         # Many numbers: those of one text are small enough to be added as float32.
-        both = torch.stack([found[0].float(), found[1].float()], -1).cpu()
-        self._add(self.offsets, path, index, both)
+        both = torch.stack([found[0].float(), found[1].float()], -1)
+        if path not in self._offsets:
+            self._offsets[path] = both.new_zeros(self.units, *both.shape[1:])
+        self._offsets[path].index_add_(0, self._unit(index, both), both)
 
-    def _add(self, into: dict[str, Tensor], name: str, index: Tensor, both: Tensor) -> None:
-        if name not in into:
-            into[name] = both.new_zeros(self.units, *both.shape[1:])
-        into[name].index_add_(0, index.cpu() * self.units // self.texts, both)
+    def _unit(self, index: Int[Tensor, "b"], like: Tensor) -> Int[Tensor, "b"]:
+        return (index * self.units // self.texts).to(like.device, non_blocking=True)
 
     def strongest_offsets(self, path: str) -> Int[Tensor, "h"] | None:
         """The fixed offset that gets most, for each head: 1 is the token before."""
-        if path not in self.offsets:
+        if path not in self._offsets:
             return None
-        total = self.offsets[path].sum(0, dtype=torch.float64)
+        total = self._offsets[path].sum(0, dtype=torch.float64)
         # An offset that few rows have says little of a head.
         common = total[..., 1] >= total[..., 1].amax(-1, keepdim=True) / 2
         share = torch.where(common, total[..., 0] / total[..., 1].clamp_min(1), -1.0)
@@ -67,26 +70,28 @@ class Tally:
 
     def settle_offsets(self) -> None:
         """Keep of all offsets the strongest, as the score "offset"."""
-        for path, table in self.offsets.items():
+        for path, table in self._offsets.items():
             chosen = self.strongest_offsets(path)
             assert chosen is not None
             at = (chosen + REACH).view(1, -1, 1, 1).expand(len(table), -1, 1, 2)
-            self.sums.setdefault(path, {})["offset"] = table.gather(2, at)[:, :, 0].double()
+            strongest = table.gather(2, at)[:, :, 0].double()
+            self._sums.setdefault(path, {})["offset",] = strongest[None]
 
-    def estimates(self, path: str, name: str, seed: int = 0) -> Estimates | None:
-        """A score of each head: sums over texts divided, and 95 % of what texts drawn anew give."""
-        table = self.sums.get(path, {}).get(name)
-        if table is None:
-            return None
-        value = ratio(table.sum(0))
-        nothing = torch.full_like(value, math.nan)
-        counted = int((table[..., 1] > 0).any(-1).sum())
-        if counted < 2:
-            return Estimates(value, nothing, nothing)
-        drawn = ratio(torch.einsum("nt,thc->nhc", draws(self.units, seed), table))
-        ends = torch.tensor([0.025, 0.975], dtype=torch.float64)
-        low, high = drawn.nanquantile(ends, 0)
-        return Estimates(value, low, high)
+    def estimates(self, path: str, seed: int = 0) -> dict[str, Estimates]:
+        """Each score of each head: sums over texts divided, and 95 % of what texts drawn anew
+        give."""
+        found: dict[str, Estimates] = {}
+        for names, on_device in self._sums.get(path, {}).items():
+            tables = on_device.cpu()
+            values = ratio(tables.sum(1))
+            counted = (tables[..., 1] > 0).any(-1).sum(1).tolist()
+            for name, table, value, many in zip(names, tables, values, counted, strict=True):
+                ends = torch.full((2, *value.shape), math.nan, dtype=value.dtype)
+                if many > 1:
+                    drawn = ratio(torch.einsum("nt,thc->nhc", draws(self.units, seed), table))
+                    ends = drawn.nanquantile(torch.tensor(ENDS, dtype=torch.float64), 0)
+                found[name] = Estimates(value, *ends)
+        return found
 
 
 def ratio(table: Float[Tensor, "*heads 2"]) -> Float[Tensor, "*heads"]:

@@ -16,6 +16,7 @@ from triton import knobs
 from triton.backends.nvidia import compiler
 
 from regard import biases, masks
+from regard.backends.kin import kin_of
 from regard.backends.passes import Pull
 from regard.backends.triton.backward import backward
 from regard.backends.triton.cards import CARDS, Card, standing_for
@@ -128,7 +129,7 @@ def of_own_kind(x: AttentionInputs) -> None:
     asks, holds = (
         torch.empty(x.shape.B, n, dtype=torch.int64, device=x.q.device) for n in x.shape[2:]
     )
-    kin_mass(x, looking_settings(x), rows(x), asks, holds, earlier=True)
+    kin_mass(x, looking_settings(x), rows(x), kin_of(asks, holds, earlier=True))
 
 
 def mapped(x: AttentionInputs) -> None:

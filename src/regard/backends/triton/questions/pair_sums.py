@@ -10,9 +10,10 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from regard.backends.kin import Kin
 from regard.backends.triton.arguments import added, constants_of, score, sheet, sizes, tiles_of
 from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import rule_of
@@ -21,7 +22,7 @@ from regard.backends.triton.rules import allowed, limit_of, runs_of
 from regard.backends.triton.tuning import Looking
 from regard.inputs import AttentionInputs
 
-PROGRAMS = 16
+PROGRAMS = 64
 """Programs that share the rows of a head, each with a sum of its own."""
 
 
@@ -88,41 +89,39 @@ def _offset_sums(
 @launched
 @triton.jit
 def _kin_mass(
-    q, k, lse, mass, met, rows, begins, ends, keys, rule, bias, scoring, n, shift,
+    q, k, lse, mass, met, rows, begins, ends, keys, rule, bias, scoring, n,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    PRECISION: tl.constexpr, EARLIER: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What some queries, sorted by kind, give to the keys of their own kind, which are `begins` to
-    `ends` of the sorted `keys`; and whether they see any."""
+    """What some queries give to the keys of their kind, which are `begins` to `ends` of the sorted
+    `keys`; and how many of them they see. Queries that ask for nothing are not written."""
     b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
     slot = tl.program_id(0) * BM + tl.arange(0, BM)
-    inside = slot < n.queries
-    sorted_row = b.to(tl.int64) * n.queries + slot
-    place = tl.load(rows + sorted_row, mask=inside, other=0)
-    begin = tl.load(begins + sorted_row, mask=inside, other=0)
-    end = tl.load(ends + sorted_row, mask=inside, other=0)
-    start = tl.min(tl.where(end > begin, begin, n.keys), 0)
-    stop = tl.max(tl.where(end > begin, end, 0), 0)
-    limit = limit_of(rule, n, b)
-    qs = _gathered(q, b, h, place, inside, D, BD)
-    norm = norms(lse, tl.program_id(1).to(tl.int64) * n.queries + place, inside)
-    total = tl.zeros((BM,), tl.float32)
-    many = tl.zeros((BM,), tl.int32)
-    for first in range(start, stop, BN):
-        at = first + tl.arange(0, BN)
-        key = tl.load(keys + b.to(tl.int64) * n.keys + at, mask=at < stop, other=0)
-        ks = _gathered(k, b, h // n.group, key, at < stop, D, BD)
-        seen = allowed(rule, place[:, None], key[None, :], limit, runs_of(rule, b, h), BM, BN)
-        seen &= (at[None, :] >= begin[:, None]) & (at[None, :] < end[:, None])
-        if EARLIER:
-            seen &= key[None, :] < (place + shift)[:, None]
-        p = _weights_of(qs, ks, norm, place, key, seen, bias, scoring, n, b, h, PRECISION)
-        total += tl.sum(p, 1)
-        many += tl.sum(seen.to(tl.int32), 1)
-    to = tl.program_id(1).to(tl.int64) * n.queries + place
-    tl.store(mass + to, total, mask=inside)
-    if h == 0:
-        tl.store(met + b.to(tl.int64) * n.queries + place, many, mask=inside)
+    at = b.to(tl.int64) * n.queries + slot
+    begin = tl.load(begins + at, mask=slot < n.queries, other=0)
+    end = tl.load(ends + at, mask=slot < n.queries, other=0)
+    asks = end > begin
+    start = tl.min(tl.where(asks, begin, n.keys), 0)
+    stop = tl.max(tl.where(asks, end, 0), 0)
+    if start < stop:
+        place = tl.load(rows + at, mask=asks, other=0)
+        limit = limit_of(rule, n, b)
+        qs = _gathered(q, b, h, place, asks, D, BD)
+        norm = norms(lse, tl.program_id(1).to(tl.int64) * n.queries + place, asks)
+        total = tl.zeros((BM,), tl.float32)
+        many = tl.zeros((BM,), tl.int32)
+        for first in range(start, stop, BN):
+            found = first + tl.arange(0, BN)
+            key = tl.load(keys + b.to(tl.int64) * n.keys + found, mask=found < stop, other=0)
+            ks = _gathered(k, b, h // n.group, key, found < stop, D, BD)
+            seen = allowed(rule, place[:, None], key[None, :], limit, runs_of(rule, b, h), BM, BN)
+            seen &= (found[None, :] >= begin[:, None]) & (found[None, :] < end[:, None])
+            p = _weights_of(qs, ks, norm, place, key, seen, bias, scoring, n, b, h, PRECISION)
+            total += tl.sum(p, 1)
+            many += tl.sum(seen.to(tl.int32), 1)
+        tl.store(mass + tl.program_id(1).to(tl.int64) * n.queries + place, total, mask=asks)
+        if h == 0:
+            tl.store(met + b.to(tl.int64) * n.queries + place, many, mask=asks)
 
 
 def offset_sums(
@@ -149,27 +148,17 @@ def offset_sums(
 
 
 def kin_mass(
-    x: AttentionInputs,
-    how: Looking,
-    lse: Float[Tensor, "b h q"],
-    asks: Int[Tensor, "b q"],
-    holds: Int[Tensor, "b k"],
-    *,
-    earlier: bool,
+    x: AttentionInputs, how: Looking, lse: Float[Tensor, "b h q"], kin: Kin
 ) -> tuple[Float[Tensor, "b h q"], Bool[Tensor, "b q"]]:
     """What each query gives to the keys whose kind it asks for, and whether it sees any."""
-    B, H, Q, K = x.shape
-    kinds, keys = (t.contiguous() for t in holds.sort(dim=1, stable=True))
-    wanted, rows = (t.contiguous() for t in asks.sort(dim=1, stable=True))
-    begins, ends = (torch.searchsorted(kinds, wanted, right=right) for right in (False, True))
-    mass = torch.empty(B, H, Q, dtype=torch.float32, device=x.q.device)
-    met = torch.empty(B, Q, dtype=torch.int32, device=x.q.device)
+    B, H, Q, _ = x.shape
+    mass = torch.zeros(B, H, Q, dtype=torch.float32, device=x.q.device)
+    met = torch.zeros(B, Q, dtype=torch.int32, device=x.q.device)
     side = min(how.rows, how.keys, 64)
     rule = rule_of(x.mask, x.shape, (side, side), x.q.device, by_keys=False)
-    orders = (t.to(torch.int32) for t in (rows, begins, ends, keys))
     _kin_mass[(tiles_of(Q, side), B * H)](
-        sheet(x.q), sheet(x.k), lse.contiguous(), mass, met, *orders, rule, added(x), score(x),
-        sizes(x), K - Q, **constants_of(x, side, side, how.precision), EARLIER=earlier,
-        num_warps=4,
+        sheet(x.q), sheet(x.k), lse.contiguous(), mass, met, kin.rows, kin.begins, kin.ends,
+        kin.keys, rule, added(x), score(x), sizes(x),
+        **constants_of(x, side, side, how.precision), num_warps=4,
     )  # fmt: skip
     return mass, met > 0

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from regard.backends.contract import Pool, Rows, Top
 from regard.backends.exactness import widened
+from regard.backends.kin import Kin
 from regard.backends.tiled.second_pass import TiledPass
 from regard.backends.triton.arguments import (
     added,
@@ -235,19 +236,12 @@ class TritonPass(TiledPass):
 
     @torch.no_grad()
     def kin_mass(
-        self,
-        inputs: AttentionInputs,
-        lse: Float[Tensor, "b h q"],
-        asks: Int[Tensor, "b q"],
-        holds: Int[Tensor, "b k"],
-        *,
-        earlier: bool,
+        self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], kin: Kin
     ) -> tuple[Float[Tensor, "b h q"], Bool[Tensor, "b q"]] | None:
         if not _told(inputs) or not _tells(inputs, lse):
             return None
         with on_card(lse):
-            how = looking_settings(inputs)
-            return kin_mass(inputs, how, lse, asks, holds, earlier=earlier)
+            return kin_mass(inputs, looking_settings(inputs), lse, kin)
 
     def head_sums(self, inputs: AttentionInputs, rows: Rows) -> Float[Tensor, "n b h"] | None:
         # Asked of every layer at each step of training that is looked at.

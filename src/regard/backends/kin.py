@@ -1,0 +1,34 @@
+"""Queries and the keys of a kind that they ask for, such as the same token."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+
+class Kin(NamedTuple):
+    """Keys sorted by kind, in which those that a query asks for lie together. Queries too come in
+    that order, those that ask for nothing at the end."""
+
+    keys: Int[Tensor, "b k"]
+    rows: Int[Tensor, "b q"]
+    begins: Int[Tensor, "b q"]
+    """Of each of `rows`: its first key among `keys`, and the first that is not its own."""
+    ends: Int[Tensor, "b q"]
+
+
+def kin_of(asks: Int[Tensor, "b q"], holds: Int[Tensor, "b k"], *, earlier: bool) -> Kin:
+    """From the kind that each query asks for and each key is of. With `earlier`, a query asks only
+    for keys before its own place; queries are the last places of the keys."""
+    Q, K = asks.shape[1], holds.shape[1]
+    key, query = (torch.arange(n, device=asks.device) for n in (K, Q))
+    ranks, keys = (holds.long() * K + key).sort(1)
+    least = asks.long() * K
+    most = least + ((query + K - Q).clamp(0, K) if earlier else K)
+    begins, ends = (torch.searchsorted(ranks, edge.contiguous()) for edge in (least, most))
+    rows = torch.where(ends > begins, begins, K).argsort(1)
+    begins, ends = begins.gather(1, rows), ends.gather(1, rows)
+    return Kin(*(t.to(torch.int32) for t in (keys, rows, begins, ends)))
