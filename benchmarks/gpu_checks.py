@@ -169,7 +169,8 @@ def _tail(output: str) -> str:
 
 def without_hopper() -> None:
     """Have the general kernels run where those for Hopper would."""
-    from regard.backends.triton import second_pass, tuning
+    from regard.backends.triton import tuning
+    from regard.backends.triton.questions import second_pass
 
     tuning.fits_hopper = second_pass.fits_hopper = lambda x: False
 

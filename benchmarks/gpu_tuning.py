@@ -22,7 +22,8 @@ from torch import Tensor
 
 from regard import masks
 from regard.backends.operators import Pull
-from regard.backends.triton import backward, forward, second_pass
+from regard.backends.triton import backward, forward
+from regard.backends.triton.questions import second_pass
 from regard.backends.triton.tuning import (
     Forward,
     Looking,

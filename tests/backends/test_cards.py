@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("triton")
 
 from regard.backends.passes import Pull
-from regard.backends.triton import arguments, second_pass, tuning
+from regard.backends.triton import arguments, tuning
 from regard.backends.triton.additive import passes as additive
 from regard.backends.triton.cards import CARDS
 from regard.backends.triton.forward import forward
@@ -24,6 +24,7 @@ from regard.backends.triton.pairs import INTERPRETED
 from regard.backends.triton.prepared import check_cards
 from regard.backends.triton.prepared.check_cards import Taken, call, taken
 from regard.backends.triton.prepared.common_calls import launches, rows
+from regard.backends.triton.questions import second_pass
 from regard.backends.triton.shared_memory import (
     of_forward,
     of_key_gradients,

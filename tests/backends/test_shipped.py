@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 import triton
 
 from regard import masks
-from regard.backends.triton import arguments, second_pass
+from regard.backends.triton import arguments
 from regard.backends.triton.forward import forward
 from regard.backends.triton.launches import shipped
 from regard.backends.triton.launches.binaries import Binary
@@ -26,6 +26,7 @@ from regard.backends.triton.launches.launched import collected
 from regard.backends.triton.pairs import INTERPRETED
 from regard.backends.triton.prepared import prebuild
 from regard.backends.triton.prepared.common_calls import call, launches
+from regard.backends.triton.questions import second_pass
 from regard.inputs import AttentionInputs
 
 ONE = Binary(b"code", "kernel", 4, 1024, ("*", "i32", "map"), (Tiling(3, 9, 2, (1, 1, 64, 64)),))

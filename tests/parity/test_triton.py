@@ -37,7 +37,8 @@ ADDED = [bias for bias in BIASES if bias != "pairwise"]
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that every case has several rows of them, full and partial."""
-    from regard.backends.triton import backward, forward, second_pass
+    from regard.backends.triton import backward, forward
+    from regard.backends.triton.questions import second_pass
     from regard.backends.triton.tuning import Backward, Forward, Looking, Tile
 
     how: dict[str, Any] = {"warps": 4, "stages": 1}

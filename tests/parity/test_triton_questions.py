@@ -33,7 +33,7 @@ MASKS: dict[str, Mask | None] = {
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that queries see several, full and partial."""
-    from regard.backends.triton import second_pass
+    from regard.backends.triton.questions import second_pass
     from regard.backends.triton.tuning import Looking
 
     how = Looking(16, 16, warps=4, stages=1)
