@@ -14,10 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import regard
 from regard import RegardError, masks
-from regard.backends.reference import ReferencePass
+from regard.backends.passes import Pull
+from regard.backends.reference import Reference, ReferencePass
+from regard.inputs import AttentionInputs
 from regard.values import Shape
 from tests.parity import cases
 from tests.parity.cases import BIASES, EXTRAS, MASKS, Case, Sizes, assert_conforms, observed
@@ -361,6 +364,41 @@ def test_calls_that_learn_are_ours_only_with_a_quick_backward_pass(
         assert outruns_cudnn(inputs) == handed
         with torch.no_grad():
             assert outruns_cudnn(inputs)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_cudnn_need_not_know_of_a_sink(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its backward pass, which has weights from log-sum-exp, and their mean from the output."""
+    from regard.backends.contract import Rows
+    from regard.backends.triton import Triton, cudnn
+
+    def by_formula(x: AttentionInputs, rows: Rows, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scale, causal = cudnn.asked(x)
+        q, k, v, out, g = (t.double() for t in (x.q, x.k, x.v, rows.out, g))
+        p = (q @ k.mT * scale - rows.lse.double()[..., None]).exp()
+        p = p.tril() if causal else p
+        ds = p * (g @ v.mT - (g * out).sum(-1, keepdim=True)) * scale
+        return tuple(t.to(x.q.dtype) for t in (ds @ k, ds.mT @ q, p.mT @ g))  # type: ignore[return-value]
+
+    if not _is_hopper():
+        monkeypatch.setattr(cudnn, "pulls", lambda x, pull: True)
+        monkeypatch.setattr(cudnn, "backward", by_formula)
+    n = 160 if _is_hopper() else 37
+    dtype = torch.bfloat16 if _is_hopper() else torch.float32
+    sizes = Sizes(B=2, H=2, G=2, Q=n, K=n, D=64, E=64)
+    case = Case(mask, "scaled_dot", "none", "sink", dtype, sizes)
+    inputs, learned = case.build()
+    out = Triton().attend(inputs)
+    pull = torch.randn_like(out)
+    assert cudnn.pulls(inputs, Pull(pull, None, None))
+    got = torch.autograd.grad(out, learned, pull)
+    exact, leaves = case.build(torch.float64)
+    want = torch.autograd.grad(Reference().attend(exact), leaves, pull.double())
+    for mine, its in zip(got, want, strict=True):
+        tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+        scale = float(its.abs().max())
+        assert float((mine.double() - its).abs().max()) <= tolerance * scale
 
 
 def test_limits_lie_where_the_tensors_do() -> None:

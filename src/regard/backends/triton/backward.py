@@ -152,9 +152,11 @@ def launch(
     widths["PRECISION"] = how.precision
     of_keys, of_queries = _grids(x, once)
     with together():
-        if not handed or x.mask is not None:
+        if not handed or x.mask is not None or x.sink is not None:
+            # A sink's own gradient is made of the shifts of all rows.
+            mending = handed and x.sink is None
             row_shift[(tiles_of(Q, 64), B * H)](
-                out, g, g_lse, to.shift, n, E=E, BE=wide(E), BM=64, MENDING=handed
+                out, g, g_lse, to.shift, n, E=E, BE=wide(E), BM=64, MENDING=mending
             )
         for kernel, tile, grid, flags, own in (
             (keys_and_values, once or how.keys, of_keys, to.key_flags,

@@ -1,8 +1,9 @@
 """cuDNN's passes, where they compute what ours do and are quicker.
 
-Its backward pass needs only our output and log-sum-exp. Its forward pass keeps no statistics, so it
-serves calls that ask for none. Both let a NaN behind a mask reach other rows of its tile: who calls
-them mends that.
+Its backward pass needs only our output and log-sum-exp. A sink is in both, and has no value: that
+cuDNN knows of none changes no gradient but the sink's own. Its forward pass keeps no statistics, so
+it serves calls that ask for none. Both let a NaN behind a mask reach other rows of its tile: who
+calls them mends that.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _BACKWARD = (
 
 def attends(x: AttentionInputs) -> bool:
     """Whether cuDNN's forward pass computes the output of a call."""
-    return _fits(x) and _known("_scaled_dot_product_cudnn_attention", _FORWARD)
+    return x.sink is None and _fits(x) and _known("_scaled_dot_product_cudnn_attention", _FORWARD)
 
 
 def pulls(x: AttentionInputs, pull: Pull) -> bool:
@@ -93,7 +94,6 @@ def _fits(x: AttentionInputs) -> bool:
         and x.q.dtype in (torch.bfloat16, torch.float16)
         and x.bias is None
         and x.softcap is None
-        and x.sink is None
         and not x.dropout
         and all(t.shape[-1] % 8 == 0 and t.shape[-1] <= 256 for t in (x.q, x.v))
         and (x.mask is None or is_plainly_causal(x))

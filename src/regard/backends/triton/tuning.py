@@ -136,12 +136,18 @@ def _forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
         if rows > 64 and narrow and width <= 128:
             tile = 128
         keys = 64 if narrow and width <= 128 else 32
+        # A whole tile of rows is work enough: one program to a multiprocessor, and few sums to
+        # merge. (Heads of 64 are quicker with smaller tiles and more programs.)
+        alone = tile == 128 and width == 128
+        if alone:
+            keys = 128
         programs = x.shape.B * (x.k.shape[1] * tiles_of(rows, tile) if packed else x.shape.H)
-        splits = _splits(programs, x.shape.K // (4 * keys), x.q.device)
+        most = x.shape.K // (4 * keys)
+        splits = _splits(programs, most, x.q.device, each=1 if alone else 4)
         careful = splits == 1 and not sees_all(x.mask, x.shape)
         # Three stages of wide float32, and checks, are more than a multiprocessor has.
         heavy = not narrow and width > 128 and tile == 64 and (careful or splits > 1)
-        stages = 2 if heavy else 3
+        stages = 2 if heavy or alone else 3
         warps = 8 if tile == 128 else 4
         return Forward(
             tile, keys, warps=warps, stages=stages, packed=packed, splits=splits, careful=careful
@@ -200,9 +206,9 @@ def _precision(width: int) -> Precision:
     return "ieee" if width <= 32 else "tf32x3"
 
 
-def _splits(programs: int, most: int, device: torch.device) -> int:
-    """A power of two that gives every multiprocessor a few programs, each with enough keys."""
-    wanted = min(4 * processors(device) // max(programs, 1), most, 64)
+def _splits(programs: int, most: int, device: torch.device, *, each: int) -> int:
+    """A power of two that gives every multiprocessor so many programs, each with enough keys."""
+    wanted = min(each * processors(device) // max(programs, 1), most, 64)
     return 1 << max(wanted, 1).bit_length() - 1
 
 
