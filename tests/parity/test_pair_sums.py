@@ -12,10 +12,10 @@ import regard
 from regard.backends.kin import kin_of
 from regard.backends.reference import ReferencePass
 from regard.backends.triton.refusals import why_not
-from regard.interpret.head_scores.asked_totals import asked_totals
-from regard.interpret.head_scores.pair_sums import call_sums
+from regard.interpret.head_scores.pairs.asked_totals import asked_totals
+from regard.interpret.head_scores.pairs.pair_sums import call_sums
+from regard.interpret.head_scores.pairs.weight_blocks import blocks
 from regard.interpret.head_scores.sides import Side, Sides
-from regard.interpret.head_scores.weight_blocks import blocks
 from regard.masks.algebra import pairs
 from tests.parity import cases
 from tests.parity.cases import Case, Sizes

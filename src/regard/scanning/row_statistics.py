@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.interpret.head_scores.pairs.weight_blocks import Block, distances
 from regard.interpret.head_scores.sides import Sides
-from regard.interpret.head_scores.weight_blocks import Block, distances
 from regard.traces import Trace
 
 FROM_WEIGHTS = ("first", "distance")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from regard.errors import RegardError
-from regard.interpret.head_scores.pair_totals import REACH
+from regard.interpret.head_scores.pairs.pair_totals import REACH
 from regard.interpret.head_scores.score_names import SCORES
 from regard.interpret.head_scores.tally import ratio
 from regard.scanning.scales import SCALES

@@ -39,14 +39,9 @@ from regard.backends.triton.arguments import (
     tiles_of,
     wide,
 )
-from regard.backends.triton.backward_kernels import (
-    BiasGradient,
-    RowNumbers,
-    keys_and_values,
-    queries,
-    rounded,
-    row_shift,
-)
+from regard.backends.triton.gradients.key_gradients import keys_and_values, rounded
+from regard.backends.triton.gradients.query_gradients import queries
+from regard.backends.triton.gradients.row_numbers import BiasGradient, RowNumbers, row_shift
 from regard.backends.triton.hopper.backward import pull_on_hopper
 from regard.backends.triton.launches.launched import together
 from regard.backends.triton.layout import rule_of

@@ -15,8 +15,8 @@ from regard.backends.triton import cudnn
 from regard.backends.triton.backward import launch as launch_pulling
 from regard.backends.triton.backward import memory_for as pulling_memory
 from regard.backends.triton.backward import norm_of
-from regard.backends.triton.backward_kernels import RowNumbers
 from regard.backends.triton.forward import Memory, launch, memory_for
+from regard.backends.triton.gradients.row_numbers import RowNumbers
 from regard.backends.triton.launches.binaries import MAP, Loaded
 from regard.backends.triton.launches.cuda_driver import Grid
 from regard.backends.triton.launches.launched import (

@@ -16,7 +16,7 @@ from regard.interpret.head_scores.copying import CLEAR, Writing, writing_of
 from regard.interpret.head_scores.head_table import HeadRow, HeadScores, Score
 from regard.interpret.head_scores.links.link_table import Links
 from regard.interpret.head_scores.links.linking import links_of
-from regard.interpret.head_scores.pair_sums import CallSums, Sum, call_sums
+from regard.interpret.head_scores.pairs.pair_sums import CallSums, Sum, call_sums
 from regard.interpret.head_scores.probes import repeats
 from regard.interpret.head_scores.random_weights import FEW, shuffled
 from regard.interpret.head_scores.score_names import SCORES

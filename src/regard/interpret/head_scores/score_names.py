@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from regard.interpret.head_scores.pair_sums import NEAR
-from regard.interpret.head_scores.pair_totals import REACH
+from regard.interpret.head_scores.pairs.pair_sums import NEAR
+from regard.interpret.head_scores.pairs.pair_totals import REACH
 
 SCORES = {
     "previous": "mean weight of the token just before, of rows that may see it",

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.interpret.head_scores.pair_sums import Sum
-from regard.interpret.head_scores.pair_totals import REACH
+from regard.interpret.head_scores.pairs.pair_sums import Sum
+from regard.interpret.head_scores.pairs.pair_totals import REACH
 
 UNITS = 256
 """Texts that are told apart, at most; of more, several count as one."""

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.interpret.head_scores.weight_blocks import (
+from regard.interpret.head_scores.pairs.weight_blocks import (
     blocks,
     distances,
     entropy_sums,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from regard.backends.triton.additive.units import SMALL, logits_of_units, place_of, unit_and_slope
-from regard.backends.triton.backward_kernels import _numbers, _store_rows
+from regard.backends.triton.gradients.row_numbers import numbers_of, store_rows
 from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.pairs import LN2, kept, load_rows, logits_of, product
 from regard.backends.triton.rules import allowed, full_at, keys_for, part_at, rows_for
@@ -90,7 +90,7 @@ def additive_keys(
             qs = place_of(q, b, h, place)
             gs = load_rows(g_out, b, h, start, n.queries, E, BE, BM, False)
             at = (b * n.heads + h).to(tl.int64) * n.queries + row
-            norm, inverse, shift, heat, expected = _numbers(rows, at, row < n.queries)
+            norm, inverse, shift, heat, expected = numbers_of(rows, at, row < n.queries)
             numbers = (
                 norm[None, :], inverse[None, :], shift[None, :], heat[None, :], expected[None, :]
             )  # fmt: skip
@@ -105,8 +105,8 @@ def additive_keys(
                 _, slope = unit_and_slope(qs, ks, q.row, k.row, d, inside, there, small)
                 w = tl.load(units.w + h * units.head + d)
                 sum_k += tl.where(unit == d, tl.sum(_met(ds, slope), 1)[:, None] * w, 0.0)
-    _store_rows(dk, sum_k, b, g, first, n.keys, D, BD, BN)
-    _store_rows(dv, sum_v, b, g, first, n.keys, E, BE, BN)
+    store_rows(dk, sum_k, b, g, first, n.keys, D, BD, BN)
+    store_rows(dv, sum_v, b, g, first, n.keys, E, BE, BN)
 
 
 @launched
@@ -128,7 +128,7 @@ def additive_queries(
     qs = place_of(q, b, h, place)
     gs = load_rows(g_out, b, h, first, n.queries, E, BE, BM, False)
     at = tl.program_id(1).to(tl.int64) * n.queries + row
-    norm, inverse, shift, heat, expected = _numbers(rows, at, row < n.queries)
+    norm, inverse, shift, heat, expected = numbers_of(rows, at, row < n.queries)
     numbers = (
         norm[:, None], inverse[:, None], shift[:, None], heat[:, None], expected[:, None]
     )  # fmt: skip
@@ -160,6 +160,6 @@ def additive_queries(
             total += tl.where(mine, tl.sum(_met(ds, slope), 1)[:, None], 0.0)
             learned += tl.where(mine, tl.sum(_met(ds, t), 1)[:, None], 0.0)
     w = tl.load(units.w + h * units.head + unit, mask=unit < D, other=0.0)
-    _store_rows(dq, total * w[None, :], b, h, first, n.queries, D, BD, BM)
+    store_rows(dq, total * w[None, :], b, h, first, n.queries, D, BD, BM)
     at = (tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tile) * D + unit
     tl.store(dw + at, tl.sum(learned, 0), mask=unit < D)

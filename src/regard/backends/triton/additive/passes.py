@@ -23,8 +23,8 @@ from regard.backends.triton.arguments import (
     wide,
 )
 from regard.backends.triton.backward import _sink_gradient
-from regard.backends.triton.backward_kernels import RowNumbers, row_shift
 from regard.backends.triton.forward_kernels import Written
+from regard.backends.triton.gradients.row_numbers import RowNumbers, row_shift
 from regard.backends.triton.launches.launched import together
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import Score, Sheet

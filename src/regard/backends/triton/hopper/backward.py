@@ -30,7 +30,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from regard.backends.triton.arguments import sheet
 from regard.backends.triton.assembly import MARKED_BELOW, UNLESS_MARKED
-from regard.backends.triton.backward_kernels import RowNumbers
+from regard.backends.triton.gradients.row_numbers import RowNumbers
 from regard.backends.triton.hopper.barriers import KEYS_FREE, free, meet, wait_until_free
 from regard.backends.triton.hopper.pairs import (
     described,

@@ -14,8 +14,8 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.interpret.head_scores.links.link_table import Link, Links
 from regard.interpret.head_scores.links.word_places import Found, places_of
+from regard.interpret.head_scores.pairs.weight_blocks import blocks, open_pairs
 from regard.interpret.head_scores.text_batches import Texts
-from regard.interpret.head_scores.weight_blocks import blocks, open_pairs
 from regard.interpret.interventions.runs import Runner
 from regard.interpret.rows import matching
 from regard.traces import Trace

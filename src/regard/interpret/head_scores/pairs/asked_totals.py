@@ -8,9 +8,9 @@ from torch import Tensor
 
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
-from regard.interpret.head_scores.pair_totals import OFFSETS, REACH, PairTotals
+from regard.interpret.head_scores.pairs.pair_totals import OFFSETS, REACH, PairTotals
+from regard.interpret.head_scores.pairs.weight_blocks import looks_back, open_at
 from regard.interpret.head_scores.sides import Sides
-from regard.interpret.head_scores.weight_blocks import looks_back, open_at
 from regard.traces import Trace
 
 

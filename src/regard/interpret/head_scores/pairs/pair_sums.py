@@ -9,17 +9,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.interpret.head_scores.asked_totals import asked_totals
-from regard.interpret.head_scores.pair_totals import REACH, PairTotals
-from regard.interpret.head_scores.sides import Sides
-from regard.interpret.head_scores.swept_totals import Sweep
-from regard.interpret.head_scores.weight_blocks import (
+from regard.interpret.head_scores.pairs.asked_totals import asked_totals
+from regard.interpret.head_scores.pairs.pair_totals import REACH, PairTotals
+from regard.interpret.head_scores.pairs.swept_totals import Sweep
+from regard.interpret.head_scores.pairs.weight_blocks import (
     Block,
     apart,
     blocks,
     entropy_sums,
     seeing_rows,
 )
+from regard.interpret.head_scores.sides import Sides
 from regard.traces import Chosen, Trace
 
 NEAR = 4

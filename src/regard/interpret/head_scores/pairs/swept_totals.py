@@ -7,9 +7,9 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.interpret.head_scores.pair_totals import OFFSETS, REACH, PairTotals
+from regard.interpret.head_scores.pairs.pair_totals import OFFSETS, REACH, PairTotals
+from regard.interpret.head_scores.pairs.weight_blocks import Block, distances, open_pairs
 from regard.interpret.head_scores.sides import Sides
-from regard.interpret.head_scores.weight_blocks import Block, distances, open_pairs
 from regard.traces import Trace
 
 
