@@ -158,7 +158,7 @@ def keys_and_values(
     MANY: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """A tile of keys; or, of MANY tiles, those where a masked NaN may have leaked, with checks.
-    (Without flags there is one query head per key head: the output of its last query tells.)"""
+    (Without flags the output of the last query tells, of any head that shares the keys.)"""
     if MANY == 0:
         _tile_of_keys(
             tl.program_id(0), tiles, q, k, v, g_out, dq, dk, dv, rows, flags, rule, bias, drop,
@@ -166,7 +166,8 @@ def keys_and_values(
         )  # fmt: skip
     else:
         first = tl.program_id(0) * MANY
-        b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
+        key_heads = n.heads // n.group
+        b, h = tl.program_id(1) // key_heads, tl.program_id(1) % key_heads * n.group
         if spoilt(flags, out, n, b, h, first, tiles, E, BE, MANY):
             for tile in range(first, tl.minimum(first + MANY, tiles)):
                 if flagged(flags, tiles, tile):
