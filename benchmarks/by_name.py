@@ -6,56 +6,22 @@ PYTHONPATH=src python benchmarks/by_name.py [--device cuda] [--out FOLDER]
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from measuring import RESULTS, interleaved, ratios, write
+from llama_shape import DTYPES, LONGEST, build, options_of, some_tokens, told
+from measuring import interleaved, ratios, write
 
 import regard as regard  # so that transformers knows the name
 
 NAMES = ("sdpa", "regard", "eager")
-# Layers, heads, key heads and the width of what is between: each head is 64 wide.
-SHAPES = {"cpu": (2, 8, 2, 1024), "cuda": (16, 32, 8, 8192)}
 # Tokens, and how often each is measured in each of three rounds.
 LENGTHS = {"cpu": {512: 5, 4096: 1}, "cuda": {512: 10, 4096: 5, 16384: 2}}
-ALONE = 16384
+ALONE = LONGEST
 """From here on eager attention fills the memory, and is measured after the others."""
 PROMPT, NEW = 512, 64
-
-
-def build(name: str, device: str) -> Any:
-    """A model of Llama's shape with random weights, the same for every name. Few words, so that
-    nothing but the layers takes time."""
-    layers, heads, key_heads, between = SHAPES[device]
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=1024,
-        hidden_size=64 * heads,
-        intermediate_size=between,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        max_position_embeddings=2 * ALONE,
-    )
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    # On a card at once: a CPU takes long to make so many random numbers.
-    with torch.device(device):
-        model = transformers.LlamaForCausalLM._from_config(
-            config, attn_implementation=name, dtype=dtype
-        )
-    assert model.config._attn_implementation == name
-    return model.eval()
-
-
-def some_tokens(n: int, device: str) -> torch.Tensor:
-    drawn = torch.randint(1, 1024, (1, n), generator=torch.Generator().manual_seed(1))
-    return drawn.to(device)
 
 
 @torch.no_grad()
@@ -121,27 +87,11 @@ def generating(models: Mapping[str, Any], device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
-    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
-    options = parser.parse_args()
-    transformers.utils.logging.set_verbosity_error()
+    options = options_of(__doc__)
     device = options.device
-    layers, heads, key_heads, _ = SHAPES[device]
-    load = os.getloadavg()[0]
+    more = told(options, str(DTYPES[device]).removeprefix("torch."))
     models = {name: build(name, device) for name in NAMES}
-    more = {
-        "model": f"Llama's shape, {layers} layers of {heads} heads over {key_heads}, each 64 wide, "
-        f"random weights, {str(models['sdpa'].dtype).removeprefix('torch.')}",
-        "transformers": transformers.__version__,
-        "load of the machine before": f"{load:.1f} on {os.cpu_count()} cores",
-        "checked": check(models, device),
-    }
-    if device == "cuda":
-        more["gpu"] = torch.cuda.get_device_name()
-    if options.commit:
-        more["commit"] = options.commit
+    more["checked"] = check(models, device)
     rows = []
     for n, repeats in LENGTHS[device].items():
         rows.append(forward(models, n, repeats, device))

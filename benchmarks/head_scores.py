@@ -5,16 +5,12 @@ PYTHONPATH=src python benchmarks/head_scores.py [--device cuda] [--out FOLDER]
 
 from __future__ import annotations
 
-import argparse
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from by_name import SHAPES, build, some_tokens
-from measuring import RESULTS, ratios, write
+from llama_shape import build, options_of, some_tokens, told
+from measuring import ratios, write
 
 from regard import interpret
 
@@ -46,25 +42,9 @@ def compared(model: Any, n: int, repeats: int, device: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results")
-    parser.add_argument("--commit", help="what is measured, where there is no git to ask")
-    options = parser.parse_args()
-    transformers.utils.logging.set_verbosity_error()
+    options = options_of(__doc__)
     device = options.device
-    layers, heads, key_heads, _ = SHAPES[device]
-    load = os.getloadavg()[0]
-    more = {
-        "model": f"Llama's shape, {layers} layers of {heads} heads over {key_heads}, each 64 wide, "
-        "random weights, attn_implementation sdpa",
-        "transformers": transformers.__version__,
-        "load of the machine before": f"{load:.1f} on {os.cpu_count()} cores",
-    }
-    if device == "cuda":
-        more["gpu"] = torch.cuda.get_device_name()
-    if options.commit:
-        more["commit"] = options.commit
+    more = told(options, "attn_implementation sdpa")
     model = build("sdpa", device)
     rows = [compared(model, n, repeats, device) for n, repeats in LENGTHS[device].items()]
     title = "Times as long as a forward pass: mean and worst of three rounds (lower is better)"
