@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -104,3 +105,8 @@ def test_the_command_takes_as_many_seeds_as_the_experiment_says_or_it_is_told(
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_says_how_many_seeds_it_is_run_with(name: str) -> None:
     assert experiment(name).about.seeds in (1, 3)
+
+
+def test_only_experiments_that_give_ranges_themselves_are_handed_the_number_of_seeds() -> None:
+    taking = [name for name in NAMES if "seeds" in signature(experiment(name).run).parameters]
+    assert taking == ["scaling", "heads"]

@@ -46,7 +46,7 @@ ABOUT = About(
         "ask how much of its attention falls on frames in which the letter sounds.",
         "Graphs: Zachary's karate club, 34 members who split in two (1977). The mask is who is "
         "friends with whom. Only the sides of the two leaders are told; a model of two layers says "
-        "the side of all others. The same without the mask, five seeds each.",
+        "the side of all others. The same without the mask, five models each.",
         "Memory: values are stored under random keys and asked for with noisy ones, in one call "
         "without training (scores.cosine). And questions look up passages: the first 600 verses of "
         "Genesis, as bags of words weighted by rarity.",
@@ -75,21 +75,21 @@ def run(
     *,
     seed: int = 0,
     steps: int = 800,
-    seeds: int = 5,
+    models: int = 5,
     asked: int = 400,
     progress: Tell | None = None,
 ) -> Result:
-    """Read pictures, sounds, a graph and memories, and see where each looks."""
-    step = Progress(2 * steps + 2 * seeds, progress)
+    """Read pictures, sounds, a graph (by so many models) and memories, and see where each looks."""
+    step = Progress(2 * steps + 2 * models, progress)
     with seeded(seed):
         pictures = of_pictures(steps, lambda: step("pictures"))
     with seeded(seed):
         sounds = of_sounds(steps, lambda: step("sounds"))
     with seeded(seed):
-        graphs = of_graphs(seeds, lambda: step("graphs"))
+        graphs = of_graphs(models, lambda: step("graphs"))
         memory = of_memory(asked, (4, 16, 64, 256, 1024), (4, 8, 16, 32))
     numbers = {"pictures": pictures, "sounds": sounds, "graphs": graphs, "memory": memory}
-    settings = {"seed": seed, "steps": steps, "seeds": seeds, "asked": asked}
+    settings = {"seed": seed, "steps": steps, "models": models, "asked": asked}
     return Result(ABOUT, settings, checks(numbers), answer(numbers), numbers, panels(numbers))
 
 
@@ -212,7 +212,7 @@ class Sides(nn.Module):
         return said
 
 
-def of_graphs(seeds: int, done: Callable[[], None]) -> dict[str, Any]:
+def of_graphs(models: int, done: Callable[[], None]) -> dict[str, Any]:
     """The members whose side is said rightly, from the sides of the two leaders alone."""
     known = friendships()
     side = sides()
@@ -221,7 +221,7 @@ def of_graphs(seeds: int, done: Callable[[], None]) -> dict[str, Any]:
     shown: Tensor | None = None
     told: list[int] = []
     for name, mask in (("friends", masks.keep(known[None, None])), ("everyone", None)):
-        for _ in range(seeds):
+        for _ in range(models):
             model = Sides(MEMBERS)
 
             def loss(model: Sides = model, mask: masks.Mask | None = mask) -> Tensor:
