@@ -26,15 +26,37 @@ from regard import linear, masks, scores
 from regard.backends.tiled.loop import inner_loop
 
 HEADS, WIDTH = 2, 64
-CAUSAL = masks.causal()
+CAUSAL, WINDOW = masks.causal(), masks.causal() & masks.window(256)
 PLAIN = 4096
-"""The n×n form is run up to this length."""
+"""The n×n forms, and those that go token by token, are run up to this length."""
 Form = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     weights = (linear.elu_plus_one(q) @ linear.elu_plus_one(k).mT).tril()
     return weights @ v / weights.sum(-1, keepdim=True)
+
+
+def plain_gated(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor) -> Tensor:
+    total = log_decay.cumsum(-1)
+    faded = (total[..., :, None] - total[..., None, :]).tril().exp()
+    return (q @ k.mT * WIDTH**-0.5 * faded).tril() @ v
+
+
+def stepped(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None, beta: Tensor | None
+) -> Tensor:
+    """Gates and the delta rule as they are written down: one token after the other."""
+    state, outs = q.new_zeros(*q.shape[:2], WIDTH, WIDTH), []
+    for i in range(q.shape[2]):
+        if log_decay is not None:
+            state = state * log_decay[:, :, i, None, None].exp()
+        key, value = k[:, :, i, :, None], v[:, :, i, None]
+        if beta is not None:
+            value = beta[:, :, i, None, None] * (value - key.mT @ state)
+        state = state + key * value
+        outs.append(q[:, :, i, None] * WIDTH**-0.5 @ state)
+    return torch.cat(outs, 2)
 
 
 def forms(n: int) -> dict[str, Form]:
@@ -47,9 +69,15 @@ def forms(n: int) -> dict[str, Form]:
         "n×n": plain,
         "elu + 1": lambda q, k, v: linear.attention(q, k, v, mask=CAUSAL),
         "128 random": lambda q, k, v: linear.attention(q, k, v, mask=CAUSAL, features=features),
+        "elu + 1, window 256": lambda q, k, v: linear.attention(q, k, v, mask=WINDOW),
         "gated by head": lambda q, k, v: linear.gated(q, k, v, head),
         "gated by channel": lambda q, k, v: linear.gated(q, k, v, channel),
         "delta rule": lambda q, k, v: linear.delta(q, normalize(k, dim=-1), v, half),
+        "gated by head, n×n": lambda q, k, v: plain_gated(q, k, v, head),
+        "gated by head, token by token": lambda q, k, v: stepped(q, k, v, head, None),
+        "delta rule, token by token": lambda q, k, v: stepped(
+            q, normalize(k, dim=-1), v, None, half
+        ),
     }
 
 
@@ -86,7 +114,7 @@ def compared(lengths: list[int], *, backward: bool) -> list[dict[str, Any]]:
             for _ in range(3)
         ]
         for name, form in forms(n).items():
-            if name == "n×n" and n > PLAIN:
+            if ("n×n" in name or "token" in name) and n > PLAIN:
                 continue
             seconds, mib = measured(form, inputs, backward=backward)
             rows.append({"n": n, "form": name, "CPU-s": seconds, "peak MiB": mib})

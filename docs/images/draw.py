@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 import regard
 from regard import interpret, models
-from regard.lab import painter
 from regard.lab.experiments import seeded
+from regard.lab.models import painter
 from regard.seen import Seen
 from regard.view import picture
 

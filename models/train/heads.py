@@ -33,7 +33,7 @@ from models.train.training import device_of
 from models.train.translate import Pairs
 from regard import interpret
 from regard.interpret import HeadScores
-from regard.lab.text import king_james
+from regard.lab.material.text import king_james
 from regard.models import OwnReader, OwnTranslator, load
 from regard.models.tokenizer import MARK
 

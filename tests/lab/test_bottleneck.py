@@ -10,8 +10,8 @@ import torch
 from regard import RegardError
 from regard.lab import bottleneck
 from regard.lab.experiments import seeded
-from regard.lab.sayings import START, Book, misses, sayings
-from regard.lab.translators import translator
+from regard.lab.material.sayings import START, Book, misses, sayings
+from regard.lab.models.translators import translator
 
 
 def done() -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 
 from regard.lab import domains
-from regard.lab.drawn_digits import SIDE, draw
 from regard.lab.experiments import seeded
-from regard.lab.karate_club import friendships
-from regard.lab.played_letters import BINS, WORD, play
+from regard.lab.material.karate_club import friendships
 
 
 def test_digits_are_read_by_looking_at_ink() -> None:
@@ -49,34 +47,8 @@ def test_questions_find_their_passages() -> None:
     assert min(found["weight"]) > 0.5
 
 
-def test_every_digit_is_drawn_inside_the_picture() -> None:
-    with seeded(0):
-        pictures, digits = draw(300)
-    assert digits.bincount(minlength=10).min() > 10
-    assert pictures.shape == (300, SIDE, SIDE)
-    assert float(pictures.min()) >= 0
-    assert float(pictures.max()) <= 1
-    # Ink is a small part of the paper, and hardly touches its edge.
-    inked = (pictures > 0.5).float()
-    assert 0.04 < float(inked.mean()) < 0.25
-    assert float(inked[:, 0].mean()) < 0.02
-
-
-def test_a_letter_sounds_at_its_own_pitch() -> None:
-    with seeded(0):
-        spectra, lengths, word, which = play(8)
-    assert spectra.shape[2] == BINS
-    for i in range(8):
-        assert which[i].max() == WORD - 1
-        assert int((which[i] >= 0).sum()) == int(lengths[i])
-        power = spectra[i].expm1().square()
-        height = (power * torch.arange(BINS)).sum(1) / power.sum(1)
-        first, last = (height[which[i] == at].mean() for at in (0, WORD - 1))
-        assert (first < last) == (word[i, 0] < word[i, -1])
-
-
 def test_a_result_that_is_not_supported_says_so() -> None:
-    result = domains.run(steps=1, seeds=1, asked=20)
+    result = domains.run(steps=1, models=1, asked=20)
     assert not result.supported
     assert "digits are read" in result.verdict
     assert result.json()

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from regard import RegardError, cli, view
 from regard.commands import lab as lab_command
 from regard.commands.console import ProgressLines
+from regard.commands.lab import _heading
 from regard.lab import scaling
 from regard.lab.experiments import NAMES, Check, Experiment, Result, experiment, seeded
 from regard.lab.panels import Bars, Graph, Heat, Line, Lines, Point
@@ -151,9 +152,29 @@ def test_progress_in_a_pipe_is_a_line_now_and_then(capsys: pytest.CaptureFixture
     for done in (1, 5, 6, 8, 10):
         lines.tell("training", done, 10)
     assert capsys.readouterr().err.splitlines() == [
-        "training: 50% after 20 s, about 20 s left",
+        "training: 50% after 20 s, about 19 s left",
         "training: 80% after 40 s, about 10 s left",
     ]
+
+
+def test_what_comes_before_the_first_step_is_not_taken_for_its_length(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clock = iter([0.0, 37.0, 53.0])
+    lines = ProgressLines(every=15, now=lambda: next(clock))
+    lines.tell("training", 1, 1000)
+    lines.tell("training", 33, 1000)
+    assert capsys.readouterr().err == "training: 3% after 53 s, about 484 s left\n"
+
+
+def test_an_experiment_that_takes_long_says_so_in_its_first_line() -> None:
+    long = experiment("bottleneck").about
+    said = _heading(long, full=False, seeds=None).plain
+    assert said.splitlines()[0] == f"{long.title} (takes four to five minutes of one core)"
+    more = _heading(long, full=True, seeds=2).plain.splitlines()[0]
+    assert more.endswith("of one core, for each seed and longer with --full)")
+    short = experiment("roles").about
+    assert _heading(short, full=False, seeds=None).plain.splitlines()[0] == short.title
 
 
 def test_names_that_had_to_move_are_led_to_and_short_log_axes_have_numbers(result: Result) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from regard.lab import heads
 from regard.lab.experiments import seeded
-from regard.lab.heads_report import strongest
-from regard.lab.text import Corpus
+from regard.lab.material.text import Corpus
+from regard.lab.reports.heads import strongest
 
 
 @pytest.fixture(scope="module")

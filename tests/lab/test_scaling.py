@@ -8,6 +8,7 @@ import torch
 from regard import RegardError
 from regard.lab import scaling
 from regard.lab.experiments import seeded
+from regard.lab.reports.scaling import of_gradients
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +79,4 @@ def test_variance_after_scaling_and_why_narrow_heads_have_larger_gradients_undiv
     raw, root = narrow["undivided"], narrow["by √d"]
     # Four times from the factor, √16; without it they are about alike.
     assert 0.7 < raw["gradient"] / root["gradient"] / 4 < 1.8
-    assert "which is √d = 4 times" in scaling._of_gradients(numbers)
-
-
-def test_runs_of_several_seeds_are_told_as_ranges() -> None:
-    runs = [{"learned_at": n, "accuracy": 1.0} for n in (55, 52)]
-    assert scaling._reached(runs, 300) == "90% right after 52 to 55 steps"
-    runs[1] = {"learned_at": None, "accuracy": 0.333}
-    assert scaling._reached(runs, 300) == "33 to 100% right after 300 steps"
+    assert "which is √d = 4 times" in of_gradients(numbers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -47,8 +48,18 @@ def test_figures_become_ranges_and_a_claim_holds_with_every_seed_or_not() -> Non
         (("3e-22 of it, d = 16", "1e-19 of it, d = 16"), "3e-22 to 1e-19 of it, d = 16"),
         (("52 to 60% here", "55% here"), "52 to 60% here"),
         (("52% to 60% here", "50% to 55% here"), "50 to 60% here"),
-        (("from 1.9 to 2.5", "from 1.8 to 2.6"), "from 1.8 to 1.9 to 2.5 to 2.6"),
+        (("from 1.9 to 2.5", "from 1.8 to 2.6"), "from 1.8–1.9 to 2.5–2.6"),
+        (("from 1.9 to 2", "from 1.8 to 2"), "from 1.8–1.9 to 2"),
+        (("from 1.8–1.9 to 2", "from 1.7 to 2.1"), "from 1.7–1.9 to 2–2.1"),
+        (("from 52% to 60%", "from 50% to 61%"), "from 50–52% to 60–61%"),
+        (("from -0.25 to 0", "from -0.2 to 0.1"), "from between -0.25 and -0.2 to 0–0.1"),
+        (("up to 16 away", "up to 24 away"), "up to 16–24 away"),
+        (("as n to the 0.98 here", "as n to the 1.02 here"), "as n to the 0.98–1.02 here"),
+        (("it leans +0.20 to one", "it leans +0.25 to one"),
+         "it leans between +0.20 and +0.25 to one"),
+        (("1.99 → 2.51, 3 more", "1.98 → 2.53, 4 more"), "1.98–1.99 → 2.51–2.53, 3 to 4 more"),
         (("sentences of 9–12", "sentences of 9–12"), "sentences of 9–12"),
+        (("sentences of 9–12", "sentences of 8–11"), "sentences of 8–12"),
         (("1.50 and 1.5", "1.5 and 1.5"), "1.50 and 1.5"),
         (("A lot. 3 of 4.", "A lot. 2 of 4."), "A lot. 2 to 3 of 4."),
         (("Cats. One.", "Dogs. One.", "Cats. One."),
@@ -94,3 +105,8 @@ def test_the_command_takes_as_many_seeds_as_the_experiment_says_or_it_is_told(
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_says_how_many_seeds_it_is_run_with(name: str) -> None:
     assert experiment(name).about.seeds in (1, 3)
+
+
+def test_only_experiments_that_give_ranges_themselves_are_handed_the_number_of_seeds() -> None:
+    taking = [name for name in NAMES if "seeds" in signature(experiment(name).run).parameters]
+    assert taking == ["scaling", "heads"]

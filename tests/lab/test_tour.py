@@ -8,7 +8,7 @@ import pytest
 
 from regard.lab import tour
 from regard.lab.experiments import Result
-from regard.lab.tour_report import checks
+from regard.lab.reports.tour import checks
 
 
 @pytest.fixture(scope="module")

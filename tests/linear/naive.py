@@ -6,20 +6,24 @@ import torch
 from torch import Tensor
 
 
-def shares(q: Tensor, k: Tensor, feature, *, causal=False, lengths=None, ids=None) -> Tensor:
+def shares(
+    q: Tensor, k: Tensor, feature, *, causal=False, lengths=None, ids=None, window=None
+) -> Tensor:
     """φ(q)·φ(k) of allowed pairs, divided by their sum: [B, H, Q, K]."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    allowed = visible(q.shape[2], k.shape[2], causal, lengths, ids)
+    allowed = visible(q.shape[2], k.shape[2], causal, lengths, ids, window)
     products = torch.where(allowed, feature(q) @ feature(k).mT, 0.0)
     total = products.sum(-1, keepdim=True)
     return products / torch.where(total == 0, 1.0, total)
 
 
-def visible(n: int, m: int, causal=False, lengths=None, ids=None) -> Tensor:
+def visible(n: int, m: int, causal=False, lengths=None, ids=None, window=None) -> Tensor:
     i, j = torch.arange(n)[:, None], torch.arange(m)
     allowed = torch.ones(1, 1, n, m, dtype=torch.bool)
     if causal:
         allowed = allowed & (j <= i)
+    if window is not None:
+        allowed = allowed & (i - j <= window[0]) & (j - i <= window[1])
     if lengths is not None:
         allowed = allowed & (j < lengths[:, None, None, None])
     if ids is not None:

@@ -19,13 +19,22 @@ CASES = {
     "padding": {"causal": True, "lengths": torch.tensor([70, 0])},
     "documents": {"causal": True, "ids": IDS},
     "both ways": {"ids": IDS, "lengths": torch.tensor([91, 37])},
+    "window": {"causal": True, "window": (37, 5)},
+    "window both ways": {"window": (20, 49)},
+    "window in documents": {
+        "causal": True,
+        "ids": IDS,
+        "window": (34, 0),
+        "lengths": torch.tensor([80, 91]),
+    },
 }
 
 
-def mask_of(causal=False, lengths=None, ids=None):
+def mask_of(causal=False, lengths=None, ids=None, window=None):
     parts = [masks.causal()] if causal else []
     parts += [] if lengths is None else [masks.padding(lengths)]
     parts += [] if ids is None else [masks.documents(ids)]
+    parts += [] if window is None else [masks.window(*window)]
     whole = parts[0] if parts else None
     for part in parts[1:]:
         whole = whole & part
@@ -190,7 +199,7 @@ def test_random_features_are_orthogonal_and_seeded():
 @pytest.mark.parametrize(
     ("mask", "text"),
     [
-        (masks.causal() & masks.window(3), "a sum that all queries share cannot forget"),
+        (masks.window(3, offset=1), "windows over one sequence only"),
         (masks.prefix(2), "cannot leave out these pairs"),
         (masks.causal(offset=1), "causal over one sequence only"),
         (masks.documents([0, 1, 0, 0, 0]), "documents one after the other"),
@@ -199,6 +208,46 @@ def test_random_features_are_orthogonal_and_seeded():
 def test_refuses_what_a_sum_cannot_leave_out(mask, text):
     with pytest.raises(regard.RegardError, match=text):
         linear.attention(*draw(5), mask=mask)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    n=st.integers(1, 40),
+    chunk=st.integers(1, 7),
+    sides=st.tuples(st.integers(0, 45), st.integers(0, 45)),
+    documents=st.integers(0, 30),
+)
+def test_a_window_of_any_width_is_the_formula(n, chunk, sides, documents):
+    q, k, v = draw(n, learns=False)
+    ids = torch.arange(n) // documents if documents else None
+    how = {"ids": ids, "window": sides}
+    out = linear.attention(q, k, v, mask=mask_of(**how), chunk=chunk)
+    assert_close(out, mix(shares(q, k, linear.elu_plus_one, **how), v))
+
+
+def test_a_window_loses_no_digits_to_keys_that_left_it():
+    q, k, v = (t.float() for t in draw(200, learns=False))
+    k[:, :, :100] *= 1e8
+    right = mix(shares(q.double(), k.double(), linear.elu_plus_one, window=(20, 0)), v.double())
+    out = linear.attention(q, k, v, mask=masks.window(20), chunk=4)
+    assert_close(out[:, :, 121:].double(), right[:, :, 121:], atol=1e-5, rtol=1e-5)
+
+
+def test_a_trace_of_a_window_is_asked_like_others():
+    q, k, v = draw(50, learns=False)
+    right = shares(q, k, linear.elu_plus_one, window=(9, 0))
+    t = linear.trace(q, k, v, mask=masks.window(9), chunk=4)
+    assert_close(t.weights(), right)
+    assert_close(t.out, mix(right, v))
+    assert_close(t.received(), right.sum(2))
+
+
+def test_a_window_of_what_is_one_sum_is_refused():
+    inputs, seen = draw(5), masks.causal() & masks.window(3)
+    with pytest.raises(regard.RegardError, match=r"forget single keys\n.*window\(3\)"):
+        linear.attention(*inputs, mask=seen, state=linear.State())
+    with pytest.raises(regard.RegardError, match=r"(?s)forget single keys.*log_decay"):
+        linear.gated(*inputs, torch.zeros(2, 2, 5), mask=seen)
 
 
 def test_refuses_the_state_of_another_layer():

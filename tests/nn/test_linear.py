@@ -109,13 +109,13 @@ def test_half_precision_sums_in_float32():
     ("mask", "memory", "text"),
     [
         (
-            masks.window(3),
+            masks.prefix(1),
             None,
             "linear attention cannot leave out these pairs\n"
-            "  got:      window(3)\n"
-            "  accepted: causal(), padding(lengths), documents(ids), or several joined by &\n"
-            "  do:       linear.gated(...), in which what is past fades, or regard.attention: a "
-            "sum that all queries share cannot forget single keys",
+            "  got:      prefix(1)\n"
+            "  accepted: causal(), window(left), padding(lengths), documents(ids), or several "
+            "joined by &\n"
+            "  do:       use regard.attention or nn.MultiHeadAttention for other masks",
         ),
         (
             masks.causal(),

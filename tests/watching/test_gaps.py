@@ -68,7 +68,10 @@ def test_two_watches_both_name_it() -> None:
 
 def test_linear_attention_beside_what_is_seen_is_named() -> None:
     m = Pair(regard.nn.LinearAttention(16, 2))
-    with pytest.raises(RegardError, match=r"Pair: other \(linear attention\)\n"), regard.watch(m):
+    with (
+        pytest.raises(RegardError, match=r"Pair: other \(linear attention; trace=True "),
+        regard.watch(m),
+    ):
         m(X)
     with regard.watch(m, layers=["seen"]) as seen:
         m(X)

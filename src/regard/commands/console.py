@@ -43,15 +43,18 @@ class ProgressLines:
     def __init__(self, every: float = 15.0, now: Callable[[], float] = time.monotonic) -> None:
         self._every, self._now = every, now
         self._began = self._told = now()
+        self._first: tuple[float, int] | None = None
         self._silent = sys.stderr is None or at_terminal()
 
     def tell(self, what: str, done: int, total: int) -> None:
         """So much of all is done."""
         now = self._now()
-        if self._silent or now - self._told < self._every or not 0 < done < total:
+        # What comes before the first step, such as reading a text, says nothing of the others.
+        first, already = self._first = self._first or (now, done)
+        if self._silent or now - self._told < self._every or not already < done < total:
             return
         self._told, took = now, now - self._began
-        left = took * (total - done) / done
+        left = (now - first) * (total - done) / (done - already)
         print(
             f"{what}: {done / total:.0%} after {took:.0f} s, about {left:.0f} s left",
             file=sys.stderr,

@@ -18,7 +18,7 @@ from regard.files import finite_or_null
 from regard.interpret.head_scores import HeadScores, Links
 from regard.interpret.head_scores import heads as score_heads
 from regard.interpret.head_scores.score_names import shown
-from regard.lab.text import king_james
+from regard.lab.material.text import king_james
 from regard.models.opening import load
 from regard.seen import shown as size_of
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from regard.commands.console import ProgressLines, progress_bar
 from regard.errors import RegardError
 from regard.files import replacing
-from regard.lab.experiments import NAMES, Result, experiment
+from regard.lab.experiments import NAMES, About, Result, experiment
 from regard.lab.seeds import run_seeds
 from regard.seen import shown
 from regard.view.terminal import PlainConsole
@@ -70,7 +70,7 @@ def lab(
     from regard.view.pictures import lab_page, lab_picture
 
     _make(out)
-    console.print(Text(f"{chosen.about.title}\n\nClaim: {chosen.about.claim}\n"))
+    console.print(_heading(chosen.about, full=full, seeds=seeds))
     began = time.perf_counter()
     lines = ProgressLines()
     with progress_bar() as bar:
@@ -94,6 +94,14 @@ def lab(
     for path in paths:
         console.print(Text(f"wrote {path} ({shown(path.stat().st_size)})"), soft_wrap=True)
     console.print(Text(f"took {took:.0f} s"))
+
+
+def _heading(about: About, *, full: bool, seeds: int | None) -> Text:
+    takes = ""
+    if about.takes:
+        longer = " and longer with --full" if full else ""
+        takes = f" (takes {about.takes}{', for each seed' if seeds else ''}{longer})"
+    return Text(f"{about.title}{takes}\n\nClaim: {about.claim}\n")
 
 
 def _make(folder: Path) -> None:

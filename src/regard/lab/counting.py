@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.interpret.word_maps.components import labelled
 from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
-from regard.lab.painter import (
+from regard.lab.models.painter import (
     NUMBERS,
     PATCH,
     ROLES,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,13 +18,13 @@ from torch.nn.functional import cross_entropy, one_hot
 
 import regard
 from regard import masks, scores
-from regard.lab.drawn_digits import SIDE, draw
-from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
-from regard.lab.karate_club import MEMBERS, OFFICERS, friendships, places, sides
+from regard.lab.experiments import About, Progress, Result, Tell, seeded
+from regard.lab.material.drawn_digits import SIDE, draw
+from regard.lab.material.karate_club import MEMBERS, friendships, sides
+from regard.lab.material.played_letters import BINS, LETTERS, WORD, play
+from regard.lab.material.text import king_james
 from regard.lab.order import sinusoids
-from regard.lab.panels import Bars, Graph, Heat, Line, Lines, Panel, Point
-from regard.lab.played_letters import BINS, LETTERS, WORD, play
-from regard.lab.text import king_james
+from regard.lab.reports.domains import answer, checks, panels
 from regard.nn import DecoderBlock, EncoderBlock, MultiHeadAttention
 
 ABOUT = About(
@@ -47,7 +46,7 @@ ABOUT = About(
         "ask how much of its attention falls on frames in which the letter sounds.",
         "Graphs: Zachary's karate club, 34 members who split in two (1977). The mask is who is "
         "friends with whom. Only the sides of the two leaders are told; a model of two layers says "
-        "the side of all others. The same without the mask, five seeds each.",
+        "the side of all others. The same without the mask, five models each.",
         "Memory: values are stored under random keys and asked for with noisy ones, in one call "
         "without training (scores.cosine). And questions look up passages: the first 600 verses of "
         "Genesis, as bags of words weighted by rarity.",
@@ -76,22 +75,22 @@ def run(
     *,
     seed: int = 0,
     steps: int = 800,
-    seeds: int = 5,
+    models: int = 5,
     asked: int = 400,
     progress: Tell | None = None,
 ) -> Result:
-    """Read pictures, sounds, a graph and memories, and see where each looks."""
-    step = Progress(2 * steps + 2 * seeds, progress)
+    """Read pictures, sounds, a graph (by so many models) and memories, and see where each looks."""
+    step = Progress(2 * steps + 2 * models, progress)
     with seeded(seed):
         pictures = of_pictures(steps, lambda: step("pictures"))
     with seeded(seed):
         sounds = of_sounds(steps, lambda: step("sounds"))
     with seeded(seed):
-        graphs = of_graphs(seeds, lambda: step("graphs"))
+        graphs = of_graphs(models, lambda: step("graphs"))
         memory = of_memory(asked, (4, 16, 64, 256, 1024), (4, 8, 16, 32))
     numbers = {"pictures": pictures, "sounds": sounds, "graphs": graphs, "memory": memory}
-    settings = {"seed": seed, "steps": steps, "seeds": seeds, "asked": asked}
-    return Result(ABOUT, settings, _checks(numbers), _answer(numbers), numbers, _panels(numbers))
+    settings = {"seed": seed, "steps": steps, "models": models, "asked": asked}
+    return Result(ABOUT, settings, checks(numbers), answer(numbers), numbers, panels(numbers))
 
 
 class Digits(nn.Module):
@@ -213,7 +212,7 @@ class Sides(nn.Module):
         return said
 
 
-def of_graphs(seeds: int, done: Callable[[], None]) -> dict[str, Any]:
+def of_graphs(models: int, done: Callable[[], None]) -> dict[str, Any]:
     """The members whose side is said rightly, from the sides of the two leaders alone."""
     known = friendships()
     side = sides()
@@ -222,7 +221,7 @@ def of_graphs(seeds: int, done: Callable[[], None]) -> dict[str, Any]:
     shown: Tensor | None = None
     told: list[int] = []
     for name, mask in (("friends", masks.keep(known[None, None])), ("everyone", None)):
-        for _ in range(seeds):
+        for _ in range(models):
             model = Sides(MEMBERS)
 
             def loss(model: Sides = model, mask: masks.Mask | None = mask) -> Tensor:
@@ -304,128 +303,3 @@ def _train(
         loss().backward()
         optimiser.step()
         done()
-
-
-def _checks(numbers: dict[str, Any]) -> tuple[Check, ...]:
-    pictures, sounds, graphs = (numbers[name] for name in ("pictures", "sounds", "graphs"))
-    memory, told = numbers["memory"], graphs["accuracy"]
-    narrow, wide = (memory["recall"][w] for w in (min(memory["recall"]), max(memory["recall"])))
-    return (
-        Check(
-            "patches of a picture: digits are read, and the class token looks at ink",
-            f"{pictures['accuracy']:.0%} right; {pictures['on_ink']:.0%} of its attention on the "
-            f"{pictures['ink']:.0%} of patches with ink",
-            pictures["accuracy"] > 0.8 and pictures["on_ink"] > 1.5 * pictures["ink"],
-        ),
-        Check(
-            "frames of a sound: letters are written, looking where each sounds",
-            f"{sounds['accuracy']:.0%} right; {sounds['aligned']:.0%} of the attention where the "
-            f"letter sounds, {sounds['chance']:.0%} by chance",
-            sounds["accuracy"] > 0.85 and sounds["aligned"] > 3 * sounds["chance"],
-        ),
-        Check(
-            "nodes of a graph: with the mask of friendships two known sides tell most others",
-            f"{told['friends']:.0%} right; without the mask {told['everyone']:.0%}",
-            told["friends"] > told["everyone"] + 0.2 and graphs["outside"] == 0,
-        ),
-        Check(
-            "slots of a memory: wide keys are found among a thousand, narrow ones are not",
-            f"{wide[-1]:.0%} and {narrow[-1]:.0%} of {memory['slots'][-1]}",
-            wide[-1] > 0.95 and narrow[-1] < 0.5,
-        ),
-        Check(
-            "and passages are found by questions",
-            f"{sum(memory['passages']['right'])} of {len(memory['passages']['right'])}",
-            all(memory["passages"]["right"]),
-        ),
-    )
-
-
-def _answer(numbers: dict[str, Any]) -> str:
-    pictures, sounds, graphs = (numbers[name] for name in ("pictures", "sounds", "graphs"))
-    memory, passages = numbers["memory"], numbers["memory"]["passages"]
-    wide = max(memory["recall"])
-    return (
-        f"Of drawn digits {pictures['accuracy']:.0%} are read, with {pictures['on_ink']:.0%} of "
-        f"the class token's attention on the {pictures['ink']:.0%} of patches that hold ink. Of "
-        f"letters played as tones {sounds['accuracy']:.0%} are written, with "
-        f"{sounds['aligned']:.0%} of the attention on frames in which the letter sounds. In the "
-        f"karate club {graphs['accuracy']['friends']:.0%} of sides follow from the two leaders' "
-        f"where friends look at friends, {graphs['accuracy']['everyone']:.0%} where everyone "
-        f"looks at everyone. A noisy key {wide} wide finds its value among "
-        f"{memory['slots'][-1]} in {memory['recall'][wide][-1]:.0%} of lookups, one "
-        f"{min(memory['recall'])} wide in {memory['recall'][min(memory['recall'])][-1]:.0%}. "
-        f'"{passages["questions"][0]}" puts {passages["weight"][0]:.0%} on one verse of 600: '
-        f'"{passages["found"][0]}"'
-    )
-
-
-def _club(graphs: dict[str, Any]) -> Graph:
-    """The karate club as it is drawn: who looks at whom, and on which side each is said to be."""
-    weights, at = torch.tensor(graphs["shown"]), places().tolist()
-    mean = (weights + weights.T) / 2
-    edges = {(a, b): float(mean[a, b]) for a, b in friendships().triu(1).nonzero().tolist()}
-    leaders = {0: "leader 1", MEMBERS - 1: "leader 2"}
-
-    def group(member: int) -> str:
-        return f"leader {graphs['told'][member] + 1}'s" if graphs["right"][member] else "wrong"
-
-    return Graph(
-        "The karate club",
-        "Friendships, as wide as the attention along them in the first layer (the mean of both "
-        "directions). Colours are the sides that the model says.",
-        [Point(leaders.get(m, ""), at[m], group(m)) for m in range(MEMBERS)], edges,
-    )  # fmt: skip
-
-
-def _panels(numbers: dict[str, Any]) -> tuple[Panel, ...]:
-    pictures, sounds, graphs = (numbers[name] for name in ("pictures", "sounds", "graphs"))
-    shown, heard, memory = pictures["shown"], sounds["shown"], numbers["memory"]
-    passages = memory["passages"]
-    side = len(shown["map"])
-    which = [-1, *heard["which"]]
-    begins = [heard["letters"][b] if a != b else "" for a, b in pairwise(which)]
-    order = sorted(range(MEMBERS), key=lambda m: (m in OFFICERS, m))
-    named = ["leader 1" if m == 0 else "leader 2" if m == MEMBERS - 1 else "" for m in order]
-    return (
-        Heat(
-            f"A drawn {shown['digit']}", "What the vision transformer is given.",
-            shown["picture"], [""] * SIDE, [""] * SIDE, "ink",
-        ),
-        Heat(
-            "Where the class token looks", "One cell a patch, the mean over heads of the last "
-            "block.",
-            shown["map"], [""] * side, [""] * side, "share of attention",
-        ),
-        Heat(
-            "Letters look at frames of sound", "Each row is a letter as it is written; below, the "
-            "frame at which each begins to sound.",
-            heard["weights"], heard["letters"], begins, "weight", y="writes", x="frames",
-        ),
-        Heat(
-            "Friends look at friends", "The karate club, sorted by side. Where there is no "
-            "friendship the weight is exactly 0.",
-            [[graphs["shown"][a][b] for b in order] for a in order], named, named, "weight",
-        ),
-        _club(graphs),
-        Lines(
-            "A noisy key finds its value", "One call, no training. Lines are widths of keys.",
-            "slots", "found",
-            [Line(f"{width} wide", memory["slots"], found)
-             for width, found in memory["recall"].items()],
-            log_x=True, percent=True,
-        ),
-        Heat(
-            "Questions find verses", "Rows are questions, columns the verses that they find, each "
-            "named by the word that answers. The rest of a row's weight is on other verses.",
-            passages["shown"], passages["questions"], passages["answers"], "weight",
-            x="verse of Genesis with the word",
-        ),
-        Bars(
-            "Where it should look", "Beside it: what chance, or no mask, would give.",
-            "share", ["on ink", "on the letter", "sides right"],
-            {"attention": [pictures["on_ink"], sounds["aligned"], graphs["accuracy"]["friends"]],
-             "without": [pictures["ink"], sounds["chance"], graphs["accuracy"]["everyone"]]},
-            percent=True,
-        ),
-    )  # fmt: skip

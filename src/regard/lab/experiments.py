@@ -52,6 +52,9 @@ class About:
     seeds: int = 1
     """With how many seeds `regard lab` runs it unless told: three where that takes about three
     minutes of one core."""
+    takes: str = ""
+    """About how long a run with one seed takes, where that is more than three minutes of one
+    core."""
 
 
 class Check(NamedTuple):

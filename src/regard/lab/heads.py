@@ -19,8 +19,8 @@ import regard
 from regard import interpret, masks
 from regard.interpret.interventions import Replaced
 from regard.lab.experiments import About, Progress, Result, Tell, seeded
-from regard.lab.heads_report import DOES, answer, called, checks, panels
-from regard.lab.text import Corpus
+from regard.lab.material.text import Corpus
+from regard.lab.reports.heads import DOES, answer, called, checks, panels
 from regard.nn import MultiHeadAttention, Rotary
 
 ABOUT = About(

@@ -19,8 +19,8 @@ from regard import biases, masks
 from regard.biases.alibi import slopes
 from regard.biases.bias import Bias
 from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
+from regard.lab.material.text import Corpus
 from regard.lab.panels import Bars, Line, Lines
-from regard.lab.text import Corpus
 from regard.masks import Mask
 from regard.nn import EncoderBlock, MultiHeadAttention, Rotary
 

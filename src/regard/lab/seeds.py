@@ -13,8 +13,13 @@ from regard.errors import RegardError
 from regard.lab.experiments import Check, Experiment, Result, Tell
 
 NUMBER = r"[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]\d+)?"
-FIGURE = re.compile(rf"(?<![\w.–])(?:(?<!from )({NUMBER})(%?) to )?({NUMBER})(%?)(?![\w–])")
-"""A number, or a range of two ("60% to 64%"); but "from 1 to 2" is two numbers."""
+FIGURE = re.compile(
+    rf"(?<![\w.–])(?:(?<!from )({NUMBER})%? to |({NUMBER})%?(–))?({NUMBER})(%?)(?![\w–])"
+)
+"""A number, or a range of two ("60% to 64%", "9–12"); but "from 1 to 2" is two numbers."""
+BEFORE = re.compile(r"(from|between|to|to the|→) $")
+AFTER = re.compile(r" (to|→)\b|%? →")
+"""Words beside which a range written with "to" would be misread ("from 1 to 2 to 3")."""
 
 
 def run_seeds(
@@ -75,7 +80,7 @@ def merged(texts: Sequence[str]) -> str:
     >>> merged(["62% of 256 are right.", "60% of 256 are right."])
     '60 to 62% of 256 are right.'
     >>> merged(["It scores 11% to 19%, from 1.9 to 2.", "It scores 12% to 20%, from 1.8 to 2."])
-    'It scores 11 to 20%, from 1.8 to 1.9 to 2.'
+    'It scores 11 to 20%, from 1.8–1.9 to 2.'
     >>> merged(["One. It does.", "One. It does not."])
     'One. With some seeds: It does. With others: It does not.'
     """
@@ -103,10 +108,21 @@ def _range(figures: Sequence[re.Match[str]]) -> str:
     printed = {figure[0] for figure in figures}
     if len(printed) == 1:
         return printed.pop()
-    ends = [number for figure in figures for number in figure.group(1, 3) if number]
+    ends = [number for figure in figures for number in figure.group(1, 2, 4) if number]
     low, high = (pick(ends, key=_value) for pick in (min, max))
-    percent = figures[0][4]
-    return f"{low}{percent}" if _value(low) == _value(high) else f"{low} to {high}{percent}"
+    percent = figures[0][5]
+    if _value(low) == _value(high):
+        return f"{low}{percent}"
+    if not any(figure[3] == "–" or _beside_to(figure) for figure in figures):
+        return f"{low} to {high}{percent}"
+    if low[0] in "+-" or high[0] in "+-":
+        return f"between {low} and {high}{percent}"
+    return f"{low}–{high}{percent}"
+
+
+def _beside_to(figure: re.Match[str]) -> bool:
+    text, (start, end) = figure.string, figure.span()
+    return bool(BEFORE.search(text[:start]) or AFTER.match(text[end:]))
 
 
 def _value(number: str) -> float:

@@ -22,7 +22,7 @@ from regard.linear.features import (
     of_queries,
 )
 from regard.linear.kernel import mixed
-from regard.linear.order import Order, order_of
+from regard.linear.order import Order, order_of, without_window
 from regard.linear.state import State
 from regard.masks.algebra import Mask
 from regard.scores.comparison import FeatureProduct
@@ -47,11 +47,11 @@ def attention(
     """Σ φ(q)·φ(k) v / Σ φ(q)·φ(k), in time and memory that grow with the length.
 
     `features` is φ: `elu_plus_one`, `torch.relu`, `random_features(width, count)`, or any function
-    to numbers of 0 or more. `mask` is `causal()`, `padding(lengths)`, `documents(ids)`, or several
-    joined by `&`. With `state` the call goes on from the tokens that the state has seen, which
-    every query sees. A query whose features meet no key's gives 0. On CUDA, Triton's kernels run
-    the calls that they can, and PyTorch's operations the others; `backend` asks for "triton" or
-    "tiled" by name. (`chunk` is of the latter.)
+    to numbers of 0 or more. `mask` is `causal()`, `window(left, right)`, `padding(lengths)`,
+    `documents(ids)`, or several joined by `&`. With `state`, and without a window, the call goes on
+    from the tokens that the state has seen, which every query sees. A query whose features meet no
+    key's gives 0. On CUDA, Triton's kernels run the calls that they can, and PyTorch's operations
+    the others; `backend` asks for "triton" or "tiled" by name. (`chunk` is of the latter.)
 
     >>> import torch
     >>> from regard import linear, masks
@@ -60,6 +60,10 @@ def attention(
     torch.Size([1, 2, 1000, 16])
     """
     x, order = checked(q, k, v, mask, chunk)
+    if state is not None:
+        without_window(
+            order, mask, "nn.Cache(window=w) with nn.MultiHeadAttention, or linear.gated"
+        )
     return x.in_kind(mixed(x.q, x.k, x.v, features, order, chunk, state, backend).out)
 
 

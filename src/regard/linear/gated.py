@@ -13,6 +13,7 @@ from regard.backends.passes import no_autocast
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.linear.calls import CHUNK, checked
+from regard.linear.order import without_window
 from regard.linear.recurrence import Recurrence
 from regard.linear.signed_trace import SignedTrace
 from regard.linear.state import State
@@ -137,6 +138,7 @@ def _call(
     chunk: int,
 ) -> Recurrence:
     x, order = checked(q, k, v, mask, chunk)
+    without_window(order, mask, "leave the window out: what is past fades by log_decay")
     if x.shape.Q != x.shape.K:
         raise RegardError(
             "a recurrence runs along one sequence",

@@ -26,6 +26,7 @@ from regard.linear.features import FeatureMap, as_it_is, is_fixed, largest, of_k
 from regard.linear.order import Order
 from regard.linear.scan import scan
 from regard.linear.state import State
+from regard.linear.windows import windowed
 from regard.transforms import transformed
 
 NONE = Decays(None, None, None, None)
@@ -108,7 +109,9 @@ class Kernel:
         if self._takes_kernels(backend):
             return self._in_kernels()
         parts = self.q, self.k, self.v, self.seen
-        if self.runs is not None and self.k.shape[2]:
+        if self.order.window is not None and self.k.shape[2]:
+            found, last = self._window(self.order.window)
+        elif self.runs is not None and self.k.shape[2]:
             found, last = self._documents(parts, self.runs)
         elif self.order.causal:
             found, last = scan(self._causal, self.start, parts, self.chunk)
@@ -144,7 +147,10 @@ class Kernel:
         if self.start.shape[2] != q.shape[-1]:
             q = q[..., :1].expand(*q.shape[:-1], self.start.shape[2])
         both_ways = self.order.ids is not None and not self.order.causal
-        return why_not(q, self.k, self.v, both_ways=both_ways)
+        reasons = why_not(q, self.k, self.v, both_ways=both_ways)
+        if self.order.window is not None:
+            reasons.append("its sums run on, where those of a window slide")
+        return reasons
 
     def _in_kernels(self) -> Mixed:
         from regard.backends.triton.linear.function import Fused
@@ -250,6 +256,14 @@ class Kernel:
         of = decays(None, runs, before[:, 0, 0, 0], self.chunk, self.dtype)
         found, last = running(self._queries(q), k, v, state, of, self.chunk, diag=diag)
         return (found,), last
+
+    def _window(self, sides: tuple[int, int]) -> Stepped:
+        """Of a window there is no state."""
+        k, v = self._keys(self.k, self.v, self.seen)
+        left, right = sides
+        sides = left, 0 if self.order.causal else right
+        found = windowed(self._queries(self.q), k, v, self.runs, sides, self.chunk)
+        return self._divided(found), self.start
 
     def _divided(self, found: Float[Tensor, "b g r n e1"]) -> tuple[Tensor, Tensor]:
         """A query whose features meet no key's gives 0."""

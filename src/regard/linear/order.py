@@ -1,8 +1,7 @@
-"""Which masks a sum that runs along the sequence can honour.
+"""Which masks sums along the sequence can honour.
 
-A running sum can start anew (documents), leave a key out for everybody (padding), and be read
-before it is complete (causal). It cannot forget one key for one query: that is what windows and
-tables of pairs would ask of it.
+A running sum can start anew (documents), leave a key out for everybody (padding), be read before it
+is complete (causal), and slide along (windows). Tables of pairs it cannot honour.
 """
 
 from __future__ import annotations
@@ -28,6 +27,8 @@ class Order(NamedTuple):
     causal: bool = False
     lengths: Int[Tensor, "b"] | None = None
     ids: Int[Tensor, "b k"] | None = None
+    window: tuple[int, int] | None = None
+    """How many keys are seen before a query and after it."""
 
     def seen(self, keys: int, device: torch.device) -> Bool[Tensor, "b 1 k 1"] | None:
         """Which keys there are, of those that may be padding."""
@@ -62,6 +63,15 @@ def order_of(mask: Mask | None, shape: Shape, given: Mask | None) -> Order:
                     accepted="causal() in self-attention",
                 )
             return Order(causal=True)
+        case Window(left, right, offset):
+            if shape.Q != shape.K or offset != 0:
+                raise RegardError(
+                    "linear attention has windows over one sequence only",
+                    got=f"{given!r} with {shape.Q} queries and {shape.K} keys",
+                    accepted="window(left, right) in self-attention",
+                )
+            left, right = (shape.K if side is None else side for side in (left, right))
+            return Order(window=(left, right))
         case Padding(limit) if isinstance(limit, Tensor):
             return Order(lengths=limit)
         case Documents(ids, _):
@@ -73,22 +83,32 @@ def order_of(mask: Mask | None, shape: Shape, given: Mask | None) -> Order:
                 a.ids is not None and b.ids is not None
             ):
                 lengths = b.lengths if a.lengths is None else a.lengths
-                return Order(a.causal or b.causal, lengths, b.ids if a.ids is None else a.ids)
+                documents = b.ids if a.ids is None else a.ids
+                window = _narrower(a.window, b.window)
+                return Order(a.causal or b.causal, lengths, documents, window)
     raise RegardError(
         "linear attention cannot leave out these pairs",
         got=repr(given),
-        accepted="causal(), padding(lengths), documents(ids), or several joined by &",
-        do="linear.gated(...), in which what is past fades, or regard.attention: a sum that all "
-        "queries share cannot forget single keys"
-        if _has_window(mask)
-        else "use regard.attention or nn.MultiHeadAttention for other masks",
+        accepted="causal(), window(left), padding(lengths), documents(ids), or several joined by &",
+        do="use regard.attention or nn.MultiHeadAttention for other masks",
     )
 
 
-def _has_window(mask: Mask) -> bool:
-    if isinstance(mask, And):
-        return _has_window(mask.left) or _has_window(mask.right)
-    return isinstance(mask, Window)
+def _narrower(one: tuple[int, int] | None, other: tuple[int, int] | None) -> tuple[int, int] | None:
+    if one is None or other is None:
+        return one or other
+    return min(one[0], other[0]), min(one[1], other[1])
+
+
+def without_window(order: Order, given: Mask | None, instead: str) -> None:
+    """Refuse a window in a call whose past is one sum: it cannot forget single keys."""
+    if order.window is not None:
+        raise RegardError(
+            "one sum of all that is past cannot forget single keys",
+            got=repr(given),
+            accepted="causal(), padding(lengths), documents(ids), or several joined by &",
+            do=instead,
+        )
 
 
 def _check_documents(ids: Int[Tensor, "b k"], shape: Shape, given: Mask | None) -> None:

@@ -26,9 +26,9 @@ class LinearAttention(nn.Module):
     softmax attention, not an approximation of it, unless `feature` is
     `linear.random_features(width, count)`. A query whose features meet no key's gives 0.
 
-    `mask` is `masks.causal()`, `masks.padding(lengths)`, `masks.documents(ids)` or several joined
-    by `&`; others are refused, since a sum that all queries share cannot leave out pairs. With
-    `trace=True` a trace of the implied weights comes with the output; with `state`, a
+    `mask` is `masks.causal()`, `window(left, right)`, `padding(lengths)`, `documents(ids)` or
+    several joined by `&`; others are refused, since sums that queries share cannot leave out pairs.
+    With `trace=True` a trace of the implied weights comes with the output; with `state`, a
     `linear.State`, a sequence may come in parts.
 
     >>> import torch

@@ -97,7 +97,7 @@ class Gaps:
                 continue
             by_hand = [at for at in self.by_hand.found if any(_inside([at], path))]
             why = f" (by hand, {self.by_hand.found[by_hand[0]]})" if by_hand else ""
-            why = " (linear attention)" if path in linear else why
+            why = " (linear attention; trace=True in its call shows it)" if path in linear else why
             found[path] = f"{path or '(model)'}{why}"
         return found
 

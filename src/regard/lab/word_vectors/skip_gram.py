@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from regard.lab.text import king_james
+from regard.lab.material.text import king_james
 from regard.lab.word_vectors.vectors import Vectors
 
 RARE, NEGATIVES, BATCH, THIN, RATE = 5, 5, 4096, 1e-3, 1e-2

@@ -104,7 +104,7 @@ style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'">
 <pre>{numbers}</pre>
 </details>
 <footer>
-<p>Run with {settings}. The code is one file, <code>regard/lab/{name}.py</code>;
+<p>Run with {settings}. The code is <code>regard/lab/{name}.py</code>;
 <code>regard lab {name}</code> runs it again, <code>--full</code> for longer.</p>
 </footer>
 </main>

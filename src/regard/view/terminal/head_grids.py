@@ -28,7 +28,11 @@ from regard.view.terminal.heat_maps import colourless
 GAP = 3
 MANY = 12
 """Kinds of layers that are told one by one, where no two are alike."""
-CROSS = re.compile(r"\.(memory|encoder_attn|cross_?attn|cross_?attention|EncDecAttention)\b", re.I)
+CROSS = re.compile(
+    r"\.(memory|encoder_attn|cross_?attn|cross_?attention|EncDecAttention)\b"
+    r"|decoder\.layers\.\*\.multihead_attn$",
+    re.I,
+)
 """What layers are called that look from one text at another."""
 MEANING = {
     "entropy": "how spread a row is, in percent of the most",
@@ -173,6 +177,8 @@ def kinds_of(paths: Sequence[str]) -> list[tuple[str, str]]:
     [('0, 1', 'encoder.*'), ('2', 'decoder.*.own'), ('3', 'decoder.*.memory, cross-attention')]
     >>> kinds_of(["layers.0.attention", "layers.1.attention"])
     []
+    >>> kinds_of(["decoder.layers.0.self_attn", "decoder.layers.0.multihead_attn"])[1]  # PyTorch's
+    ('1', 'decoder.layers.*.multihead_attn, cross-attention')
     """
     rows: dict[str, list[str]] = {}
     for row, path in enumerate(paths):

@@ -28,7 +28,7 @@ def king_james() -> str:
     >>> king_james()[:54]
     'in the beginning god created the heaven and the earth.'
     """
-    packed = Path(__file__).parent / "data" / "king_james.txt.bz2"
+    packed = Path(__file__).parents[1] / "data" / "king_james.txt.bz2"
     return bz2.decompress(packed.read_bytes()).decode("ascii").lower()
 
 

@@ -32,7 +32,7 @@ def sayings() -> tuple[Saying, ...]:
     >>> " ".join(sayings()[1800][0]), " ".join(sayings()[1800][1])
     ("why didn't i die from the womb", 'why died i not from the womb')
     """
-    packed = Path(__file__).parent / "data" / "sayings.tsv.bz2"
+    packed = Path(__file__).parents[1] / "data" / "sayings.tsv.bz2"
     lines = bz2.decompress(packed.read_bytes()).decode("ascii").split("\n")
     pairs = (line.split("\t") for line in lines)
     return tuple((tuple(newer.split()), tuple(older.split())) for newer, older in pairs)

@@ -1,0 +1,1 @@
+"""Models that experiments train and that fill a file of their own."""

@@ -1,0 +1,1 @@
+"""What experiments found: whether each part of a claim holds, in words, and drawn."""
