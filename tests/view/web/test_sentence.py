@@ -180,6 +180,8 @@ def test_a_finger_pins(open_page: Open, plain_page: str) -> None:
     tab.wait_for_selector(".word.pinned[data-place='9']")
     assert "‘.’ looks at the token just before: ‘c’" in caption(tab)
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+    tabs = "[...document.querySelectorAll('.tabs button')]"
+    assert tab.evaluate(f"{tabs}.every(tab => tab.scrollWidth <= tab.clientWidth)")
 
 
 def test_a_long_text_is_a_passage_whose_answer_stays_in_sight(open_page: Open) -> None:
