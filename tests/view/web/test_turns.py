@@ -59,6 +59,30 @@ def test_what_takes_long_waits_between_two_steps_for_the_urgent() -> None:
     assert order == ["now", "later"]
 
 
+def test_who_rests_is_still_waited_for_by_what_takes_long() -> None:
+    turns, order = Turns(), list[str]()
+
+    def work(name: str, urgent: bool) -> None:
+        with turns.taken(urgent=urgent):
+            order.append(name)
+
+    turns.take(urgent=True)
+    threads = [
+        threading.Thread(target=work, args=given) for given in (("later", False), ("now", True))
+    ]
+    for thread in threads:
+        thread.start()
+    with turns.rested(urgent=True):
+        threads[1].join(5)
+        time.sleep(0.05)
+        assert order == ["now"]
+    assert turns.wanted
+    turns.give(urgent=True)
+    threads[0].join(5)
+    assert order == ["now", "later"]
+    assert not turns.wanted
+
+
 def test_a_row_is_answered_in_the_midst_of_a_step_that_takes_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -83,11 +83,8 @@ class Answers:
 
     def _pausing(self, go: Callable[[], bool], urgent: bool) -> Go:
         def pause(done: float) -> bool:
-            self._turns.give(urgent=urgent)
-            try:
+            with self._turns.rested(urgent=urgent):
                 return go()
-            finally:
-                self._turns.take(urgent=urgent)
 
         return pause
 

@@ -61,6 +61,20 @@ class Turns:
             self._changed.notify_all()
 
     @contextmanager
+    def rested(self, *, urgent: bool) -> Iterator[None]:
+        """Others of the same class may go meanwhile; who is not urgent does not go on while one who
+        is rests."""
+        with self._changed:
+            self._urgent += urgent
+        self.give(urgent=urgent)
+        try:
+            yield
+        finally:
+            self.take(urgent=urgent)
+            with self._changed:
+                self._urgent -= urgent
+
+    @contextmanager
     def taken(self, *, urgent: bool) -> Iterator[None]:
         """A turn for as long as this lasts."""
         self.take(urgent=urgent)
