@@ -164,3 +164,14 @@ def test_the_silent_go_first() -> None:
     for pair in pairs:
         for each in pair:
             each.close()
+
+
+def test_a_body_does_not_wait_for_its_headers_to_be_confirmed() -> None:
+    with App(seen(5)) as app, contextlib.closing(dial(app)) as line:
+        visitor = Visitor.enter(app.url)
+        lines = f"Host: 127.0.0.1:{app.port}\r\nCookie: {visitor.cookie}\r\n\r\n"
+        line.sendall(f"GET {visitor.room}index HTTP/1.1\r\n{lines}".encode())
+        assert line.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        mine = line.getsockname()
+        here = [each for each in app._server.connections._open if each.getpeername() == mine]
+        assert [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for each in here] == [1]

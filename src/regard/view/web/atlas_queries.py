@@ -29,7 +29,8 @@ OFTEN = 0.05
 
 
 class Answers:
-    """Answers questions about an atlas, one at a time; long ones let others go between.
+    """Answers questions about an atlas, one at a time, and beside it one that takes long: it pauses
+    between two steps while others are answered.
 
     >>> import regard, torch
     >>> x = torch.zeros(1, 1, 4, 2)
@@ -75,18 +76,15 @@ class Answers:
         def check() -> None:
             often()
             if self._turns.wanted:
-                self._turns.give()
+                self._turns.give(urgent=False)
                 self._turns.take(urgent=False)
 
         return check
 
     def _pausing(self, go: Callable[[], bool], urgent: bool) -> Go:
         def pause(done: float) -> bool:
-            self._turns.give()
-            try:
+            with self._turns.rested(urgent=urgent):
                 return go()
-            finally:
-                self._turns.take(urgent=urgent)
 
         return pause
 

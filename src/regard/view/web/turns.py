@@ -8,41 +8,71 @@ from contextlib import contextmanager
 
 
 class Turns:
-    """A lock of two classes. Who is urgent goes before all who are not, whoever came first.
+    """A lock of two classes. Who is urgent waits for the urgent alone: a turn of who is not goes on
+    beside it until its next step, and no further while somebody urgent waits or computes.
 
     >>> turns = Turns()
+    >>> turns.take(urgent=False)
     >>> with turns.taken(urgent=True):
-    ...     turns.busy
-    True
+    ...     turns.busy, turns.wanted
+    (True, True)
+    >>> turns.give(urgent=False)
+    >>> turns.busy
+    False
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self.busy = False
+        self._urgent_runs = self._other_runs = False
         self._urgent = 0
         """Urgent ones that wait."""
 
     @property
+    def busy(self) -> bool:
+        """Whether somebody computes."""
+        return self._urgent_runs or self._other_runs
+
+    @property
     def wanted(self) -> bool:
-        """Whether somebody urgent waits."""
-        return self._urgent > 0
+        """Whether somebody urgent waits or computes."""
+        return self._urgent > 0 or self._urgent_runs
 
     def take(self, *, urgent: bool) -> None:
         """Wait for a turn."""
         with self._changed:
-            self._urgent += urgent
-            try:
-                while self.busy or (self._urgent and not urgent):
-                    self._changed.wait()
-            finally:
-                self._urgent -= urgent
-            self.busy = True
+            if urgent:
+                self._urgent += 1
+                try:
+                    self._changed.wait_for(lambda: not self._urgent_runs)
+                finally:
+                    self._urgent -= 1
+                self._urgent_runs = True
+            else:
+                self._changed.wait_for(lambda: not self._other_runs and not self.wanted)
+                self._other_runs = True
 
-    def give(self) -> None:
+    def give(self, *, urgent: bool) -> None:
         """End a turn."""
         with self._changed:
-            self.busy = False
+            if urgent:
+                self._urgent_runs = False
+            else:
+                self._other_runs = False
             self._changed.notify_all()
+
+    @contextmanager
+    def rested(self, *, urgent: bool) -> Iterator[None]:
+        """Others of the same class may go meanwhile; who is not urgent does not go on while one who
+        is rests."""
+        with self._changed:
+            self._urgent += urgent
+        self.give(urgent=urgent)
+        try:
+            yield
+        finally:
+            self.take(urgent=urgent)
+            with self._changed:
+                self._urgent -= urgent
 
     @contextmanager
     def taken(self, *, urgent: bool) -> Iterator[None]:
@@ -51,4 +81,4 @@ class Turns:
         try:
             yield
         finally:
-            self.give()
+            self.give(urgent=urgent)

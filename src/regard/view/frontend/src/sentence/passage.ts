@@ -8,7 +8,7 @@ import type { Index, MapInfo } from "../sources/wire_format";
 import { LEAST, MARK, share, type Looks, type Texts } from "./caption";
 
 /** Words that are shown at once, at most. */
-export const WINDOW = 1500;
+export const WINDOW = 800;
 const SIZES = [34, 30, 27, 24, 21, 19, 17, 15];
 const READ = 17;
 const NARROW = 620;
