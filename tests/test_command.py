@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,16 @@ def test_a_command_runs(tmp_path: Path) -> None:
     code, said, _ = asked("record", "--model", "x", "--text", "none.txt", "-o", str(tmp_path / "o"))
     assert code == 2
     assert said.startswith("regard: the text cannot be read")
+
+
+def test_nothing_is_said_of_a_numpy_that_nothing_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def app(prog_name: str) -> None:
+        warnings.warn("Failed to initialize NumPy: No module named 'numpy'", stacklevel=1)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(sys, "argv", ["regard", "doctor"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(SystemExit):
+            regard_command.main()

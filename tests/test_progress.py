@@ -17,6 +17,7 @@ import regard
 from regard import interpret, models
 from regard.backends.tiled.loop import library
 from regard.commands.console import progress_bar, shown_on
+from regard.commands.scan import _Bar
 from regard.models.fetching import fetching_bar
 from regard.notices import notice
 
@@ -84,6 +85,20 @@ def test_the_first_build_says_so_once_and_only_to_people(
     library.library()
     assert loaded[0] == loaded[1]
     assert heard.text().count(NOTICE) == terminal
+
+
+def test_a_scan_counts_texts_once_it_knows_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard(monkeypatch, terminal=True)
+    with _Bar() as bar:
+        bar.bar.refresh()
+        bar.told(50, 200, 600)
+        bar.bar.refresh()
+        # Tokens of the first part were read before the clock began.
+        assert bar.bar.tasks[0].fields["speed"] == ""
+        bar.told(100, 200, 1200)
+    shown = heard.text()
+    assert "None" not in shown
+    assert "50/200 texts" in shown
 
 
 def test_a_closed_standard_error_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

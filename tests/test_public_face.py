@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -123,3 +124,16 @@ def test_every_import_of_the_documentation_works() -> None:
     assert len(lines) > 10
     for line in lines:
         exec(line, {})
+
+
+def test_a_typed_program_runs_and_is_checked_with_the_package(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from examples import typed
+
+    # Its types are held by `make check`: mypy alone takes a minute where nothing is in its cache.
+    checked = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["mypy"]
+    assert checked["strict"]
+    assert "examples/typed.py" in checked["files"]
+    typed.main()
+    assert "blocks.7.attention head 7" in capsys.readouterr().out

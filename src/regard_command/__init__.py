@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from importlib.metadata import version
 from typing import Annotated
 
@@ -36,6 +37,8 @@ app = typer.Typer(
 def main() -> None:
     """Run the command: here, or in `regard.cli` if one of its commands is meant."""
     if any(word in COMMANDS for word in _words()):
+        # PyTorch says when it is imported that there is no numpy. Nothing here needs it.
+        warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)
         from regard.cli import app as whole
 
         whole(prog_name="regard")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.errors import RegardWarning
+from regard.errors import RegardError, RegardWarning
 
 transformers = pytest.importorskip("transformers")
 
@@ -192,3 +192,21 @@ def test_models_that_join_masks_get_masks_that_are_added() -> None:
     with torch.no_grad():
         want, got = (model(input_ids=tokens()).last_hidden_state for model in (eager, ours))
     close(got, want)
+
+
+def test_continuous_batching_is_refused_by_name() -> None:
+    # transformers takes the names that it lists, whatever is registered: there is no hook for more.
+    _, model = both("llama")
+    with pytest.raises(ValueError, match=r"regard.*not supported"):
+        model.init_continuous_batching()
+    assert model.config._attn_implementation == "regard"
+
+
+def test_pages_are_refused_under_a_watch() -> None:
+    class Pages:
+        """What continuous batching gives attention as `cache=`."""
+
+    with pytest.raises(RegardError, match="keys in pages") as error:
+        attend(1, 1, cache=Pages(), read_index=[0])
+    assert "got:      Module with a Pages" in str(error.value)
+    assert "watch generate instead of generate_batch" in str(error.value)

@@ -115,11 +115,11 @@ class _Bar:
     def __init__(self) -> None:
         self.bar = Progress(
             TextColumn("{task.description}"), BarColumn(),
-            TextColumn("{task.completed}/{task.total} texts"), TextColumn("{task.fields[speed]}"),
+            TextColumn("{task.fields[count]}"), TextColumn("{task.fields[speed]}"),
             TimeRemainingColumn(), console=Console(stderr=True), transient=True,
             disable=not at_terminal() or os.environ.get("RANK", "0") != "0",
         )  # fmt: skip
-        self.task = self.bar.add_task("loading", total=None, speed="")
+        self.task = self.bar.add_task("loading", total=None, count="", speed="")
 
     def __enter__(self) -> _Bar:
         self.bar.start()
@@ -129,12 +129,13 @@ class _Bar:
         self.bar.stop()
 
     def told(self, done: int, total: int, tokens: int) -> None:
-        task = self.bar.tasks[0]
+        task, spent = self.bar.tasks[0], 0.0
         if task.total is None:
             self.bar.reset(self.task, total=total, description="reading")
-        spent = task.elapsed or 0.0
+        else:
+            spent = task.elapsed or 0.0
         speed = f"{tokens / spent:,.0f} tokens/s" if spent > 0 else ""
-        self.bar.update(self.task, completed=done, speed=speed)
+        self.bar.update(self.task, completed=done, count=f"{done}/{total} texts", speed=speed)
 
 
 def _tell(found: Scan, job: Job, out: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal, overload
 
 from regard.errors import RegardError
 from regard.files import expanded, is_folder
@@ -53,6 +54,26 @@ def own_names() -> dict[str, str]:
     return found
 
 
+@overload
+def load(
+    name: Literal["regard-small"],
+    *,
+    dtype: str = ...,
+    device: str = ...,
+    progress: Tell | None = ...,
+) -> OwnReader: ...
+@overload
+def load(
+    name: Literal["regard-king-james"],
+    *,
+    dtype: str = ...,
+    device: str = ...,
+    progress: Tell | None = ...,
+) -> OwnTranslator: ...
+@overload
+def load(
+    name: str, *, dtype: str = ..., device: str = ..., progress: Tell | None = ...
+) -> Reader: ...
 def load(
     name: str, *, dtype: str = "auto", device: str = "auto", progress: Tell | None = None
 ) -> Reader:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import html
 import io
+import logging
 import os
 import re
 import struct
@@ -213,6 +214,8 @@ def write(
 ) -> None:
     """Write a figure as one of FORMATS, so many millimetres wide if that is said."""
     made = io.BytesIO()
+    # Of a font's tables that no reader of a PDF asks for it says on standard error that they go.
+    logging.getLogger("fontTools.subset").setLevel(logging.ERROR)
     with matplotlib.rc_context(SETTINGS):
         box: Any = "tight" if width is None else _fitted(figure, width / INCH)
         figure.savefig(

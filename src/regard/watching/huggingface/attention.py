@@ -57,6 +57,12 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """The attention of a transformers module: the output [B, Q, H, E], and weights if asked for."""
     if unknown := _unknown(others):
+        if "cache" in unknown:
+            raise RegardError(
+                "continuous batching holds keys in pages, which attention is not read from here",
+                got=f"{type(module).__name__} with a {type(others['cache']).__name__}",
+                do="watch generate instead of generate_batch, or run generate_batch unwatched",
+            )
         raise RegardError(
             f"{type(module).__name__} asks its attention for something that is not known here",
             got=", ".join(f"{name}=" for name in unknown),
