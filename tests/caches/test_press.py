@@ -205,6 +205,31 @@ def test_models_can_be_watched_beside_a_press(kind: Any) -> None:
         model(TEXT[:, :1], past_key_values=cache)
 
 
+@pytest.mark.parametrize("implementation", ["regard", "sdpa"])
+def test_models_can_be_watched_when_kvpress_came_later(
+    implementation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wraps every function that is there when it is imported."""
+    module = ModuleType("kvpress.attention_patch")
+    source = """
+def attention_patch(func):
+    def wrapper(module, *args, **how):
+        return func(module, *args, **how)
+
+    return wrapper
+"""
+    exec(source, vars(module))
+    own = ALL_ATTENTION_FUNCTIONS[implementation]
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, implementation, module.attention_patch(own))
+    model = build(implementation)
+    # Taken from heads in a text that has ended.
+    model.model.layers[0].self_attn.masked_key_indices = tuple(torch.zeros(3, 1).long())
+    with regard.watch(model) as seen, torch.no_grad():
+        model(TEXT)
+    assert len(list(seen)) == 2
+    assert model.model.layers[0].self_attn.masked_key_indices is None
+
+
 def test_it_presses(kind: Any) -> None:
     press = kind(0.75)
     k, v, hidden = torch.randn(1, 3, 40, 8), torch.randn(1, 3, 40, 8), torch.randn(1, 40, 48)

@@ -185,8 +185,11 @@ def check_window(
 
 def _check_pressed(module: nn.Module, Q: int, K: int) -> None:
     """kvpress hides keys of single heads in a function around the model's own, which watching does
-    not call."""
-    if vars(module).get("masked_key_indices") is None or Q == K:
+    not call, and forgets them when a text begins."""
+    if vars(module).get("masked_key_indices") is None:
+        return
+    if Q == K:
+        vars(module)["masked_key_indices"] = None
         return
     if watched() and own_implementation(module) is not None:
         raise RegardError(

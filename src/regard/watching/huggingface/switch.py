@@ -91,12 +91,24 @@ def _implementation(config: Any) -> str | None:
     return own
 
 
+def _beside_presses(function: Any) -> Any:
+    """What kvpress has wrapped, as it does with every attention function when it is imported. The
+    wrapper only hides keys that a press took from single heads, which each call is asked for."""
+    while getattr(function, "__globals__", {}).get("__name__") == "kvpress.attention_patch":
+        held = [cell.cell_contents for cell in function.__closure__ or ()]
+        inside = [one for one in held if callable(one)]
+        if len(inside) != 1:
+            break
+        function = inside[0]
+    return function
+
+
 def _other(implementation: str | None) -> str | None:
     """Whose function an implementation is, if not of transformers or regard. A kernel from the hub,
     named by its repository, is one that the model was loaded with."""
     if implementation is None or "/" in implementation:
         return None
-    function = ALL_ATTENTION_FUNCTIONS.get(implementation, None)
+    function = _beside_presses(ALL_ATTENTION_FUNCTIONS.get(implementation, None))
     if any(function is own for own in own_functions):
         return None
     found = [function]
