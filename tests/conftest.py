@@ -16,27 +16,30 @@ from tests.parity import cases
 if find_spec("hypothesis"):
     from hypothesis import HealthCheck, settings
 
-    settings.register_profile(
-        "regard",
-        derandomize=True,
-        deadline=None,
-        max_examples=60,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
-    settings.load_profile("regard")
+    for profile, examples in (("regard", 30), ("whole", 200)):
+        settings.register_profile(
+            profile,
+            derandomize=True,
+            deadline=None,
+            max_examples=examples,
+            suppress_health_check=[HealthCheck.too_slow],
+        )
 torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="where tests/parity/test_conformance.py runs")
     parser.addoption("--uncompiled", action="store_true", help="without the compiled inner loop")
+    parser.addoption("--whole", action="store_true", help="whole tables and many draws of laws")
     parser.addoption(
         "--share", default="0/1", help="i/n: every n-th test from the i-th on, for n processes"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    cases.DEVICE = config.getoption("--device")
+    cases.DEVICE, cases.WHOLE = config.getoption("--device"), config.getoption("--whole")
+    if find_spec("hypothesis"):
+        settings.load_profile("whole" if cases.WHOLE else "regard")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

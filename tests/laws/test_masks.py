@@ -16,8 +16,11 @@ from regard import RegardError, masks
 from regard.masks.algebra import Mask, pairs
 from regard.masks.tiles import survey
 from regard.values import Shape, decode, encode
+from tests.parity import cases
 
-LAW = settings(max_examples=150, deadline=None, database=None, derandomize=True)
+LAW = settings(
+    max_examples=300 if cases.WHOLE else 50, deadline=None, database=None, derandomize=True
+)
 CPU = torch.device("cpu")
 
 

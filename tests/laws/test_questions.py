@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.parity.answers import assert_one_answer
 from torch import Tensor
@@ -121,7 +121,6 @@ def plain(size: float, **changes: Any) -> Call:
 
 
 @every_backend
-@settings(max_examples=40)
 @given(call=calls())
 @example(call=plain(3e3))
 @example(call=plain(1e2, causal=True))
@@ -133,7 +132,6 @@ def test_all_questions_about_a_pair_agree(backend: str, call: Call) -> None:
 
 
 @every_backend
-@settings(max_examples=40)
 @given(call=calls())
 @example(call=plain(3e3))
 @example(call=plain(1e5, half=True))

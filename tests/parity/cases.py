@@ -17,6 +17,8 @@ from regard.inputs import AttentionInputs, check
 from tests.parity.agreement import Named, Plain, assert_as_exact, errors
 
 DEVICE = "cpu"
+WHOLE = False
+"""Whether any three kinds meet, or any two."""
 DEFAULTS: dict[str, Any] = {
     "mask": None,
     "score": None,

@@ -872,7 +872,7 @@ def load_or_refuse(path: Path, want: tuple[Any, ...]) -> bool:
     return True
 
 
-many = settings(max_examples=150, suppress_health_check=list(HealthCheck))
+many = settings(max_examples=50, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.usefixtures("_without_hook")
