@@ -65,6 +65,7 @@ def kept(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir())
 
 
+@pytest.mark.usefixtures("quickly")
 def test_it_is_built_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert look()[0] is not None
     (name,) = kept(cache)
