@@ -10,13 +10,13 @@ import jaxtyping
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.parity import cases
 from torch import Tensor
 
 from regard import RegardError, masks
 from regard.masks.algebra import Mask, pairs
 from regard.masks.tiles import survey
 from regard.values import Shape, decode, encode
-from tests.parity import cases
 
 LAW = settings(
     max_examples=300 if cases.WHOLE else 50, deadline=None, database=None, derandomize=True
