@@ -27,6 +27,7 @@ from tests.models.tiny import TEXTS, tokenizer, tokenizer_file
 pytest.importorskip("tokenizers")
 CLOSE: dict[str, Any] = {"atol": 6e-4, "rtol": 0}
 """Scores are rounded to three places."""
+SENTENCES = translate.SENTENCES[:1]
 SIZES = ["--d-model", "32", "--layers", "2", "--heads", "4", "--device", "cpu", "--every", "5"]
 
 
@@ -46,8 +47,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     for module in (causal, translate, heads):
         monkeypatch.setattr(module, "DATA", tmp_path)
-    # Writing four samples takes longer than training.
-    monkeypatch.setattr(translate, "SENTENCES", translate.SENTENCES[:1])
+    # Writing samples takes longer than training.
+    monkeypatch.setattr(translate, "SENTENCES", ())
     file = tokenizer_file()
     for name in ("small", "king-james"):
         (tmp_path / f"{name}-tokenizer.json").write_text(file.read_text())
@@ -81,9 +82,15 @@ def train(script: Any, out: Path, *more: str, steps: int = 20) -> dict[str, Tens
     ("script", "name", "most"), [(causal, "regard-small", 4.0), (translate, "king", 4.5)]
 )
 def test_a_model_is_trained_written_measured_and_read(
-    data: Path, script: Any, name: str, most: float, capsys: pytest.CaptureFixture[str]
+    data: Path,
+    script: Any,
+    name: str,
+    most: float,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out = data / name
+    monkeypatch.setattr(translate, "SENTENCES", SENTENCES)
     train(script, out, "--rate", "1e-2", steps=40)
     card = json.loads((out / "card.json").read_text())
     # log 320 is 5.8: what knowing nothing costs.
@@ -101,7 +108,9 @@ def test_a_model_is_trained_written_measured_and_read(
     assert scores.shape == (2 * len(kinds), 4)
     assert ((scores >= 0) & (scores <= 1)).all()
     assert isinstance(reader.generate("The cat", 5, temperature=0), str)
-    assert "held out:" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "held out:" in said
+    assert script is causal or f"\n{SENTENCES[0]}\n" in said
 
 
 @pytest.mark.parametrize("script", [causal, translate])
