@@ -11,11 +11,14 @@ from typer.testing import CliRunner
 
 from regard import RegardError, cli
 from regard.commands import lab as lab_command
-from regard.lab import roles
 from regard.lab.experiments import NAMES, About, Check, Experiment, Result, Tell, experiment
+from regard.lab.panels import Bars
 from regard.lab.seeds import merged, over_seeds, run_seeds
 
 ABOUT = About("toy", "A toy", "It works.", ("It is tried.",), ("Try it.",), {"size": 2}, seeds=3)
+
+
+BARS = Bars("bars", "A few.", "right", ["all"], {"toy": [0.6]})
 
 
 def toy(*, seed: int = 0, size: int = 1, progress: Tell | None = None) -> Result:
@@ -87,11 +90,11 @@ def test_no_seeds_are_refused() -> None:
 def test_the_command_takes_as_many_seeds_as_the_experiment_says_or_it_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seeds, found = [], roles.run(steps=1, width=8, batch=2)
+    seeds = []
 
     def run(*, seed: int = 0, progress: Tell | None = None, **how: object) -> Result:
         seeds.append(seed)
-        return replace(found, settings={"seed": seed, **how})
+        return replace(toy(), settings={"seed": seed, **how}, panels=(BARS,))
 
     monkeypatch.setattr(lab_command, "experiment", lambda _: Experiment(ABOUT, run))
     asked = (([], [0, 1, 2]), (["--seeds", "1", "--seed", "5"], [5]), (["--full"], [0]))

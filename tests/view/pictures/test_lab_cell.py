@@ -6,12 +6,12 @@ import base64
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from regard.lab import scaling
 from regard.lab.experiments import Check, Result
-from tests.view.web.test_notebook import CHROMIUM
 
 pytest.importorskip("matplotlib")
 IMAGE = re.compile(r'<img class="regard-(\w+)" alt="([^"]*)" src="data:image/png;base64,([^"]+)">')
@@ -59,15 +59,13 @@ PAPERS = {
 
 
 @pytest.mark.xdist_group("browser")
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
-def test_a_page_shows_the_picture_for_its_paper(result: Result, tmp_path: Path) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api")
+def test_a_page_shows_the_picture_for_its_paper(
+    result: Result, tmp_path: Path, browser: Any
+) -> None:
     text, found = result._repr_mimebundle_()["text/html"], {}
     visible = """() => [...document.querySelectorAll("img")]
         .filter((image) => image.offsetWidth > 0).map((image) => image.className)"""
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        tab = browser.new_page()
+    with browser.new_page() as tab:
         tab.set_default_timeout(60_000)
         for said, prefers in PAPERS:
             page = tmp_path / "page.html"
@@ -76,5 +74,4 @@ def test_a_page_shows_the_picture_for_its_paper(result: Result, tmp_path: Path) 
             tab.goto(page.as_uri())
             seen = set(tab.evaluate(visible))
             found[said, prefers] = " ".join(name.removeprefix("regard-") for name in seen)
-        browser.close()
     assert found == PAPERS

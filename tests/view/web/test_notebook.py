@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import html
 import re
-import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +19,6 @@ from regard.view.web import notebook
 from tests.view.toys import HOSTILE, seen, tokens
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 
 
 @pytest.fixture
@@ -137,17 +136,13 @@ def test_ipython_in_a_terminal_gets_text(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("bare")
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
-def test_the_frame_works_in_a_browser(tmp_path: Path) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api")
+def test_the_frame_works_in_a_browser(tmp_path: Path, browser: Any) -> None:
     what = seen(12)
     what.tokens = HOSTILE
     cell = tmp_path / "cell.html"
     cell.write_text(what._repr_mimebundle_()["text/html"], "utf-8")
     complaints: list[str] = []
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 1000, "height": 700})
+    with browser.new_page(viewport={"width": 1000, "height": 700}) as tab:
         tab.set_default_timeout(60_000)
         tab.on("console", lambda message: complaints.append(message.text))
         tab.on("pageerror", lambda error: complaints.append(str(error)))
@@ -161,5 +156,4 @@ def test_the_frame_works_in_a_browser(tmp_path: Path) -> None:
         frame.locator(".word.self").wait_for()
         # Longer than it takes to write an address, which a frame without one must not.
         tab.wait_for_timeout(300)
-        browser.close()
     assert complaints == []

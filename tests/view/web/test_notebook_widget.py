@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -22,12 +21,10 @@ from tests.view.drawing import seen_model
 from tests.view.toys import seen, tokens
 
 pytest.importorskip("anywidget")
-sync_api = pytest.importorskip("playwright.sync_api")
-from regard.view.web.widget_model import Selection  # noqa: E402
-from tests.view.wire import PATIENCE, wires  # noqa: E402
+from regard.view.web.widget_model import Selection
+from tests.view.wire import PATIENCE, wires
 
 __all__ = ["wires"]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 pytestmark = pytest.mark.usefixtures("wires")
 
 
@@ -190,13 +187,10 @@ def kernel(made: Any, numbers: list[str]) -> Callable[[str], str]:
     return answered
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
-def test_statistics_alone_are_grids() -> None:
+def test_statistics_alone_are_grids(browser: Any) -> None:
     made = widget(seen_model(6, keep="statistics"))
     complaints: list[str] = []
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 1000, "height": 1100})
+    with browser.new_page(viewport={"width": 1000, "height": 1100}) as tab:
         tab.set_default_timeout(60_000)
         tab.on("console", lambda message: complaints.append(message.text))
         tab.on("pageerror", lambda error: complaints.append(str(error)))
@@ -207,18 +201,14 @@ def test_statistics_alone_are_grids() -> None:
         assert made.selection == Selection("layers.2", 1)
         tab.evaluate("(view) => window.model.move(view)", {**made.view, "view": "heads"})
         tab.locator("tbody tr").nth(11).wait_for()
-        browser.close()
     assert complaints == []
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
-def test_the_front_end_runs_on_a_kernel() -> None:
+def test_the_front_end_runs_on_a_kernel(browser: Any) -> None:
     made = widget(seen(30), tokens=tokens(30))
     numbers: list[str] = []
     complaints: list[str] = []
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 1000, "height": 1100})
+    with browser.new_page(viewport={"width": 1000, "height": 1100}) as tab:
         tab.set_default_timeout(60_000)
         tab.on("console", lambda message: complaints.append(message.text))
         tab.on("pageerror", lambda error: complaints.append(str(error)))
@@ -250,6 +240,5 @@ def test_the_front_end_runs_on_a_kernel() -> None:
         tab.locator(".word.self").first.wait_for()
         assert "word9" in tab.locator(".regard h2").first.inner_text()
         assert "head 3" in tab.locator(".regard h2").first.inner_text()
-        browser.close()
     assert complaints == []
     assert len(set(numbers)) == len(numbers), "one took an answer to the other for its own"
