@@ -89,7 +89,7 @@ def assert_as_by_rows(t: regard.Trace, rtol: float = 1e-5, atol: float = 1e-3) -
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that heads have several."""
-    from regard.backends.triton import head_sums as kernels
+    from regard.backends.triton.questions import head_sums as kernels
 
     monkeypatch.setattr(kernels, "tile_of", lambda *_: (16, 1))
 
