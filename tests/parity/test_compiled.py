@@ -63,9 +63,8 @@ def look(**options: Any) -> Call:
 
 MAKE: dict[str, Callable[..., Call]] = {"attention": attend, "trace": look}
 
+# Without a mask, causal and in a window: calls/test_compiled_grid.py.
 CASES: dict[str, tuple[dict[str, int], Callable[[], dict[str, Any]]]] = {
-    "plain": ({}, lambda: {}),
-    "causal": ({}, lambda: {"mask": masks.causal()}),
     "decoding": ({"Q": 1}, lambda: {"mask": masks.causal()}),
     "causal-padding": ({}, lambda: {"mask": masks.causal() & masks.padding(torch.tensor([4, 9]))}),
     "documents": (
@@ -216,11 +215,8 @@ def test_a_whole_trace_comes_out_of_a_graph(backend: str | None) -> None:
 @pytest.mark.parametrize(
     ("kind", "mask", "backend"),
     [
-        ("attention", None, None),
-        ("trace", None, None),
+        # Other masks, and traces: calls/test_compiled_grid.py.
         ("attention", masks.causal(), None),
-        ("trace", masks.causal(), None),
-        ("attention", masks.causal() & masks.window(3), None),
         pytest.param("attention", None, "triton", marks=pytest.mark.interpreted),
         pytest.param("trace", masks.causal(), "triton", marks=pytest.mark.interpreted),
     ],
