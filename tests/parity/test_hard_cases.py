@@ -293,7 +293,9 @@ def test_poison_in_hidden_keys_and_values_never_leaks(
 ) -> None:
     if backend == "triton" and dtype == torch.float64:
         pytest.skip("its kernels compute in float32")
-    if dtype == torch.bfloat16 and poison == -math.inf:
+    # Interpreted, precisions take turns so that any two of the three kinds meet.
+    turn = list(HIDDEN).index(where) + list(POISONS.values()).index(poison)
+    if dtype != (torch.float32, torch.bfloat16)[turn % 2]:
         leave_to_a_gpu(backend)
     mask, places = HIDDEN[where]
     q, k, v = qkv(dtype=dtype)
