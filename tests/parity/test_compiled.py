@@ -215,8 +215,9 @@ def test_a_whole_trace_comes_out_of_a_graph(backend: str | None) -> None:
 @pytest.mark.parametrize(
     ("kind", "mask", "backend"),
     [
-        # Other masks, and traces: calls/test_compiled_grid.py.
+        # Other masks: calls/test_compiled_grid.py.
         ("attention", masks.causal(), None),
+        ("trace", masks.causal(), None),
         pytest.param("attention", None, "triton", marks=pytest.mark.interpreted),
         pytest.param("trace", masks.causal(), "triton", marks=pytest.mark.interpreted),
     ],

@@ -61,8 +61,7 @@ def test_nothing_serious(open_page: Open, tmp_path: Path, where: str) -> None:
         if where == "app":
             tab.wait_for_selector(".given button")
         wrong: list[str] = []
-        # Views and colours of a page are those of the app.
-        for theme in ("light", "dark") if where == "app" else ("light",):
+        for theme in ("light", "dark"):
             for view, ready in READY.items():
                 tab.locator(f".tabs [data-view={view}]").click()
                 tab.wait_for_selector(ready)
