@@ -15,7 +15,8 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 
 import regard
 from regard import RegardError, interpret, masks, models
-from regard.interpret.head_scores import probes, weight_blocks
+from regard.interpret.head_scores import probes
+from regard.interpret.head_scores.pairs import weight_blocks
 from regard.interpret.head_scores.pairs.pair_sums import NEAR, call_sums
 from regard.interpret.head_scores.sides import Side, Sides
 from regard.models import CausalConfig, CausalModel, TranslatorConfig, TranslatorModel

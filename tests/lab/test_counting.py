@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
-from regard.lab import counting, painter
+from regard.lab import counting
 from regard.lab.experiments import Result, seeded
+from regard.lab.models import painter
 
 
 @pytest.fixture(scope="module")

@@ -860,7 +860,7 @@ def test_modules_that_say_so_in_their_name_are_named() -> None:
     assert list(seen) == ["model.layers.1.self_attn"]
 
 
-@pytest.mark.parametrize("name", ["cache", "block_indices", "block_table", "my_own"])
+@pytest.mark.parametrize("name", ["block_indices", "block_table", "my_own"])
 def test_arguments_that_are_not_known_are_refused(name: str) -> None:
     q = random(1, 2, 5, 8)
     with pytest.raises(RegardError, match=f"got:      {name}="):

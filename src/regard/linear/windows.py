@@ -27,7 +27,7 @@ def windowed(
     q: Float[Tensor, "b g r n m"],
     k: Float[Tensor, "b g n m"],
     v: Float[Tensor, "b g n e"],
-    runs: Int[Tensor, "b 1 n 1"] | None,
+    runs: Int[Tensor, "#b 1 n 1"] | None,
     sides: tuple[int, int],
     chunk: int,
 ) -> Float[Tensor, "b g r n e"]:
@@ -70,7 +70,7 @@ def _behind(
 
 
 def sliding(
-    added: Float[Tensor, "b g c m e"], carried: Float[Tensor, "b 1 c 1 1"] | None, many: int
+    added: Float[Tensor, "b g c m e"], carried: Float[Tensor, "#b 1 c 1 1"] | None, many: int
 ) -> Float[Tensor, "b g c m e"]:
     """The sum of so many chunks before each; `carried` is 0 where a chunk ends in another document
     than the one before it, and what was before is forgotten."""

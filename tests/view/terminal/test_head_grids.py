@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 import regard
 from regard import masks
-from regard.interpret.head_scores import weight_blocks
+from regard.interpret.head_scores.pairs import weight_blocks
 from regard.traces import Trace
 from regard.view import head_grid
 from regard.view.atlas import HeadFigures, head_figures, heads
