@@ -8,6 +8,7 @@ import re
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -435,3 +436,24 @@ def test_an_example_and_a_text_beside_another_are_told_apart() -> None:
     about = on.about(str(on.now.number))
     assert about["edition"] == on.now.number
     assert on.edition(str(beside)) is not on.edition(str(on.now.number))
+
+
+def test_work_begins_as_soon_as_the_last_has_told_its_end() -> None:
+    """Its thread may be slow to end: whoever read that it had stopped was told that it was not."""
+    ends = threading.Event()
+
+    class Lingering(Work):
+        def _run(self, job: Callable[[Tell], None]) -> None:
+            super()._run(job)
+            ends.wait(5)
+
+    work = Lingering()
+    for _ in range(2):
+        work.start(lambda tell: torch.zeros(1))
+        until = time.monotonic() + 5
+        while work.state()["state"] == "running" and time.monotonic() < until:
+            time.sleep(0.01)
+        assert work.state()["state"] == "done"
+        assert not work.wait(0)
+    ends.set()
+    assert work.wait(5)

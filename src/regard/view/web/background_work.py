@@ -40,7 +40,8 @@ class Work:
         """Begin, or the reason why not: something else is being done. What is said about it is in
         its state, with a number that no other work has."""
         with self._lock:
-            if self._thread is not None and self._thread.is_alive():
+            # A thread that has told how its work ended may take a while to end itself.
+            if not self.wait(0) and self._state["state"] == "running":
                 raise RegardError(
                     "another text is being read",
                     accepted="one at a time",
