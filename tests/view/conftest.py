@@ -15,6 +15,12 @@ from tests.view.browsing import Open
 from tests.view.toys import seen, tokens
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+# What a page says that still asks an app which was closed: before it was asked, while it was, or
+# between the headers of an answer and its body.
+CLOSED = tuple(
+    f"net::ERR_{how}"
+    for how in ("CONNECTION_REFUSED", "CONNECTION_RESET", "CONTENT_LENGTH_MISMATCH")
+)
 
 
 @pytest.fixture(scope="package")
@@ -41,9 +47,7 @@ def open_page(browser: Any) -> Iterator[Open]:
             complaints.append(f"asked for {request.url}")
 
     def said(message: Any) -> None:
-        # Where nobody listens any more, the app was closed before the page that still asks it, or
-        # while it was asking.
-        if not message.text.endswith(("net::ERR_CONNECTION_REFUSED", "net::ERR_CONNECTION_RESET")):
+        if not message.text.endswith(CLOSED):
             complaints.append(message.text)
 
     def opened(url: str, **how: object) -> Any:
