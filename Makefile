@@ -37,7 +37,7 @@ test: check $(BUNDLE)  ## everything that decides whether a change lands
 	$(BIN)/python -m pytest -n 2 -m compiled $(COMPILED)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist=worksteal -m interpreted tests/parity tests/view/atlas/test_pooled_tiles.py
 
-thorough: $(READY)  ## whole tables where make test chooses pairs, and many draws of every law; an hour
+thorough: $(READY)  ## whole tables where make test chooses pairs, and many draws of every law
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" --whole tests/parity tests/laws
 	$(BIN)/python -m pytest -n 2 -m compiled --whole $(COMPILED)
 

@@ -45,7 +45,7 @@ class Unembedding:
         """The logit of each key's own token among all tokens, in standard deviations, that each
         head writes where it looks at that key."""
         x = trace.inputs
-        # On a card a model of half precision is read in its own: such a product takes a tenth.
+        # On a card a model of half precision is read in such: one product is as large as a layer's.
         half = projection.is_cuda and projection.dtype in (torch.bfloat16, torch.float16)
         dtype = torch.bfloat16 if half else self.tokens.dtype
         projection, v = projection.to(dtype), x.v.to(dtype)
