@@ -22,6 +22,7 @@ class Transfer:
     sent: Sequence[Tensor]
     got: list[Tensor]
     works: list[dist.Work]
+    device: torch.device
 
     def arrived(self) -> list[Tensor]:
         """What the rank before sent."""
@@ -30,13 +31,16 @@ class Transfer:
                 work.wait()
         except RuntimeError as error:
             raise lost("passing keys on", self.ranks, error) from error
-        return self.got
+        return [t.to(self.device) for t in self.got]
 
 
 def pass_on(ranks: Ranks, tensors: Sequence[Tensor], tag: int) -> Transfer:
     """Start to send tensors to the next rank, and to get the same from the one before."""
+    device = tensors[0].device
     if ranks.size == 1:
-        return Transfer(ranks, tensors, list(tensors), [])
+        return Transfer(ranks, tensors, list(tensors), [], device)
+    if _reads_host_memory_alone(ranks, device):
+        tensors = [t.cpu() for t in tensors]
     got = [torch.empty_like(t) for t in tensors]
     following, before = (
         dist.get_global_rank(ranks.group, (ranks.rank + step) % ranks.size) for step in (1, -1)
@@ -51,7 +55,14 @@ def pass_on(ranks: Ranks, tensors: Sequence[Tensor], tag: int) -> Transfer:
         works = dist.batch_isend_irecv(moves) if moves else []
     except RuntimeError as error:
         raise lost("passing keys on", ranks, error) from error
-    return Transfer(ranks, tensors, got, works)
+    return Transfer(ranks, tensors, got, works, device)
+
+
+def _reads_host_memory_alone(ranks: Ranks, device: torch.device) -> bool:
+    """Whether messages of tensors on a device must be copied first. Gloo's collectives do so by
+    themselves; its messages take the address of a GPU's memory for one of their own, and end the
+    process."""
+    return device.type != "cpu" and ranks.group._get_backend(device).name() == "gloo"
 
 
 def going_round(
