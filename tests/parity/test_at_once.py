@@ -79,6 +79,8 @@ WIDE = Sizes(B=2, H=4, G=2, Q=300, K=300, D=128, E=128)
         Case("causal_padding", dtype=torch.float16, sizes=replace(WIDE, D=96, E=112)),
         Case("prefix", dtype=torch.bfloat16, sizes=replace(WIDE, G=4)),
         Case("nothing", dtype=torch.bfloat16, sizes=WIDE),
+        Case("none", extra="dropout", dtype=torch.bfloat16, sizes=WIDE),
+        Case("causal_padding", extra="dropout", dtype=torch.float16, sizes=replace(WIDE, Q=77)),
     ],
     ids=str,
 )

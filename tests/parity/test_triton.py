@@ -305,6 +305,7 @@ ON_HOPPER = [
             ("causal", "alibi", "plain", 128), ("none", "alibi", "sink", 64),
             ("causal", "none", "softcap", 128), ("prefix", "none", "softcap", 256),
             ("causal", "none", "sink", 128), ("prefix", "alibi", "sink", 256),
+            ("causal", "none", "dropout", 128), ("prefix", "none", "dropout", 64),
         )
     ),
 ]  # fmt: skip
@@ -458,6 +459,32 @@ def test_many_heads_of_one_key_head_are_packed(H: int, Q: int, few: bool) -> Non
     q, k = torch.zeros(1, H, Q, 64, dtype=torch.bfloat16), torch.zeros(1, 1, 4096, 64)
     inputs = replace(Case().build()[0], q=q, k=k.to(q), v=k.to(q))
     assert forward_settings(inputs, statistics=True).packed == few
+
+
+@pytest.mark.parametrize(
+    ("H", "G", "K", "D", "extra"),
+    [
+        (128, 1, 4100, 128, "plain"), (71, 1, 2000, 64, "sink"), (160, 2, 1024, 96, "softcap"),
+        (96, 1, 1500, 256, "plain"),
+    ],
+)  # fmt: skip
+def test_heads_of_one_key_head_are_rows_on_hopper(
+    H: int, G: int, K: int, D: int, extra: str
+) -> None:
+    """One query each, and the keys split over programs: the last split has fewer of them."""
+    from regard.backends.triton import Triton
+    from regard.backends.triton.tuning import forward_settings
+
+    if not _is_hopper():
+        pytest.skip("only Hopper has these instructions")
+    sizes = Sizes(B=2, H=H, G=G, Q=1, K=K, D=D, E=D)
+    case = Case("none", extra=extra, sizes=sizes, dtype=torch.bfloat16)
+    for asked in (ReferencePass(), None):
+        inputs, learned = case.build()
+        how = forward_settings(inputs, statistics=asked is not None)
+        assert how.hopper
+        assert how.splits > 1
+        assert_conforms(case, observed(Triton(), inputs, learned, asked), asked)
 
 
 def test_trace_and_questions_by_name() -> None:

@@ -40,6 +40,12 @@ def sizes(x: AttentionInputs) -> Sizes:
     return Sizes(Q, K, H, x.group)
 
 
+def heads_as_rows(x: AttentionInputs) -> Tensor:
+    """Queries [B, G, H / G, D] of a call with one query a head: the heads of a group as rows."""
+    B, _, _, D = x.q.shape
+    return x.q.squeeze(2).view(B, x.k.shape[1], x.group, D)
+
+
 def wide(width: int) -> int:
     """The head dimension padded to what a tile holds."""
     return max(16, 1 << (width - 1).bit_length())

@@ -35,6 +35,24 @@ setp.ne.u32 p, bits, 0x80000000;
 selp.f32 $0, $1, 0f00000000, p;
 }""")
 """A number, or 0 where another is -0."""
+UNLESS_DROPPED = tl.constexpr("""{
+.reg .pred p;
+.reg .b32 word, high;
+add.u32 word, $2, $3;
+shr.u32 high, word, 16;
+xor.b32 word, word, high;
+mul.lo.u32 word, word, 0x85EBCA6B;
+shr.u32 high, word, 13;
+xor.b32 word, word, high;
+mul.lo.u32 word, word, 0xC2B2AE35;
+shr.u32 high, word, 16;
+xor.b32 word, word, high;
+setp.ge.u32 p, word, $4;
+selp.f32 $0, $1, 0f00000000, p;
+}""")
+"""A weight, or 0 where dropout drops it: `pairs.kept` of a query's word, a key and the threshold.
+Left to itself the compiler keeps sums of words and columns through the loop over keys, and has too
+few registers for them."""
 
 
 def _unless_one(many: int) -> str:

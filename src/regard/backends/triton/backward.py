@@ -198,10 +198,10 @@ def _launch_at_once(
     """The kernel that owns keys, and adds to the gradients of queries too."""
     assert to.sums is not None
     if how.hopper:
-        numbers, flags, rule, bias, _, scoring, n, *_ = rest
+        numbers, flags, rule, bias, drop, scoring, n, *_ = rest
         g_out = g_out if describable(g_out) else g_out.contiguous()
         pull_on_hopper(
-            x, g_out, to.sums, to.k, to.v, numbers, flags, rule, (bias, scoring, n), grid
+            x, g_out, to.sums, to.k, to.v, numbers, flags, rule, (bias, scoring, drop, n), grid
         )
         return
     q: Any = sheet(x.q)

@@ -166,9 +166,9 @@ def launch(x: AttentionInputs, how: Forward, rule: Rule, to: Memory, *, statisti
     with together():
         if how.hopper:
             assert to.marks is not None
-            items = tiles * programs
+            items = tiles * programs * how.splits
             run_on_hopper(
-                x, to.out, written, to.marks, flags, rule, items, how, statistics=statistics
+                x, to.out, written, parts, to.marks, flags, rule, items, how, statistics=statistics
             )
         elif not how.cudnn:
             forward_tiles[(tiles, programs, how.splits)](

@@ -25,6 +25,9 @@ FAINT = tl.constexpr(-1000.0)
 MANY = 32
 """Tiles that one program checks for a masked NaN that may have leaked."""
 
+GOLDEN = tl.constexpr(0x9E3779B9)
+"""What dropout adds to a word before it is mixed."""
+
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 # Kinds of biases.
@@ -195,9 +198,9 @@ def logits_of(products, score, added, b, h, q, k, n):
 
 
 @triton.jit
-def _mixed(word):
+def mixed_word(word):
     """As `dropping._mixed`: the finaliser of MurmurHash3."""
-    word = word + 0x9E3779B9
+    word = word + GOLDEN
     word = (word ^ (word >> 16)) * 0x85EBCA6B
     word = (word ^ (word >> 13)) * 0xC2B2AE35
     return word ^ (word >> 16)
@@ -206,9 +209,9 @@ def _mixed(word):
 @triton.jit
 def kept(drop, b, h, q, k):
     """Which weights dropout keeps, as `dropping.kept`."""
-    word = _mixed(drop.seed.to(tl.uint32) + b.to(tl.uint32))
-    word = _mixed(_mixed(word + h.to(tl.uint32)) + q.to(tl.uint32))
-    return _mixed(word + k.to(tl.uint32)) >= drop.threshold.to(tl.uint32)
+    word = mixed_word(drop.seed.to(tl.uint32) + b.to(tl.uint32))
+    word = mixed_word(mixed_word(word + h.to(tl.uint32)) + q.to(tl.uint32))
+    return mixed_word(word + k.to(tl.uint32)) >= drop.threshold.to(tl.uint32)
 
 
 @triton.jit

@@ -24,6 +24,7 @@ from regard.backends.triton.launches.launched import (
     Directly,
     One,
     current_stream,
+    maps_in,
     recorded,
     tensors_in,
 )
@@ -218,7 +219,7 @@ def _step(
     if not isinstance(done, Directly):
         return None
     loaded = done.loaded
-    taken = tensors_in(one.arguments)
+    taken, described = tensors_in(one.arguments), maps_in(one.arguments)
     rules = [part for part in one.arguments if isinstance(part, Rule)]
     lasting = {id(t) for rule in rules for t in tensors_in(rule)}
     addresses: list[Address] = []
@@ -227,6 +228,7 @@ def _step(
         if kind not in ("*", MAP):
             continue
         tensor = next(taken)
+        layout = next(described) if kind == MAP else None
         # Lists of a mask's tiles are kept with the launch.
         if id(tensor) in lasting or not tensor.numel():
             continue
@@ -235,8 +237,8 @@ def _step(
             return None
         owner = tensors[whose]
         assert owner is not None
-        if kind == MAP:
-            shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+        if layout is not None:
+            shape, strides = tuple(layout.shape), tuple(layout.strides)
             maps.append(Map(parameter, whose, len(maps), shape, strides))
         else:
             addresses.append(Address(parameter, whose, tensor.data_ptr() - owner.data_ptr()))

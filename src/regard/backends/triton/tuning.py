@@ -9,7 +9,13 @@ from typing import Literal
 import torch
 
 from regard.backends.triton import cudnn
-from regard.backends.triton.arguments import describable, generation, tiles_of, wide
+from regard.backends.triton.arguments import (
+    describable,
+    generation,
+    heads_as_rows,
+    tiles_of,
+    wide,
+)
 from regard.backends.triton.cards import card_of
 from regard.backends.triton.layout import is_simple, is_told, sees_all
 from regard.backends.triton.shared_memory import (
@@ -81,7 +87,6 @@ def fits_hopper(x: AttentionInputs) -> bool:
         and x.comparison.scale > 0
         and (x.bias is None or isinstance(x.bias, Alibi))
         and (x.softcap is None or x.softcap <= CAP)
-        and not x.dropout
         and is_told(x.mask, x.shape, x.q.device)
         and all(describable(t) for t in (x.q, x.k, x.v))
     )
@@ -89,7 +94,10 @@ def fits_hopper(x: AttentionInputs) -> bool:
 
 def outruns_cudnn(x: AttentionInputs) -> bool:
     """Whether the output alone comes sooner from ours, measured on an H200."""
-    return fits_hopper(x) and min(x.shape.Q, x.shape.K) >= LONG[_width(x)]
+    if x.dropout:
+        return False
+    long = min(x.shape.Q, x.shape.K) >= LONG[_width(x)]
+    return (long and fits_hopper(x)) or _heads_fill_hopper(x)
 
 
 def _width(x: AttentionInputs) -> int:
@@ -132,6 +140,14 @@ def _forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
     rows = x.shape.Q * (x.group if packed else 1)
     # Many heads that share a key head, as 71 in Falcon, fill a large tile or several.
     if rows <= 64 or (packed and x.shape.Q <= FEW):
+        if _heads_fill_hopper(x):
+            tiles = x.shape.B * x.k.shape[1] * tiles_of(rows, 128)
+            keys = 128 if width <= 128 else 64
+            # Four tiles of keys at least for a program, and no program without.
+            splits = max(min(processors(x.q.device) // tiles, x.shape.K // (4 * keys), 64), 2)
+            splits = tiles_of(x.shape.K, tiles_of(tiles_of(x.shape.K, keys), splits) * keys)
+            stages = 2 if x.v.shape[-1] > 128 else 3
+            return Forward(128, keys, stages=stages, packed=True, splits=splits, hopper=True)
         tile = 16 if rows <= 16 else 32 if rows <= 32 else 64
         if rows > 64 and narrow and width <= 128:
             tile = 128
@@ -173,7 +189,7 @@ def _forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
         # Two stages of keys and values, and the queries, fill what memory a multiprocessor has.
         return Forward(128, 64, stages=3 if x.v.shape[-1] <= 128 else 2, hopper=True)
     if width <= 64:
-        if fits_hopper(x) and x.softcap is None and x.bias is None:
+        if fits_hopper(x) and x.softcap is None and x.bias is None and not x.dropout:
             # Three programs share a multiprocessor, and one's products run under another's powers.
             return Forward(64, 128, warps=4, stages=2, described=True, registers=168)
         if x.mask is None:
@@ -187,6 +203,21 @@ def _forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
     if _laden(x):
         return Forward(64, 64, warps=8, stages=1)
     return Forward(128, 64, warps=8, stages=2, described=True)
+
+
+def _heads_fill_hopper(x: AttentionInputs) -> bool:
+    """Whether a call is one query a head, of so many heads on one key head that they are a tile of
+    rows for Hopper."""
+    return (
+        x.group > 64
+        and x.shape.Q == 1
+        and x.shape.K >= 1024
+        and x.bias is None
+        and not x.dropout
+        and sees_all(x.mask, x.shape)
+        and fits_hopper(x)
+        and describable(heads_as_rows(x))
+    )
 
 
 def _multiplications(x: AttentionInputs) -> int:

@@ -6,8 +6,8 @@ and gradients of weights, then the groups' own gradients of values and keys; and
 written the gradients of their logits to shared memory, half the width of the gradients of the
 queries each, which the copy engine adds to sums in float32.
 
-For heads of 65 to 128 numbers, masks that numbers tell (a band, limits or runs of keys), ALiBi and
-sinks; no soft-cap, no other bias, no dropout, no gradient of entropy.
+For heads of 65 to 128 numbers, masks that numbers tell (a band, limits or runs of keys), ALiBi,
+sinks and dropout; no soft-cap, no other bias, no gradient of entropy.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ from regard.backends.triton.hopper.barriers import KEYS_FREE, free, meet, wait_u
 from regard.backends.triton.hopper.pairs import (
     described,
     fetch,
+    keeps,
     slope_of,
     span_of_row,
     walk_of_key_tile,
+    words_of,
 )
 from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import FAR
-from regard.backends.triton.pairs import ALIBI, LOG2E, Added, Score, Sizes
+from regard.backends.triton.pairs import ALIBI, LOG2E, Added, Dropping, Score, Sizes
 from regard.backends.triton.rules import ALL, BAND, Rule
 from regard.inputs import AttentionInputs
 
@@ -59,7 +61,7 @@ def _add(where: Any, coord: Any, source: Any, _semantic: Any = None) -> None:
 
 @gluon.jit
 def _copy(
-    q, g_out, k, v, rows, rule, n, b, g, tile, k_tile, v_tile, q_ring, g_ring, numbers, spans,
+    q, g_out, k, v, rows, rule, drop, n, b, g, tile, k_tile, v_tile, q_ring, g_ring, numbers, spans,
     own_full, q_full, g_full, told,
     BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -86,6 +88,9 @@ def _copy(
             numbers.index(4 * slot + 0).store(norm)
             numbers.index(4 * slot + 1).store(inverse)
             numbers.index(4 * slot + 2).store(shift)
+            if drop.on:
+                words = words_of(drop, b, h, row)
+                numbers.index(4 * slot + 3).store(words.to(gl.float32, bitcast=True))
             spans.index(2 * slot).store(first)
             spans.index(2 * slot + 1).store(gl.where(row < n.queries, many, 0))
             mbarrier.arrive(told.index(slot), count=1)
@@ -138,7 +143,8 @@ def _weights(
 @gluon.jit
 def _step(
     half, i, step, slot, lap, start, sum_k, sum_v, keys, values, all_keys, q_ring, g_ring,
-    numbers, spans, q_full, g_full, told, slopes, staged, sums, scoring, bias, slope, b, h, key,
+    numbers, spans, q_full, g_full, told, slopes, staged, sums, scoring, bias, slope, drop, b, h,
+    key,
     BM: gl.constexpr, BN: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr,
     PARTIAL: gl.constexpr, LOGITS: gl.constexpr, PART: gl.constexpr, OWN: gl.constexpr,
 ):  # fmt: skip
@@ -156,8 +162,15 @@ def _step(
     mbarrier.wait(told.index(slot), lap)
     s = warpgroup_mma_wait(1, deps=(s,))
     p = _weights(s, slot, numbers, spans, row, key, scoring, bias, slope, PARTIAL, COLUMN)
+    met = p
+    if drop.on:
+        words = numbers.index(4 * slot + 3).load(COLUMN).to(gl.uint32, bitcast=True)
+        kept = keeps(drop, gl.expand_dims(words, 0), gl.expand_dims(key, 1))
+        met = gl.where(kept, p, 0.0)
     dp = warpgroup_mma_wait(0, deps=(dp,))
-    sum_v = warpgroup_mma(gl.convert_layout(p.to(qs.dtype), OWN), gs, sum_v, is_async=True)
+    sum_v = warpgroup_mma(gl.convert_layout(met.to(qs.dtype), OWN), gs, sum_v, is_async=True)
+    if drop.on:
+        dp = gl.where(kept, dp * drop.grow, 0.0)
     ds = p * (dp - gl.expand_dims(numbers.index(4 * slot + 2).load(COLUMN), 0))
     if PARTIAL:
         # A masked NaN among the values is in dp.
@@ -187,8 +200,8 @@ def _step(
 
 @gluon.jit
 def _multiply(
-    half, dk, dv, sums, flags, rule, scoring, bias, n, b, g, tile, k_tile, v_tile, q_ring, g_ring,
-    numbers, spans, slopes, staged, spoilt, own_full, q_full, g_full, told,
+    half, dk, dv, sums, flags, rule, scoring, bias, drop, n, b, g, tile, k_tile, v_tile, q_ring,
+    g_ring, numbers, spans, slopes, staged, spoilt, own_full, q_full, g_full, told,
     D: gl.constexpr, E: gl.constexpr, BD: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -220,21 +233,23 @@ def _multiply(
             step, slot, lap, sum_k, sum_v = _step(
                 half, i, step, slot, lap, start, sum_k, sum_v, keys, values, all_keys, q_ring,
                 g_ring, numbers, spans, q_full, g_full, told, slopes, staged, sums, scoring, bias,
-                slope, b, h, key, BM, BN, BD, STAGES, True, LOGITS, PART, OWN,
+                slope, drop, b, h, key, BM, BN, BD, STAGES, True, LOGITS, PART, OWN,
             )  # fmt: skip
         for i in range(left, full):
             step, slot, lap, sum_k, sum_v = _step(
                 half, i, step, slot, lap, start, sum_k, sum_v, keys, values, all_keys, q_ring,
                 g_ring, numbers, spans, q_full, g_full, told, slopes, staged, sums, scoring, bias,
-                slope, b, h, key, BM, BN, BD, STAGES, False, LOGITS, PART, OWN,
+                slope, drop, b, h, key, BM, BN, BD, STAGES, False, LOGITS, PART, OWN,
             )  # fmt: skip
         for i in range(full, every):
             step, slot, lap, sum_k, sum_v = _step(
                 half, i, step, slot, lap, start, sum_k, sum_v, keys, values, all_keys, q_ring,
                 g_ring, numbers, spans, q_full, g_full, told, slopes, staged, sums, scoring, bias,
-                slope, b, h, key, BM, BN, BD, STAGES, True, LOGITS, PART, OWN,
+                slope, drop, b, h, key, BM, BN, BD, STAGES, True, LOGITS, PART, OWN,
             )  # fmt: skip
     sum_k = sum_k * scoring.scale
+    if drop.on:
+        sum_v = sum_v * drop.grow
     if flags is not None:
         found = gl.max(gl.max((sum_k != sum_k).to(gl.int32), 1), 0)
         ONE: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -266,7 +281,7 @@ def _store(
 @launched
 @gluon.jit
 def all_gradients_on_hopper(
-    q, k, v, g_out, sums, dk, dv, rows, flags, rule, bias, scoring, n,
+    q, k, v, g_out, sums, dk, dv, rows, flags, rule, bias, scoring, drop, n,
     D: gl.constexpr, E: gl.constexpr, BD: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -301,23 +316,23 @@ def all_gradients_on_hopper(
             (
                 _multiply,
                 (
-                    0, dk, dv, sums, flags, rule, scoring, bias, n, b, g, tile, k_tile, v_tile,
-                    q_ring, g_ring, numbers, spans, slopes, staged, spoilt, own_full, q_full,
-                    g_full, told, D, E, BD, BM, BN, STAGES,
+                    0, dk, dv, sums, flags, rule, scoring, bias, drop, n, b, g, tile, k_tile,
+                    v_tile, q_ring, g_ring, numbers, spans, slopes, staged, spoilt, own_full,
+                    q_full, g_full, told, D, E, BD, BM, BN, STAGES,
                 ),
             ),
             (
                 _multiply,
                 (
-                    1, dk, dv, sums, flags, rule, scoring, bias, n, b, g, tile, k_tile, v_tile,
-                    q_ring, g_ring, numbers, spans, slopes, staged, spoilt, own_full, q_full,
-                    g_full, told, D, E, BD, BM, BN, STAGES,
+                    1, dk, dv, sums, flags, rule, scoring, bias, drop, n, b, g, tile, k_tile,
+                    v_tile, q_ring, g_ring, numbers, spans, slopes, staged, spoilt, own_full,
+                    q_full, g_full, told, D, E, BD, BM, BN, STAGES,
                 ),
             ),
             (
                 _copy,
                 (
-                    q, g_out, k, v, rows, rule, n, b, g, tile, k_tile, v_tile, q_ring, g_ring,
+                    q, g_out, k, v, rows, rule, drop, n, b, g, tile, k_tile, v_tile, q_ring, g_ring,
                     numbers, spans, own_full, q_full, g_full, told, BM, BN, STAGES,
                 ),
             ),
@@ -336,7 +351,7 @@ def pull_on_hopper(
     numbers: RowNumbers,
     flags: Tensor | None,
     rule: Rule,
-    call: tuple[Added, Score, Sizes],
+    call: tuple[Added, Score, Dropping, Sizes],
     grid: tuple[int, int],
 ) -> None:
     """Gradients of keys and values, and sums of those of queries."""

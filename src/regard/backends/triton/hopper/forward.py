@@ -9,8 +9,11 @@ sequences a tile has few keys: there the queries of the next tile are copied too
 place, and the copy engine writes the output.
 
 This is the forward pass of masks that numbers tell (a band, limits or runs of keys), with soft-cap,
-ALiBi and sinks, but no other bias and no dropout. It keeps the same statistics as the general
-kernel; the README beside this folder derives the sums.
+ALiBi, sinks and dropout, but no other bias. It keeps the same statistics as the general kernel; the
+README beside this folder derives the sums.
+
+Where many heads share the keys of one, and each has one query, the heads are the rows of a tile,
+and the keys are split over programs, whose sums a second kernel merges.
 """
 
 from __future__ import annotations
@@ -28,8 +31,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from regard.backends.triton.arguments import added, score, sheet, sizes
-from regard.backends.triton.assembly import LOGIT_BELOW
+from regard.backends.triton.arguments import added, dropping, heads_as_rows, score, sheet, sizes
+from regard.backends.triton.assembly import LOGIT_BELOW, UNLESS_DROPPED
+from regard.backends.triton.forward_kernels import Parts
 from regard.backends.triton.hopper.barriers import (
     KEYS_FREE,
     MOST_STAGES,
@@ -40,64 +44,30 @@ from regard.backends.triton.hopper.barriers import (
     queries_free,
     wait_until_free,
 )
-from regard.backends.triton.hopper.output import write_rows
+from regard.backends.triton.hopper.output import write_part, write_rows
 from regard.backends.triton.hopper.pairs import (
     described,
-    edges_on_hopper,
     fetch,
-    limit_on_hopper,
     only_allowed,
     slope_of,
     span_of_row,
     width_on_hopper,
+    words_of,
 )
 from regard.backends.triton.hopper.softmax import logits, own_sum, shrunk, softmax
+from regard.backends.triton.hopper.walk import keys_of_split, next_slot, place_of, walk_of_row_tile
 from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import FAR
-from regard.backends.triton.pairs import LEAST, NO_BIAS, UNSEEN
-from regard.backends.triton.rules import ALL, BAND, SPANS, Rule, span_of_keys
+from regard.backends.triton.pairs import GOLDEN, LEAST, NO_BIAS, UNSEEN
+from regard.backends.triton.rules import ALL, BAND, Rule
 from regard.backends.triton.tuning import Forward, processors
 from regard.inputs import AttentionInputs
-
-_span_of_keys = gluon.jit(span_of_keys.fn)
-
-
-@gluon.jit
-def _place(item, n, BM: gl.constexpr):
-    """Which tile of queries, of which sequence and head. Under a band later tiles have more keys:
-    they start first."""
-    tiles = (n.queries + BM - 1) // BM
-    program = item // tiles
-    return tiles - 1 - item % tiles, program // n.heads, program % n.heads
-
-
-@gluon.jit
-def _next(slot, lap, STAGES: gl.constexpr):
-    """Of a ring: the slot after one, and whether the lap around it is an odd one."""
-    wraps = slot == STAGES - 1
-    return gl.where(wraps, 0, slot + 1), gl.where(wraps, lap ^ 1, lap)
-
-
-@gluon.jit
-def _steps(rule, n, b, h, tile, BM: gl.constexpr, BN: gl.constexpr):
-    """The walk of a row tile over its keys, from the last tile to the first: the first key of the
-    last tile, and how many tiles come before the full ones, with them, and in all."""
-    limit = limit_on_hopper(rule, n, b)
-    first = tile * BM
-    last = gl.minimum(first + BM, n.queries) - 1
-    if rule.kind == SPANS:
-        start, full_start, full_stop, stop = edges_on_hopper(rule, b, h, first, n.queries)
-    else:
-        start, full_start, full_stop, stop = _span_of_keys(rule, first, last, limit, BN)
-    right = (stop - full_stop + BN - 1) // BN
-    full = right + (full_stop - full_start) // BN
-    every = gl.maximum(full + (full_start - start) // BN, 1)
-    return limit, start + (every - 1) * BN, right, full, every
 
 
 @gluon.jit
 def _copy(
-    q, k, v, rule, n, items, taken, item_at, q_tiles, k_ring, v_ring, q_full, k_full, v_full,
+    q, k, v, rule, n, items, splits, taken, item_at, q_tiles, k_ring, v_ring, q_full, k_full,
+    v_full,
     BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """Copy the queries of tile after tile, then the keys and values of each step, as room becomes
@@ -109,11 +79,11 @@ def _copy(
     slot = 0
     turn = 0
     while item < items:
-        tile, b, h = _place(item, n, BM)
+        tile, b, h, split = place_of(item, n, splits, BM)
         g = h
         if n.group > 1:
             g = h // n.group
-        _, last, _, _, every = _steps(rule, n, b, h, tile, BM, BN)
+        _, last, _, _, every = walk_of_row_tile(rule, n, b, h, tile, split, splits, BM, BN)
         place = turn % PLACES
         wait_until_free(queries_free(place), turn >= PLACES)
         item_at.index(place).store(gl.full((1,), 0, gl.int32, ONE) + item)
@@ -145,9 +115,19 @@ def _copy(
 
 
 @gluon.jit
+def _dropped(p, drop, words, key, BN: gl.constexpr, LAYOUT: gl.constexpr):
+    """Weights of the keys from `key` on after dropout. What is kept grows in the end."""
+    if drop.on:
+        column = gl.expand_dims(key + gl.arange(0, BN, gl.SliceLayout(0, LAYOUT)), 0)
+        given = [p, gl.expand_dims(words, 1), column, drop.threshold.to(gl.uint32)]
+        p = gl.inline_asm_elementwise(UNLESS_DROPPED, "=f,f,r,r,r", given, gl.float32, True, 1)
+    return p
+
+
+@gluon.jit
 def _step(
     half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, row, first, many, scoring,
-    bias, slope, p, shrink, mixed, largest, total, energy,
+    bias, slope, drop, words, p, shrink, mixed, largest, total, energy,
     BD: gl.constexpr, BE: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, STATISTICS: gl.constexpr,
     PARTIAL: gl.constexpr, LOGITS: gl.constexpr, WEIGHTS: gl.constexpr,
@@ -161,7 +141,7 @@ def _step(
     ahead of a branch.
     """
     before = slot
-    slot, lap = _next(slot, lap, STAGES)
+    slot, lap = next_slot(slot, lap, STAGES)
     mbarrier.wait(k_full.index(slot), lap)
     await_turn(half)
     s = gl.zeros((HALF, BN), gl.float32, LOGITS)
@@ -180,6 +160,7 @@ def _step(
     p, shrink, largest, total, energy = softmax(
         s, scale, largest, total, energy, STATISTICS, PARTIAL, LOGITS
     )
+    p = _dropped(p, drop, words, last - i * BN, BN, LOGITS)
     mbarrier.wait(v_full.index(slot), lap)
     mixed = warpgroup_mma_wait(0, deps=(mixed,))
     free(VALUES_FREE + before)
@@ -188,8 +169,8 @@ def _step(
 
 @gluon.jit
 def _multiply(
-    half, out, sent, staged, to, flags, rule, scoring, bias, sink, n, items, rows, item_at, q_tiles,
-    k_ring, v_ring, q_full, k_full, v_full,
+    half, out, sent, staged, to, parts, flags, rule, scoring, bias, sink, drop, n, items, splits,
+    rows, item_at, q_tiles, k_ring, v_ring, q_full, k_full, v_full,
     E: gl.constexpr, BD: gl.constexpr, BE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, PLACES: gl.constexpr, STATISTICS: gl.constexpr,
 ):  # fmt: skip
@@ -208,13 +189,22 @@ def _multiply(
     mbarrier.wait(q_full.index(0), 0)
     item = gl.max(item_at.index(0).load(SAME), 0)
     while item < items:
-        tile, b, h = _place(item, n, BM)
+        tile, b, h, split = place_of(item, n, splits, BM)
         q_tile = q_tiles.index(turn % PLACES * 2 + half).reshape((HALF, BD))
         slope = slope_of(bias, h)
-        limit, last, right, full, every = _steps(rule, n, b, h, tile, BM, BN)
+        limit, last, right, full, every = walk_of_row_tile(
+            rule, n, b, h, tile, split, splits, BM, BN
+        )
         row = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LOGITS))
 
-        first, many = span_of_row(rule, b, h, row, limit)
+        if splits is not None:
+            start, stop = keys_of_split(n, split, splits, BN)
+            first, many = gl.full_like(row, 0) + start, gl.full_like(row, 0) + (stop - start)
+        else:
+            first, many = span_of_row(rule, b, h, row, limit)
+        words = row
+        if drop.on:
+            words = words_of(drop, b, h, row) + GOLDEN
         largest = gl.full((HALF,), LEAST, gl.float32, gl.SliceLayout(1, LOGITS))
         if bias.kind == NO_BIAS:
             some = (many > 0) & (first + many > 0)
@@ -234,25 +224,26 @@ def _multiply(
         p, shrink, largest, total, energy = softmax(
             s, scale, largest, total, energy, STATISTICS, True, LOGITS
         )
+        p = _dropped(p, drop, words, last, BN, LOGITS)
         mbarrier.wait(v_full.index(slot), lap)
 
         for i in range(1, right):
             slot, lap, p, shrink, mixed, largest, total, energy = _step(
                 half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, row, first,
-                many, scoring, bias, slope, p, shrink, mixed, largest, total, energy,
-                BD, BE, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
+                many, scoring, bias, slope, drop, words, p, shrink, mixed, largest, total,
+                energy, BD, BE, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
             )  # fmt: skip
         for i in range(gl.maximum(right, 1), full):
             slot, lap, p, shrink, mixed, largest, total, energy = _step(
                 half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, row, first,
-                many, scoring, bias, slope, p, shrink, mixed, largest, total, energy,
-                BD, BE, HALF, BN, STAGES, STATISTICS, False, LOGITS, WEIGHTS,
+                many, scoring, bias, slope, drop, words, p, shrink, mixed, largest, total,
+                energy, BD, BE, HALF, BN, STAGES, STATISTICS, False, LOGITS, WEIGHTS,
             )  # fmt: skip
         for i in range(gl.maximum(full, 1), every):
             slot, lap, p, shrink, mixed, largest, total, energy = _step(
                 half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, row, first,
-                many, scoring, bias, slope, p, shrink, mixed, largest, total, energy,
-                BD, BE, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
+                many, scoring, bias, slope, drop, words, p, shrink, mixed, largest, total,
+                energy, BD, BE, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
             )  # fmt: skip
 
         free(queries_free(turn % PLACES))
@@ -262,12 +253,20 @@ def _multiply(
         mixed = warpgroup_mma(weights, values, mixed, is_async=True)
         mixed = warpgroup_mma_wait(0, deps=(mixed,))
         free(VALUES_FREE + slot)
-        slot, lap = _next(slot, lap, STAGES)
+        slot, lap = next_slot(slot, lap, STAGES)
 
-        write_rows(
-            half, tile, b, h, out, sent, staged, to, flags, sink, n, rows, mixed, largest, total,
-            energy, E, BE, BM, STATISTICS, LOGITS, OUTPUT,
-        )  # fmt: skip
+        if drop.on:
+            mixed = mixed * drop.grow
+        if splits is not None:
+            write_part(
+                half, tile, b, h, split, splits, parts, n, rows, mixed, largest, total, energy,
+                E, BE, BM, STATISTICS, LOGITS, OUTPUT,
+            )  # fmt: skip
+        else:
+            write_rows(
+                half, tile, b, h, out, sent, staged, to, flags, sink, n, rows, mixed, largest,
+                total, energy, E, BE, BM, STATISTICS, LOGITS, OUTPUT,
+            )  # fmt: skip
         turn += 1
         mbarrier.wait(q_full.index(turn % PLACES), (turn // PLACES) & 1)
         item = gl.max(item_at.index(turn % PLACES).load(SAME), 0)
@@ -278,14 +277,15 @@ def _multiply(
 
 
 @launched
-@gluon.jit(do_not_specialize=["items", "rows"])
+@gluon.jit(do_not_specialize=["items", "splits", "rows"])
 def forward_on_hopper(
-    q, k, v, out, sent, to, taken, flags, rule, scoring, bias, sink, n, items, rows,
+    q, k, v, out, sent, to, parts, taken, flags, rule, scoring, bias, sink, drop, n, items, splits,
+    rows,
     E: gl.constexpr, BD: gl.constexpr, BE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, PLACES: gl.constexpr, STATISTICS: gl.constexpr,
 ):  # fmt: skip
     """Tiles of queries against their keys; `taken` and `flags` start at 0. With `sent`, a map of
-    the output, the copy engine writes it."""
+    the output, the copy engine writes it. With `splits`, sums of each are written to `parts`."""
     # Values are asked for before the last ones are free, so one slot would wait for itself.
     gl.static_assert(STAGES >= 2)
     gl.static_assert(STAGES <= MOST_STAGES)
@@ -313,24 +313,24 @@ def forward_on_hopper(
             (
                 _multiply,
                 (
-                    0, out, sent, staged, to, flags, rule, scoring, bias, sink, n, items, rows,
-                    item_at, q_tiles, k_ring, v_ring, q_full, k_full, v_full, E, BD, BE, BM, BN,
-                    STAGES, PLACES, STATISTICS,
+                    0, out, sent, staged, to, parts, flags, rule, scoring, bias, sink, drop, n,
+                    items, splits, rows, item_at, q_tiles, k_ring, v_ring, q_full, k_full, v_full,
+                    E, BD, BE, BM, BN, STAGES, PLACES, STATISTICS,
                 ),
             ),
             (
                 _multiply,
                 (
-                    1, out, sent, staged, to, flags, rule, scoring, bias, sink, n, items, rows,
-                    item_at, q_tiles, k_ring, v_ring, q_full, k_full, v_full, E, BD, BE, BM, BN,
-                    STAGES, PLACES, STATISTICS,
+                    1, out, sent, staged, to, parts, flags, rule, scoring, bias, sink, drop, n,
+                    items, splits, rows, item_at, q_tiles, k_ring, v_ring, q_full, k_full, v_full,
+                    E, BD, BE, BM, BN, STAGES, PLACES, STATISTICS,
                 ),
             ),
             (
                 _copy,
                 (
-                    q, k, v, rule, n, items, taken, item_at, q_tiles, k_ring, v_ring, q_full,
-                    k_full, v_full, BM, BN, STAGES, PLACES,
+                    q, k, v, rule, n, items, splits, taken, item_at, q_tiles, k_ring, v_ring,
+                    q_full, k_full, v_full, BM, BN, STAGES, PLACES,
                 ),
             ),
         ],
@@ -343,6 +343,7 @@ def run_on_hopper(
     x: AttentionInputs,
     out: Tensor,
     to: Any,
+    parts: Parts,
     taken: Tensor,
     flags: Tensor | None,
     rule: Rule,
@@ -351,15 +352,20 @@ def run_on_hopper(
     *,
     statistics: bool,
 ) -> None:
-    """The forward pass of a call that `fits_hopper`, written to `out` and `to`."""
+    """The forward pass of a call that `fits_hopper`, written to `out` and `to`, or to `parts`."""
     if rule.kind is ALL:
         # Compiled for all pairs, what is hidden in the last tile of keys is the same for all tiles
         # of queries: the compiler keeps it through all of them, and too few registers are left.
         rule = rule._replace(kind=BAND, low=-FAR, high=FAR)
+    q, n, splits = x.q, sizes(x), None
+    if how.splits > 1:
+        q, splits = heads_as_rows(x), how.splits
+        n = n._replace(queries=q.shape[2], heads=q.shape[1], group=1)
     forward_on_hopper[(min(items, processors(x.q.device)),)](
-        described(x.q, how.rows // 2), described(x.k, how.keys), described(x.v, how.keys),
-        sheet(out), described(out, how.rows // 2) if how.queued else None, to, taken, flags, rule,
-        score(x), added(x), x.sink, sizes(x), items, to.lse.numel(),
+        described(x.q, how.rows // 2, seen_as=q), described(x.k, how.keys),
+        described(x.v, how.keys), sheet(out),
+        described(out, how.rows // 2) if how.queued else None, to, parts, taken, flags, rule,
+        score(x), added(x), x.sink, dropping(x), n, items, splits, to.lse.numel(),
         E=x.v.shape[-1], BD=width_on_hopper(x.q), BE=width_on_hopper(x.v), BM=how.rows,
         BN=how.keys, STAGES=how.stages, PLACES=2 if how.queued else 1, STATISTICS=statistics,
         num_warps=4,

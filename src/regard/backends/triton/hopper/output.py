@@ -78,6 +78,31 @@ def write_rows(
 
 
 @gluon.jit
+def write_part(
+    half, tile, b, h, split, splits, parts, n, rows, mixed, largest, total, energy,
+    E: gl.constexpr, BE: gl.constexpr, BM: gl.constexpr, STATISTICS: gl.constexpr,
+    LOGITS: gl.constexpr, OUTPUT: gl.constexpr,
+):  # fmt: skip
+    """The sums of a group's rows over one split of the keys."""
+    HALF: gl.constexpr = BM // 2
+    row = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LOGITS))
+    start = split.to(gl.int64) * rows + (b * n.heads + h) * n.queries
+    inside = row < n.queries
+    gl.store(parts.sums + start + row, largest, mask=inside)
+    gl.store(parts.sums + splits * rows + start + row, whole_sum(total, LOGITS), mask=inside)
+    if STATISTICS:
+        energy = whole_sum(energy, LOGITS)
+        gl.store(parts.sums + 2 * splits * rows + start + row, energy, mask=inside)
+    place = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, OUTPUT))
+    column = gl.arange(0, BE, gl.SliceLayout(0, OUTPUT))
+    gl.store(
+        parts.mixed + gl.expand_dims((start + place) * E, 1) + gl.expand_dims(column, 0),
+        mixed,
+        mask=_inside(place < n.queries, column, E, BE),
+    )
+
+
+@gluon.jit
 def _inside(rows, column, E: gl.constexpr, BE: gl.constexpr):
     """Which numbers of a tile there is memory for."""
     if E == BE:

@@ -11,7 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from regard.backends.triton.arguments import wide
-from regard.backends.triton.pairs import ALIBI, LOG2E
+from regard.backends.triton.pairs import ALIBI, LOG2E, mixed_word
 from regard.backends.triton.rules import SPANS, band_at, edges_of, limit_of, span_of_rows
 
 # Renamed after Triton 3.6.
@@ -21,6 +21,7 @@ limit_on_hopper = gluon.jit(limit_of.fn)
 _band_at = gluon.jit(band_at.fn)
 edges_on_hopper = gluon.jit(edges_of.fn)
 _span_of_rows = gluon.jit(span_of_rows.fn)
+_mixed_word = gluon.jit(mixed_word.fn)
 _LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 
 
@@ -29,10 +30,11 @@ def width_on_hopper(t: Tensor) -> int:
     return max(64, wide(t.shape[-1]))
 
 
-def described(t: Tensor, rows: int) -> Any:
-    """A tensor as the copy engine reads it, in tiles of so many rows."""
+def described(t: Tensor, rows: int, *, seen_as: Tensor | None = None) -> Any:
+    """A tensor, or a view of it, as the copy engine reads it: in tiles of so many rows."""
+    view = t if seen_as is None else seen_as
     tile = [1, 1, rows, width_on_hopper(t)]
-    return TensorDescriptor(t, list(t.shape), list(t.stride()), tile, _LAYOUT)
+    return TensorDescriptor(t, list(view.shape), list(view.stride()), tile, _LAYOUT)
 
 
 @gluon.jit
@@ -80,3 +82,16 @@ def slope_of(bias, h):
     if bias.kind == ALIBI:
         slope = gl.load(bias.ptr + h).to(gl.float32) * LOG2E
     return slope
+
+
+@gluon.jit
+def words_of(drop, b, h, row):
+    """A number for each query, of which `keeps` makes what dropout keeps."""
+    word = _mixed_word(drop.seed.to(gl.uint32) + b.to(gl.uint32))
+    return _mixed_word(_mixed_word(word + h.to(gl.uint32)) + row.to(gl.uint32))
+
+
+@gluon.jit
+def keeps(drop, words, key):
+    """Which weights dropout keeps, as `pairs.kept`; words and keys along different axes."""
+    return _mixed_word(words + key.to(gl.uint32)) >= drop.threshold.to(gl.uint32)

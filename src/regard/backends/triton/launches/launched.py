@@ -287,6 +287,15 @@ def tensors_in(arguments: tuple[Any, ...]) -> Iterator[Tensor]:
             yield argument.base
 
 
+def maps_in(arguments: tuple[Any, ...]) -> Iterator[Any]:
+    """What a launch tells the copy engine of tensors, in their order."""
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            yield from maps_in(argument)
+        elif hasattr(argument, "block_shape"):
+            yield argument
+
+
 def _read(arguments: tuple[Any, ...], traits: list[Any], values: list[Any]) -> None:
     """All that a kernel may be specialised for, and its parameters. Most arguments are integers."""
     for argument, is_stride in zip(arguments, _strides_of(type(arguments)), strict=False):
