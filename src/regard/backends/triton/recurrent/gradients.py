@@ -52,7 +52,7 @@ def query_and_key_gradients(
     pairs = tl.zeros((C, C), tl.float32)
     writes, reading = tl.zeros((C, BM), tl.float32), tl.zeros((C, BM), tl.float32)
     rate, end = tl.zeros((C,), tl.float32), tl.zeros((BM,), tl.float32)
-    for first in tl.static_range(0, E, BE):
+    for first in tl.range(0, E, BE, num_stages=1):
         e = first + tl.arange(0, BE)
         new = load_chunk(written, b, own, start, count, first, E, BE)
         new = operand(new, NARROW)
@@ -83,10 +83,10 @@ def query_and_key_gradients(
         turned = operand(-pairs * betas[:, None], NARROW).T
         writes = product(turned, ks, writes, PRECISION)
     fade = tl.zeros((C,), tl.float32)
-    for r in range(group):
+    for r in tl.range(0, group, num_stages=1):
         h = own * group + r
         pulls, found = tl.zeros((C, C), tl.float32), tl.zeros((C, BM), tl.float32)
-        for first in tl.static_range(0, E, BE):
+        for first in tl.range(0, E, BE, num_stages=1):
             e = first + tl.arange(0, BE)
             gs = load_chunk(g, b, h, start, count, first, E, BE)
             new = load_chunk(written, b, own, start, count, first, E, BE)

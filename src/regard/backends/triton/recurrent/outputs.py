@@ -35,7 +35,7 @@ def outputs(
     at = bg.to(tl.int64) * (chunks + 1) + c
     mixed = tl.zeros((C, BE), tl.float32)
     weights = tl.zeros((C, C), tl.float32)
-    for first in tl.static_range(0, M, BM):
+    for first in tl.range(0, M, BM, num_stages=1):
         qs = load_chunk(q, b, h, start, count, first, M, BM)
         ks = load_chunk(k, b, g, start, count, first, M, BM)
         m, e = first + tl.arange(0, BM), across + tl.arange(0, BE)
@@ -67,7 +67,7 @@ def value_gradients(
     row = start + tl.arange(0, C)
     found = tl.zeros((C, BE), tl.float32)
     if behind is not None:
-        for first in tl.static_range(0, M, BM):
+        for first in tl.range(0, M, BM, num_stages=1):
             ks = load_chunk(k, b, own, start, count, first, M, BM)
             m, e = first + tl.arange(0, BM), across + tl.arange(0, BE)
             at = bg.to(tl.int64) * chunks + c
@@ -76,10 +76,10 @@ def value_gradients(
         if fading is not None:
             into = left_of_each(fading, bg, start, count)
             found *= into[:, None]
-    for r in range(group):
+    for r in tl.range(0, group, num_stages=1):
         h = own * group + r
         weights = tl.zeros((C, C), tl.float32)
-        for first in tl.static_range(0, M, BM):
+        for first in tl.range(0, M, BM, num_stages=1):
             qs = load_chunk(q, b, h, start, count, first, M, BM)
             ks = load_chunk(k, b, own, start, count, first, M, BM)
             weights = product(operand(qs, NARROW), operand(ks, NARROW).T, weights, PRECISION)

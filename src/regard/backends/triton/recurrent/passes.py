@@ -69,7 +69,8 @@ class _Launch:
         self.how: Tiles = tiles_for(q, v)
         self.chunks = tiles_of(self.N, C.value)
         blocks = self._blocks(self._of_states(self.E))
-        self.many = segment_of(self.chunks, self.B * self.G * blocks, delta=beta is not None)
+        programs = self.B * self.G * blocks
+        self.many = segment_of(self.chunks, programs, self.M, delta=beta is not None)
         self.segments = tiles_of(self.chunks, self.many)
 
     def _of_states(self, width: int) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def carry_along(
     state = tl.zeros((BM, BE), tl.float32)
     if first is not None:
         state = load_state(first, bg, m, e, M, E)
-    for i in range(segments):
+    for i in tl.range(0, segments, num_stages=1):
         s = segments - 1 - i if BACKWARDS else i
         at = bg.to(tl.int64) * segments + s
         store_state(begins, state, at, m, e, M, E)
