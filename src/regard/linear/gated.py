@@ -37,7 +37,8 @@ def gated(
 
     `log_decay` is 0 or less: one number for each key head and token (k's axes without the last), or
     one for each channel too (k's axes). It is causal by itself; `mask` adds `padding(lengths)` or
-    `documents(ids)`.
+    `documents(ids)`. On CUDA, Triton's kernels run the calls that they can (one decay for each
+    head), and PyTorch's operations the others; `backend` asks for "triton" or "tiled" by name.
 
     >>> import torch
     >>> from regard import linear
@@ -67,7 +68,8 @@ def delta(
     by the share β, with its new value. Read by scale · q_i (1/√D unless said).
 
     `beta` has one number for each key head and token, as `log_decay` = log a if there is one. Keys
-    should be of length 1 (β |k|² above 2 makes the state grow without bound).
+    should be of length 1 (β |k|² above 2 makes the state grow without bound). `backend` is as that
+    of `gated`.
 
     >>> import torch
     >>> from regard import linear
