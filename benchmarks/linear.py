@@ -2,7 +2,7 @@
 features are from softmax. Causal, one thread's seconds of the processor, each form run once: a busy
 machine makes them longer, and what the first call of a kind loads (some 25 MiB) is in them.
 
-python benchmarks/linear.py [--quick] [--device cuda]
+python benchmarks/linear.py [--quick] [--device cuda [--gates]]
 """
 
 from __future__ import annotations
@@ -196,12 +196,13 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--quick", action="store_true", help="fewer and shorter sequences")
     options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    options.add_argument("--gates", action="store_true", help="on cuda: gates and the delta rule")
     asked = options.parse_args()
     quick = asked.quick
     if asked.device == "cuda":
         import linear_gpu
 
-        linear_gpu.main(quick=quick)
+        (linear_gpu.main_gates if asked.gates else linear_gpu.main)(quick=quick)
         return
     torch.set_num_threads(1)
     lengths = [1024] if quick else [1024, 4096, 16384]

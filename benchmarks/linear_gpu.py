@@ -1,7 +1,7 @@
 """Linear and additive attention on a CUDA GPU, beside regard's and PyTorch's fused attention and
 the plain forms. First whether they are right: nothing is measured otherwise.
 
-python benchmarks/linear.py --device cuda [--quick]
+python benchmarks/linear.py --device cuda [--gates] [--quick]
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import gpu_setup
+import linear_gates
 import torch
 from gpu_setup import assert_finite, in_turns
 from measuring import write
@@ -122,6 +123,23 @@ def checks(*, quick: bool) -> list[Row]:
             strict=True,
         ):
             rows.append(_checked("additive", dtype, UNITS, what, ours, plain))
+    return rows + gate_checks(quick=quick)
+
+
+def gate_checks(*, quick: bool) -> list[Row]:
+    """The same of gates and the delta rule, and of several segments of a longer text against
+    PyTorch's operations in float64."""
+    rows = []
+    for rule, dtype, width, names, form, right, inputs in linear_gates.checked(quick=quick):
+        for (ours, plain), what in zip(errors(form, right, inputs), names, strict=True):
+            rows.append(_checked(rule, dtype, width, what, ours, plain))
+        if dtype == torch.bfloat16:
+            call = linear_gates.drawn(rule, 2, 6000, width, dtype).tensors
+            both = errors(form, linear_gates.ours(rule, "tiled"), call)
+            for (ours, plain), what in zip(both, names, strict=True):
+                # PyTorch's operations compute in float32, and round at the end.
+                plain = max(plain, 2 * torch.finfo(dtype).eps)
+                rows.append(_checked(f"{rule}, 6,000 tokens", dtype, width, what, ours, plain))
     return rows
 
 
@@ -165,7 +183,7 @@ def timed(runs: dict[str, Form], inputs: list[Tensor], *, backward: bool) -> dic
         if not backward:
             return lambda: form(*(t.detach() for t in inputs))
         pull = torch.ones_like(form(*inputs))
-        return lambda: torch.autograd.grad(form(*inputs), inputs, pull)
+        return lambda: torch.autograd.grad(form(*inputs), inputs, pull, allow_unused=True)
 
     asked = {name: made(form) for name, form in runs.items()}
     for name, run in asked.items():
@@ -207,6 +225,20 @@ def compared_documents(lengths: list[int], *, backward: bool) -> list[Row]:
     return rows
 
 
+def compared_gates(
+    rule: str, lengths: list[int], *, backward: bool, widths: tuple[int, ...]
+) -> list[Row]:
+    rows = []
+    for width in widths:
+        for n in lengths:
+            inputs = linear_gates.drawn(rule, HEADS, n, width, torch.bfloat16).tensors
+            found = timed(linear_gates.forms(rule), inputs, backward=backward)
+            first = found.pop("ours")
+            ratios = {f"{name} ÷ ours": t / first for name, t in found.items()}
+            rows.append({"width": width, "n": n, "ours ms": first} | ratios)
+    return rows
+
+
 def compared_additive(lengths: list[int], *, backward: bool) -> list[Row]:
     rows = []
     for n in lengths:
@@ -236,6 +268,32 @@ def summary(tables: dict[str, list[Row]]) -> list[Row]:
     return rows
 
 
+def main_gates(*, quick: bool) -> None:
+    """Gates and the delta rule alone."""
+    gpu_setup.CASE_MS = 100 if quick else 400
+    tables = {"Errors against float64, forward and backward": gate_checks(quick=quick)}
+    lengths = [1024, 16384] if quick else [1024, 4096, 16384]
+    measured = {}
+    for rule in linear_gates.RULES:
+        for backward, what in ((False, "forward"), (True, "forward and backward")):
+            title = f"{rule.capitalize()}, {HEADS} heads, bfloat16, {what}"
+            widths = (64, 128)
+            measured[title] = compared_gates(rule, lengths, backward=backward, widths=widths)
+    tables |= measured
+    tables["How many times as long others take"] = summary(measured)
+    write("linear_gates_gpu", tables, about_card())
+
+
+def about_card() -> dict[str, str]:
+    import triton
+
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "triton": triton.__version__,
+        "peers": "fla" if peers() else "flash-linear-attention is not installed here",
+    }
+
+
 def main(*, quick: bool) -> None:
     gpu_setup.CASE_MS = 100 if quick else 400
     tables = {"Errors against float64, forward and backward": checks(quick=quick)}
@@ -253,11 +311,4 @@ def main(*, quick: bool) -> None:
         )
     tables |= measured
     tables["How many times as long others take"] = summary(measured)
-    import triton
-
-    about = {
-        "gpu": torch.cuda.get_device_name(),
-        "triton": triton.__version__,
-        "peers": "fla" if peers() else "flash-linear-attention is not installed here",
-    }
-    write("linear_gpu", tables, about)
+    write("linear_gpu", tables, about_card())

@@ -25,6 +25,7 @@ from regard.backends.triton.prepared import check_cards
 from regard.backends.triton.prepared.check_cards import Taken, call, taken
 from regard.backends.triton.prepared.common_calls import launches, rows
 from regard.backends.triton.questions import second_pass
+from regard.backends.triton.recurrent import passes as recurrent
 from regard.backends.triton.shared_memory import (
     of_forward,
     of_key_gradients,
@@ -152,7 +153,19 @@ def _additive(dtype: torch.dtype, width: int) -> None:
     additive.backward(x, found, kept, Pull(torch.empty_like(found.out), None, None))
 
 
-@pytest.mark.parametrize("passes", [_linear, _additive], ids=["linear", "additive"])
+def _recurrent(dtype: torch.dtype, width: int) -> None:
+    """Both passes of the gated delta rule, in segments where the width allows it."""
+    q, k = (torch.empty(1, heads, 16384, width, dtype=dtype, device="meta") for heads in (4, 2))
+    numbers = torch.empty(k.shape[:3], device="meta")
+    start = torch.empty(1, 2, width, width, device="meta")
+    given = recurrent.Given(q, k, k, numbers, numbers, start)
+    found = recurrent.forward(given, 1.0)
+    recurrent.backward(given, 1.0, found.kept, torch.empty_like(q), start)
+
+
+@pytest.mark.parametrize(
+    "passes", [_linear, _additive, _recurrent], ids=["linear", "additive", "recurrent"]
+)
 @pytest.mark.parametrize(("dtype", "width"), [(FLOAT, 256), (BFLOAT, 128)], ids=str)
 def test_linear_and_additive_kernels_fit(
     passes: Callable[[torch.dtype, int], None], dtype: torch.dtype, width: int
@@ -167,8 +180,13 @@ def test_linear_and_additive_kernels_fit(
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(
     ("passes", "name"),
-    [(_linear, "outputs"), (_linear, "key_gradients"), (_additive, "additive_queries")],
-    ids=["outputs", "key_gradients", "additive_queries"],
+    [
+        (_linear, "outputs"),
+        (_linear, "key_gradients"),
+        (_additive, "additive_queries"),
+        (_recurrent, "query_and_key_gradients"),
+    ],
+    ids=["outputs", "key_gradients", "additive_queries", "recurrent"],
 )
 def test_linear_and_additive_kernels_compile(
     capability: int, passes: Callable[[torch.dtype, int], None], name: str

@@ -31,12 +31,14 @@ def gated(
     mask: Mask | None = None,
     state: State | None = None,
     chunk: int = CHUNK,
+    backend: str | None = None,
 ) -> Float[Tensor, "*bh n e"]:
     """S_i = exp(log_decay_i) S_{i-1} + k_i v_iᵀ, read by scale · q_i (1/√D unless said).
 
     `log_decay` is 0 or less: one number for each key head and token (k's axes without the last), or
     one for each channel too (k's axes). It is causal by itself; `mask` adds `padding(lengths)` or
-    `documents(ids)`.
+    `documents(ids)`. On CUDA, Triton's kernels run the calls that they can (one decay for each
+    head), and PyTorch's operations the others; `backend` asks for "triton" or "tiled" by name.
 
     >>> import torch
     >>> from regard import linear
@@ -44,7 +46,7 @@ def gated(
     >>> linear.gated(q, k, v, -torch.rand(1, 2, 100)).shape
     torch.Size([1, 2, 100, 16])
     """
-    call = _call(q, k, v, log_decay, None, scale, mask, chunk)
+    call = _call(q, k, v, log_decay, None, scale, mask, chunk, backend)
     with no_autocast(q):
         return call.inputs.in_kind(call.run(state))
 
@@ -60,12 +62,14 @@ def delta(
     mask: Mask | None = None,
     state: State | None = None,
     chunk: int = CHUNK,
+    backend: str | None = None,
 ) -> Float[Tensor, "*bh n e"]:
     """S_i = a S_{i-1} + β_i k_i (v_i - a S_{i-1}ᵀ k_i)ᵀ: what the state says of a key is replaced,
     by the share β, with its new value. Read by scale · q_i (1/√D unless said).
 
     `beta` has one number for each key head and token, as `log_decay` = log a if there is one. Keys
-    should be of length 1 (β |k|² above 2 makes the state grow without bound).
+    should be of length 1 (β |k|² above 2 makes the state grow without bound). `backend` is as that
+    of `gated`.
 
     >>> import torch
     >>> from regard import linear
@@ -74,7 +78,7 @@ def delta(
     >>> linear.delta(q, k, v, torch.rand(1, 2, 100)).shape
     torch.Size([1, 2, 100, 16])
     """
-    call = _call(q, k, v, log_decay, beta, scale, mask, chunk)
+    call = _call(q, k, v, log_decay, beta, scale, mask, chunk, backend)
     with no_autocast(q):
         return call.inputs.in_kind(call.run(state))
 
@@ -88,6 +92,7 @@ def gated_trace(
     scale: float | None = None,
     mask: Mask | None = None,
     chunk: int = CHUNK,
+    backend: str | None = None,
 ) -> SignedTrace:
     """What `gated` gives, with weights to look into: scale · q_i·k_j, faded from j to i.
 
@@ -99,7 +104,7 @@ def gated_trace(
             [0.5000, 1.0000, 0.0000],
             [0.2500, 0.5000, 1.0000]])
     """
-    return SignedTrace(_call(q, k, v, log_decay, None, scale, mask, chunk), mask)
+    return SignedTrace(_call(q, k, v, log_decay, None, scale, mask, chunk, backend), mask)
 
 
 def delta_trace(
@@ -112,6 +117,7 @@ def delta_trace(
     scale: float | None = None,
     mask: Mask | None = None,
     chunk: int = CHUNK,
+    backend: str | None = None,
 ) -> SignedTrace:
     """What `delta` gives, with weights to look into: what is left of a value, after all that was
     corrected since, where the query reads.
@@ -124,7 +130,7 @@ def delta_trace(
             [0.2500, 0.5000, 0.0000],
             [0.1250, 0.2500, 0.5000]])
     """
-    return SignedTrace(_call(q, k, v, log_decay, beta, scale, mask, chunk), mask)
+    return SignedTrace(_call(q, k, v, log_decay, beta, scale, mask, chunk, backend), mask)
 
 
 def _call(
@@ -136,6 +142,7 @@ def _call(
     scale: float | None,
     mask: Mask | None,
     chunk: int,
+    backend: str | None,
 ) -> Recurrence:
     x, order = checked(q, k, v, mask, chunk)
     without_window(order, mask, "leave the window out: what is past fades by log_decay")
@@ -162,7 +169,7 @@ def _call(
             do="torch.nn.functional.logsigmoid(x) makes such",
         )
     scale = max(x.q.shape[-1], 1) ** -0.5 if scale is None else scale
-    return Recurrence(x, order, decay, rate, scale, chunk)
+    return Recurrence(x, order, decay, rate, scale, chunk, backend)
 
 
 def _per_token(

@@ -19,15 +19,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from regard.backends.passes import no_autocast
-from regard.backends.triton.linear.refusals import SHORT, why_not
-from regard.errors import RegardError
+from regard.backends.triton.linear.refusals import why_not
+from regard.linear.choice import takes_kernels
 from regard.linear.chunks import Decays, decays, running
 from regard.linear.features import FeatureMap, as_it_is, is_fixed, largest, of_keys, of_queries
 from regard.linear.order import Order
 from regard.linear.scan import scan
 from regard.linear.state import State
 from regard.linear.windows import windowed
-from regard.transforms import transformed
 
 NONE = Decays(None, None, None, None)
 Stepped = tuple[tuple[Tensor, ...], Tensor]
@@ -106,7 +105,8 @@ class Kernel:
         return of_queries(self.features, one).shape[-1]
 
     def run(self, backend: str | None = None) -> Mixed:
-        if self._takes_kernels(backend):
+        tensors = self.q, self.k, self.v, self.start
+        if takes_kernels(backend, tensors, self.q.shape[3], self._why_not):
             return self._in_kernels()
         parts = self.q, self.k, self.v, self.seen
         if self.order.window is not None and self.k.shape[2]:
@@ -121,26 +121,6 @@ class Kernel:
         self._remember(last)
         out, total = found
         return Mixed(out.flatten(1, 2), total.flatten(1, 2))
-
-    def _takes_kernels(self, backend: str | None) -> bool:
-        """Whether Triton's kernels run it: when asked to, or on a GPU where they can."""
-        if backend not in (None, "triton", "tiled"):
-            raise RegardError(
-                "unknown backend", got=repr(backend), accepted="'triton', 'tiled' or None"
-            )
-        moved = torch.compiler.is_compiling() or transformed((self.q, self.k, self.v, self.start))
-        if backend == "tiled" or (backend is None and (moved or self.q.device.type != "cuda")):
-            return False
-        reasons = ["PyTorch transforms or compiles the call"] if moved else self._why_not()
-        if backend is None:
-            return not reasons and self.q.shape[3] >= SHORT
-        if reasons:
-            raise RegardError(
-                f"backend 'triton' cannot run this call: {'; '.join(reasons)}",
-                accepted="backend='tiled', PyTorch's operations, can",
-                do="leave backend= out",
-            )
-        return True
 
     def _why_not(self) -> list[str]:
         q = self.q.flatten(1, 2)

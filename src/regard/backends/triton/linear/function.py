@@ -36,7 +36,7 @@ class Fused(torch.autograd.Function):
         if all(pull is None for pull in pulls):
             return None, None, *(None for _ in wanted)
         if torch.is_grad_enabled() or any(map(is_batched, pulls)):
-            return None, None, *_plainly(ctx.plain, (q, k, v, start), wanted, pulls)
+            return None, None, *plainly(ctx.plain, (q, k, v, start), wanted, pulls)
         g, g_total, g_last = pulls
         found = Found(*rest)
         g = torch.zeros_like(found.out) if g is None else g
@@ -44,21 +44,23 @@ class Fused(torch.autograd.Function):
         return None, None, *(t if want else None for t, want in zip(given, wanted, strict=True))
 
 
-def _plainly(
-    plain: Plain,
-    inputs: tuple[Tensor, ...],
+def plainly(
+    plain: Callable[..., tuple[Tensor, ...]],
+    inputs: tuple[Tensor | None, ...],
     wanted: tuple[bool, ...],
     pulls: tuple[Tensor | None, ...],
 ) -> list[Tensor | None]:
+    """Gradients of the inputs that want one, by PyTorch's operations."""
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         if not again:
             inputs = tuple(
-                t.detach().requires_grad_(want) for t, want in zip(inputs, wanted, strict=True)
+                None if t is None else t.detach().requires_grad_(want)
+                for t, want in zip(inputs, wanted, strict=True)
             )
         answers = plain(*inputs)
     learned = [(a, g) for a, g in zip(answers, pulls, strict=True) if g is not None]
-    asked = [t for t, want in zip(inputs, wanted, strict=True) if want]
+    asked = [t for t, want in zip(inputs, wanted, strict=True) if t is not None and want]
     outputs, gradients = zip(*learned, strict=True)
     found = iter(
         torch.autograd.grad(outputs, asked, gradients, allow_unused=True, create_graph=again)
