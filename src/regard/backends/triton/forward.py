@@ -35,7 +35,7 @@ from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import MANY
 from regard.backends.triton.refusals import MOST
 from regard.backends.triton.rules import ALL, TILES, Rule
-from regard.backends.triton.tuning import Forward, forward_settings
+from regard.backends.triton.tuning import Forward, forward_settings, processors
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 
@@ -111,17 +111,25 @@ def memory_for(
     ):
         first = torch.empty_like(lse)
     flags = _programs(x, how) * _tiles(x, how)
-    if how.hopper:
+    if how.hopper and _counts(x, how):
         # Tensors start at multiples of 16 bytes, and so do the flags behind the count.
         size = 4 + may_leak(how, rule) * flags
         marks = torch.zeros(size, dtype=torch.int32, device=x.q.device)
-    elif may_leak(how, rule) and not how.cudnn:
+    elif may_leak(how, rule) and not (how.hopper or how.cudnn):
         marks = torch.empty(flags, dtype=torch.int8, device=x.q.device)
     if how.splits > 1:
         mixed = lse.new_empty(how.splits, B, H, Q, x.v.shape[-1])
         sums = lse.new_empty(3, how.splits, B, H, Q)
     norm = lse.new_empty(2, B, H, Q)
     return Memory(out, lse, norm, largest, entropy, first, marks, mixed, sums)
+
+
+def _counts(x: AttentionInputs, how: Forward) -> bool:
+    """Whether programs on Hopper count which tiles are taken: unless each takes one split of the
+    keys, and there is one for all of these."""
+    return how.splits == 1 or _programs(x, how) * _tiles(x, how) * how.splits > processors(
+        x.q.device
+    )
 
 
 def _described(x: AttentionInputs, how: Forward) -> bool:
@@ -165,7 +173,6 @@ def launch(x: AttentionInputs, how: Forward, rule: Rule, to: Memory, *, statisti
     described = _described(x, how)
     with together():
         if how.hopper:
-            assert to.marks is not None
             items = tiles * programs * how.splits
             run_on_hopper(
                 x, to.out, written, parts, to.marks, flags, rule, items, how, statistics=statistics

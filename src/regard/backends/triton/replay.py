@@ -79,11 +79,13 @@ class Fresh(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
-    zero: bool = False
+    zero: bool
+    nothing: Tensor | None
+    """In the place of statistics that nobody asked for: one tensor without numbers for all."""
 
     @staticmethod
     def like(t: Tensor, *, zero: bool = False) -> Fresh:
-        return Fresh(tuple(t.shape), t.stride(), t.dtype, zero)
+        return Fresh(tuple(t.shape), t.stride(), t.dtype, zero, None if t.numel() else t)
 
 
 def made(parts: Sequence[Fresh | None], device: torch.device) -> list[Tensor | None]:
@@ -93,8 +95,10 @@ def made(parts: Sequence[Fresh | None], device: torch.device) -> list[Tensor | N
         if part is None:
             found.append(None)
             continue
-        shape, strides, dtype, zero = part
-        if zero:
+        shape, strides, dtype, zero, nothing = part
+        if nothing is not None:
+            found.append(nothing)
+        elif zero:
             found.append(torch.zeros(shape, dtype=dtype, device=device))
         else:
             found.append(torch.empty_strided(shape, strides, dtype=dtype, device=device))

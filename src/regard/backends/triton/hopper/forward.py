@@ -71,7 +71,7 @@ def _copy(
     BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """Copy the queries of tile after tile, then the keys and values of each step, as room becomes
-    free. Which tile comes next is counted by all programs together."""
+    free. Which tile comes next is counted by all programs together, where there are more tiles."""
     HALF: gl.constexpr = BM // 2
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     item = gl.program_id(0)
@@ -101,7 +101,10 @@ def _copy(
             fetch(v, [b, g, key, 0], v_full.index(slot), v_ring.index(slot))
             step += 1
             slot = gl.where(slot == STAGES - 1, 0, slot + 1)
-        item = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
+        if taken is None:
+            item = items
+        else:
+            item = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
     place = turn % PLACES
     wait_until_free(queries_free(place), turn >= PLACES)
     item_at.index(place).store(gl.full((1,), 0, gl.int32, ONE) + items)
@@ -284,8 +287,9 @@ def forward_on_hopper(
     E: gl.constexpr, BD: gl.constexpr, BE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, PLACES: gl.constexpr, STATISTICS: gl.constexpr,
 ):  # fmt: skip
-    """Tiles of queries against their keys; `taken` and `flags` start at 0. With `sent`, a map of
-    the output, the copy engine writes it. With `splits`, sums of each are written to `parts`."""
+    """Tiles of queries against their keys; `taken` and `flags` start at 0. Without `taken` there is
+    a program for each tile. With `sent`, a map of the output, the copy engine writes it. With
+    `splits`, sums of each are written to `parts`."""
     # Values are asked for before the last ones are free, so one slot would wait for itself.
     gl.static_assert(STAGES >= 2)
     gl.static_assert(STAGES <= MOST_STAGES)
@@ -344,7 +348,7 @@ def run_on_hopper(
     out: Tensor,
     to: Any,
     parts: Parts,
-    taken: Tensor,
+    taken: Tensor | None,
     flags: Tensor | None,
     rule: Rule,
     items: int,
