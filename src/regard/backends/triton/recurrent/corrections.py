@@ -46,18 +46,12 @@ def _below(k, beta, fading, b, g, bg, i, j, start, count, M: tl.constexpr, BM: t
 
 
 @triton.jit
-def _inverse(k, beta, fading, b, g, bg, i, start, count, M: tl.constexpr, BM: tl.constexpr,
-             NARROW: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """The inverse of a block of I + L on the diagonal, row by row."""
-    below = _below(k, beta, fading, b, g, bg, i, i, start, count, M, BM, NARROW, PRECISION)
-    turned = below.T
+def _with_row(found, below, at):
+    """The inverse of a block on the diagonal with one more row; `below` is turned over."""
     row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    found = tl.where(row == column, 1.0, 0.0)
-    for at in range(1, BLOCK):
-        own = tl.sum(tl.where(column == at, turned, 0.0), 1)
-        new = tl.sum(own[:, None] * found, 0)
-        found = tl.where(row == at, found - new[None, :], found)
-    return found
+    own = tl.sum(tl.where(column == at, below, 0.0), 1)
+    new = tl.sum(own[:, None] * found, 0)
+    return tl.where(row == at, found - new[None, :], found)
 
 
 @triton.jit
@@ -76,10 +70,18 @@ def corrections(
     """(I + L)⁻¹ of one chunk, [C, C]."""
     bg, start = tl.program_id(1), tl.program_id(0) * C
     b, g = bg // groups, bg % groups
-    r00 = _inverse(k, beta, fading, b, g, bg, 0, start, count, M, BM, NARROW, PRECISION)
-    r11 = _inverse(k, beta, fading, b, g, bg, 1, start, count, M, BM, NARROW, PRECISION)
-    r22 = _inverse(k, beta, fading, b, g, bg, 2, start, count, M, BM, NARROW, PRECISION)
-    r33 = _inverse(k, beta, fading, b, g, bg, 3, start, count, M, BM, NARROW, PRECISION)
+    l00 = _below(k, beta, fading, b, g, bg, 0, 0, start, count, M, BM, NARROW, PRECISION).T
+    l11 = _below(k, beta, fading, b, g, bg, 1, 1, start, count, M, BM, NARROW, PRECISION).T
+    l22 = _below(k, beta, fading, b, g, bg, 2, 2, start, count, M, BM, NARROW, PRECISION).T
+    l33 = _below(k, beta, fading, b, g, bg, 3, 3, start, count, M, BM, NARROW, PRECISION).T
+    one = tl.where(tl.arange(0, BLOCK)[:, None] == tl.arange(0, BLOCK)[None, :], 1.0, 0.0)
+    r00, r11, r22, r33 = one, one, one, one
+    for at in range(1, BLOCK):
+        # Side by side, since each waits for its row before.
+        r00 = _with_row(r00, l00, at)
+        r11 = _with_row(r11, l11, at)
+        r22 = _with_row(r22, l22, at)
+        r33 = _with_row(r33, l33, at)
     _keep(solved, r00, bg, 0, 0, start, count)
     _keep(solved, r11, bg, 1, 1, start, count)
     _keep(solved, r22, bg, 2, 2, start, count)

@@ -41,7 +41,7 @@ class Kept(NamedTuple):
 
     fading: Fading | None
     solved: Float[Tensor, "b g n c"] | None
-    turns: Float[Tensor, "b g s m m"] | None
+    turns: Float[Tensor, "b g s m em"] | None
     states: Float[Tensor, "b g c1 m e"]
     written: Float[Tensor, "b g n e"]
 
@@ -73,12 +73,14 @@ class _Launch:
         self.many = segment_of(self.chunks, programs, self.M, delta=beta is not None)
         self.segments = tiles_of(self.chunks, self.many)
 
-    def _of_states(self, width: int) -> dict[str, Any]:
-        """What kernels are compiled for that go from chunk to chunk."""
-        return self.how.of_states(self.M, width, whole=self.beta is not None)
+    def _of_states(self, columns: int) -> dict[str, Any]:
+        """What kernels are compiled for that go from chunk to chunk, with states so wide."""
+        found = self.how.of_states(self.M, self.E, whole=self.beta is not None)
+        return found | {"W": columns}
 
-    def _blocks(self, constants: dict[str, Any]) -> int:
-        return tiles_of(constants["M"], constants["BM"]) * tiles_of(constants["E"], constants["BE"])
+    def _blocks(self, of_states: dict[str, Any]) -> int:
+        down = tiles_of(of_states["M"], of_states["BM"])
+        return down * tiles_of(of_states["W"], of_states["BE"])
 
     def _state(
         self, *counted: int, width: int | None = None, dtype: torch.dtype = torch.float32
@@ -127,37 +129,34 @@ class _Launch:
         """The state before every chunk, what is written, and the state at the end."""
         inverse = None if solved is None else sheet(solved)
 
-        def run(v: Any, first: Any, width: int, last: Tensor, *, keep: bool) -> None:
-            constants = self._of_states(width)
+        def run(first: Tensor | None, last: Tensor, *, keep: bool) -> None:
+            constants = self._of_states(last.shape[-1])
             states_along[(self.segments, self.B * self.G, self._blocks(constants))](
-                sheet(self.k), v, self.beta, fading, inverse, first,
+                sheet(self.k), sheet(self.v), self.beta, fading, inverse, first,
                 states if keep else None, sheet(written) if keep else None, last,
                 self.N, self.G, self.many, self.chunks, **constants,
             )  # fmt: skip
 
-        v, last, turns = sheet(self.v), self._state(), None
+        last, width = self._state(), self.E if solved is None else self.E + self.M
         if self.segments == 1:
-            run(v, self.start, self.E, last, keep=True)
+            run(self.start, last, keep=True)
             return last, None
-        sums = self._state(self.segments)
-        run(v, None, self.E, sums, keep=False)
-        if solved is not None:
-            turns = self._state(self.segments, width=self.M)
-            run(None, None, self.M, turns, keep=False)
+        sums = self._state(self.segments, width=width)
+        run(None, sums, keep=False)
+        turns = None if solved is None else sums
         begins = self._carried(sums, turns, fading, self.start, last, backwards=False)
-        run(v, begins, self.E, sums, keep=True)
+        run(begins, self._state(self.segments), keep=True)
         return last, turns
 
     def _carried(
         self, sums: Tensor, turns: Tensor | None, fading: Fading | None, first: Tensor | None,
         last: Tensor, *, backwards: bool,
     ) -> Tensor:  # fmt: skip
-        begins = torch.empty_like(sums)
-        constants = self._of_states(self.E)
-        blocks = self._blocks(constants)
-        constants = {
-            name: constants[name] for name in ("M", "E", "BM", "BE", "PRECISION", "num_warps")
-        }
+        begins = self._state(self.segments)
+        found = self._of_states(self.E)
+        blocks = self._blocks(found)
+        constants = {name: found[name] for name in ("M", "E", "BM", "BE", "PRECISION", "num_warps")}
+        constants["W"] = sums.shape[-1]
         carry_along[(self.B * self.G, blocks)](
             sums, turns, fading, first, begins, last, self.N, self.many, self.chunks, self.segments,
             BACKWARDS=backwards, **constants,
@@ -220,6 +219,7 @@ class _Launch:
         """The gradient of the state behind every chunk, and of that at the start."""
         constants = self._of_states(self.E)
         grid = self.segments, self.B * self.G, self._blocks(constants)
+        del constants["W"]
         own = None if local is None else sheet(local)
         inverse = None if kept.solved is None else sheet(kept.solved)
 

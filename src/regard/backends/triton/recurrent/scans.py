@@ -32,13 +32,11 @@ from regard.backends.triton.recurrent.chunk import (
 
 
 @triton.jit
-def _begin(first, v, at, m, e, M: tl.constexpr, E: tl.constexpr):
-    """The state that a segment begins with: one that is given, 0, or without values the matrix I,
-    which becomes what the segment does to a state."""
-    if v is None:
-        state = tl.where((m == e) & (m < M), 1.0, 0.0)
-    elif first is None:
-        state = tl.where((m < 0) & (e < 0), 1.0, 0.0)
+def _begin(first, at, m, e, M: tl.constexpr, E: tl.constexpr):
+    """The state that a segment begins with: one that is given, or 0. Behind its E columns comes the
+    matrix I, which becomes what the segment does to a state."""
+    if first is None:
+        state = tl.where((e - E == m) & (m < M), 1.0, 0.0)
     else:
         state = load_state(first, at, m, e, M, E)
     return state
@@ -48,18 +46,19 @@ def _begin(first, v, at, m, e, M: tl.constexpr, E: tl.constexpr):
 @triton.jit
 def states_along(
     k, v, beta, fading, solved, first, states, written, last, count, groups, many, chunks,
-    M: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BE: tl.constexpr,
+    M: tl.constexpr, E: tl.constexpr, W: tl.constexpr, BM: tl.constexpr, BE: tl.constexpr,
     NARROW: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A segment of `many` chunks, and BM × BE entries of its state (all rows, with the delta
-    rule). `states` takes the state before each chunk and after the last, if it is there."""
+    rule). `states` takes the state before each chunk and after the last, if it is there. The state
+    at the end has W columns: E, or with what the segment does to a state E + M."""
     s, bg = tl.program_id(0), tl.program_id(1)
-    columns = tl.cdiv(E, BE)
+    columns = tl.cdiv(W, BE)
     across, down = (tl.program_id(2) % columns) * BE, (tl.program_id(2) // columns) * BM
     b, g = bg // groups, bg % groups
     m, e = down + tl.arange(0, BM)[:, None], across + tl.arange(0, BE)[None, :]
     own = bg * tl.num_programs(0) + s
-    state = _begin(first, v, own, m, e, M, E)
+    state = _begin(first, own, m, e, M, E)
     stop = tl.minimum((s + 1) * many, chunks)
     for c in tl.range(s * many, stop, num_stages=STAGES):
         start = c * C
@@ -68,11 +67,7 @@ def states_along(
             store_state(states, state, bg.to(tl.int64) * (chunks + 1) + c, m, e, M, E)
         ks = load_chunk(k, b, g, start, count, down, M, BM)
         ks = operand(ks, NARROW)
-        if v is not None:
-            new = load_chunk(v, b, g, start, count, across, E, BE)
-            new = new.to(tl.float32)
-        else:
-            new = tl.zeros((C, BE), tl.float32)
+        new = load_chunk(v, b, g, start, count, across, E, BE).to(tl.float32)
         if fading is not None:
             reads, into = left_at(fading, bg, start, count), left_of_each(fading, bg, start, count)
         if solved is not None:
@@ -91,7 +86,7 @@ def states_along(
     if states is not None:
         if stop == chunks:
             store_state(states, state, bg.to(tl.int64) * (chunks + 1) + chunks, m, e, M, E)
-    store_state(last, state, own, m, e, M, E)
+    store_state(last, state, own, m, e, M, W)
 
 
 @launched
@@ -109,7 +104,7 @@ def gradients_along(
     b, c = bg // groups, bg % groups
     m, e = down + tl.arange(0, BM)[:, None], across + tl.arange(0, BE)[None, :]
     own = bg * tl.num_programs(0) + s
-    pull = _begin(first, g, own, m, e, M, E)
+    pull = _begin(first, own, m, e, M, E)
     stop = tl.minimum((s + 1) * many, chunks)
     for i in tl.range(0, stop - s * many, num_stages=STAGES):
         chunk = stop - 1 - i

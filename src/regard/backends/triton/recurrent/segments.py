@@ -14,11 +14,11 @@ from regard.backends.triton.recurrent.chunk import C, fading_at, load_state, sto
 @triton.jit
 def carry_along(
     sums, turns, fading, first, begins, last, count, many, chunks, segments,
-    M: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BE: tl.constexpr,
+    M: tl.constexpr, E: tl.constexpr, W: tl.constexpr, BM: tl.constexpr, BE: tl.constexpr,
     PRECISION: tl.constexpr, BACKWARDS: tl.constexpr,
 ):  # fmt: skip
-    """What a segment does to a state is a matrix [M, M] (`turns`), or a decay. Backwards states are
-    gradients, and the matrix is turned over."""
+    """What a segment does to a state is a matrix [M, M], the last columns of `turns`, or a decay.
+    `sums` has W columns. Backwards states are gradients, and the matrix is turned over."""
     bg = tl.program_id(0)
     columns = tl.cdiv(E, BE)
     across, down = (tl.program_id(1) % columns) * BE, (tl.program_id(1) // columns) * BM
@@ -30,13 +30,13 @@ def carry_along(
         s = segments - 1 - i if BACKWARDS else i
         at = bg.to(tl.int64) * segments + s
         store_state(begins, state, at, m, e, M, E)
-        added = load_state(sums, at, m, e, M, E)
+        added = tl.where(e < E, load_state(sums, at, m, e, M, W), 0.0)
         if turns is not None:
             n = tl.arange(0, BM)[None, :]
             if BACKWARDS:
-                turn = load_state(turns, at, n, m, M, M)
+                turn = load_state(turns, at, n, E + m, M, E + M)
             else:
-                turn = load_state(turns, at, m, n, M, M)
+                turn = load_state(turns, at, m, E + n, M, E + M)
             state = product(turn, state, added, PRECISION)
         else:
             if fading is not None:

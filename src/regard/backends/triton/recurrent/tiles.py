@@ -61,7 +61,7 @@ class Tiles(NamedTuple):
         return self._constants(M, E, *((128, 64) if self.narrow else (32, 32)), 8)
 
     def of_corrections(self, M: int) -> dict[str, Any]:
-        found = self._constants(M, M, 64, 64, 2)
+        found = self._constants(M, M, 64, 64, 1)
         return {name: found[name] for name in ("M", "BM", "NARROW", "PRECISION", "num_warps")}
 
 
