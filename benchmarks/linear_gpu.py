@@ -186,8 +186,15 @@ def timed(runs: dict[str, Form], inputs: list[Tensor], *, backward: bool) -> dic
         return lambda: torch.autograd.grad(form(*inputs), inputs, pull, allow_unused=True)
 
     asked = {name: made(form) for name, form in runs.items()}
-    for name, run in asked.items():
-        assert_finite(name, run())
+    for name, run in list(asked.items()):
+        try:
+            assert_finite(name, run())
+        except RuntimeError as error:
+            # A peer may refuse a call with this Triton: that is said, and the rest is measured.
+            if name != "fla":
+                raise
+            print(f"left out: {name}: {error}", file=sys.stderr)
+            del asked[name]
     return in_turns(asked)
 
 
