@@ -3,7 +3,8 @@
 Host time counts, then, as it does for who waits for one call. What does not count: compiling, the
 words that choose a kernel of PyTorch (said before the clock starts), and what an earlier call left
 in the card's cache, which is overwritten before each call. All runs of a case take turns, so that a
-card that grows hot does so for all; of the turns the median is told.
+card that grows hot does so for all, each time in another order: who comes after a long wait finds
+the host's caches cold. Of the turns the median is told.
 """
 
 from __future__ import annotations
@@ -54,24 +55,26 @@ def in_turns(runs: Iterable[Run], device: str) -> dict[str, float]:
     cache = torch.empty(CACHE if cuda else 1, dtype=torch.int8, device=device)
     wait = torch.cuda.synchronize if cuda else _nothing
 
-    def turn() -> list[float]:
-        taken = []
-        for run in runs:
+    def turn(number: int) -> list[float]:
+        taken = [0.0] * len(runs)
+        order = [(i + number) % len(runs) for i in range(len(runs))]
+        for i in order if number % 2 else reversed(order):
+            run = runs[i]
             cache.zero_()
             with run.chosen():
                 wait()
                 start = time.perf_counter()
                 answer = run.call()
                 wait()
-                taken.append((time.perf_counter() - start) * 1e3)
+                taken[i] = (time.perf_counter() - start) * 1e3
             # Its memory goes back outside of anybody's time.
             del answer
         return taken
 
-    for _ in range(WARM):
-        last = turn()
+    for number in range(WARM):
+        last = turn(number)
     many = min(MOST, max(FEWEST, int(CASE_MS / max(sum(last), 1e-3)))) if cuda else 1
-    turns = [turn() for _ in range(many)]
+    turns = [turn(number) for number in range(many)]
     return {
         run.name: statistics.median(taken)
         for run, taken in zip(runs, zip(*turns, strict=True), strict=True)
