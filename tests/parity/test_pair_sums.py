@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.backends.kin import kin_of
+from regard.backends.questions.kin import kin_of
 from regard.backends.reference import ReferencePass
 from regard.backends.triton.refusals import why_not
 from regard.interpret.head_scores.pairs.asked_totals import asked_totals

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.backends.kin import Kin
+from regard.backends.questions.kin import Kin
 from regard.inputs import AttentionInputs
 
 Pool = Literal["mean", "max", "sum"]

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.backends.block_mass import head_sums, kept_mass
 from regard.backends.contract import Pool
+from regard.backends.questions.block_mass import head_sums, kept_mass
 from regard.backends.tiled.second_pass import ChosenBlocks, KeyBlocks
 from regard.inputs import AttentionInputs
 from regard.parallel.call import Call

@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.backends.block_mass import (
+from regard.backends.contract import Pool, Rows, Top
+from regard.backends.questions.block_mass import (
     Blocks,
     Recall,
     chosen_blocks,
@@ -19,7 +20,6 @@ from regard.backends.block_mass import (
     recalled,
     shares,
 )
-from regard.backends.contract import Pool, Rows, Top
 from regard.masks.algebra import Mask
 from regard.parallel.call import Call, Method, Part
 from regard.parallel.collectives import Sum, gathered

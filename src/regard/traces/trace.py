@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.backends.block_mass import Blocks, Recall, indexer_target, recall
 from regard.backends.contract import LogitSpread, Pool, Rows, SecondPass, Top
-from regard.backends.questions import Question, answer
+from regard.backends.questions.block_mass import Blocks, Recall, indexer_target, recall
+from regard.backends.questions.differentiable import Question, answer
 from regard.biases.bias import Bias
 from regard.display import Displayed
 from regard.errors import RegardError

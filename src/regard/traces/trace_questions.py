@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.backends.contract import Pool, SecondPass
-from regard.backends.largest_logit import largest_logit
-from regard.backends.questions import GRADIENTS, Learned, Question
+from regard.backends.questions.differentiable import GRADIENTS, Learned, Question
+from regard.backends.questions.largest_logit import largest_logit
 from regard.inputs import AttentionInputs
 
 

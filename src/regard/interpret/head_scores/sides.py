@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.backends.kin import Kin, kin_of
+from regard.backends.questions.kin import Kin, kin_of
 
 NOTHING = -1
 """In place of a token, which is 0 or more."""

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.backends.block_mass import head_sums, kept_mass
 from regard.backends.contract import Pool, Rows, SecondPass, Top
+from regard.backends.questions.block_mass import head_sums, kept_mass
 from regard.backends.tiled.second_pass import ChosenBlocks, KeyBlocks, cuts
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs

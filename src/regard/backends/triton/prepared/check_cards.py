@@ -16,8 +16,8 @@ from triton import knobs
 from triton.backends.nvidia import compiler
 
 from regard import biases, masks
-from regard.backends.kin import kin_of
 from regard.backends.passes import Pull
+from regard.backends.questions.kin import kin_of
 from regard.backends.triton.backward import backward
 from regard.backends.triton.cards import CARDS, Card, standing_for
 from regard.backends.triton.forward import forward

@@ -13,7 +13,7 @@ import triton.language as tl
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.backends.kin import Kin
+from regard.backends.questions.kin import Kin
 from regard.backends.triton.arguments import added, constants_of, score, sheet, sizes, tiles_of
 from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import rule_of

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard.backends.contract import Pool, Rows, Top
 from regard.backends.exactness import widened
-from regard.backends.kin import Kin
+from regard.backends.questions.kin import Kin
 from regard.backends.tiled.second_pass import TiledPass
 from regard.backends.triton.arguments import (
     added,

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.backends.questions import Learned, Question, answer
+from regard.backends.questions.differentiable import Learned, Question, answer
 from regard.backends.tiled.second_pass import BlockMass, ChosenBlocks, KeyBlocks
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs

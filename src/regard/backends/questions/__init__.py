@@ -1,0 +1,1 @@
+"""What is asked of the weights of a call, whichever backend answers."""
