@@ -21,7 +21,7 @@ from regard import RegardError
 from regard.models import installed, opening
 from regard.view.web import bundle
 
-pytest.importorskip("hatchling", reason="the build backend; pip install regard[dev]")
+pytest.importorskip("hatchling", reason="the build backend; pip install 'regard[dev]'")
 ROOT = Path(__file__).parents[1]
 BUNDLE = "src/regard/view/bundle/regard.js"
 MODELS = ROOT / "packages/regard-models"
@@ -214,6 +214,19 @@ def test_the_extra_asks_for_models_that_are_there() -> None:
     assert name == project["name"] == installed.OWN["regard-king-james"].package
     assert project["version"].startswith(least)
     assert (MODELS / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+def test_extras_are_named_as_they_are_and_for_any_shell() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"].keys()
+    pages = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    # An opening bracket without quotation marks is a pattern to zsh.
+    asked = re.compile(r"pip install\s+(.?)regard\[([\w,]+)\](.?)")
+    found = {(page, *words) for page in pages for words in asked.findall(page.read_text("utf-8"))}
+    assert len(found) > 10
+    assert [one for one in found if (one[1], one[3]) != ("'", "'")] == []
+    named = {extra for one in found for extra in one[2].split(",")}
+    assert named | {model.extra for model in installed.MODELS.values()} <= extras
 
 
 def test_the_version_is_written_once() -> None:

@@ -268,3 +268,12 @@ def test_without_kvpress_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(regard.RegardError, match=r"(?s)press of kvpress.*regard\[kvpress\]"):
         caches.ReceivedPress(0.5)
     sys.modules.pop("regard.caches.press", None)
+
+
+@pytest.mark.parametrize("name", ["EvictingCache", "ReceivedPress"])
+def test_without_transformers_the_extra_is_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caches, "find_spec", lambda _: None)
+    with pytest.raises(regard.RegardError, match=r"not installed\n.*'regard\[huggingface\]'"):
+        getattr(caches, name)

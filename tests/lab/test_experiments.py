@@ -142,7 +142,7 @@ def test_without_matplotlib_nothing_is_made(
     done = CliRunner().invoke(cli.app, ["lab", "scaling", "--out", str(out)])
     assert done.exit_code == 2, done.output
     assert "pictures are drawn with matplotlib, which is not installed" in done.stderr
-    assert "pip install regard[picture]" in done.stderr
+    assert "pip install 'regard[picture]'" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

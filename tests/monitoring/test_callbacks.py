@@ -90,7 +90,7 @@ def test_loops_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)
     m: nn.Module = model()
     with regard.Monitor(m) as monitor:
-        with pytest.raises(RegardError, match="pip install transformers"):
+        with pytest.raises(RegardError, match=r"pip install 'regard\[huggingface\]'"):
             monitor.for_huggingface()
         with pytest.raises(RegardError, match="pip install lightning"):
             monitor.for_lightning()

@@ -9,8 +9,10 @@ from pathlib import Path
 FAMILIES = (
     "llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma2", "gemma3", "phi", "gpt2", "gpt_neox",
     "opt", "bert", "roberta", "distilbert", "electra", "bart", "t5", "whisper", "vit", "clip",
+    "gpt_oss", "deepseek_v3", "qwen2_vl", "llava",
 )  # fmt: skip
-"""Decoders with grouped heads, windows, soft-caps, experts; encoders; both; speech and images."""
+"""Decoders with grouped heads, windows, soft-caps, experts, sinks, latent keys; encoders; both;
+speech and images, by themselves and beside text."""
 
 BACKENDS = ("reference", "tiled", "sdpa")
 """Those that run without a card. FlexAttention is Inductor's here: minutes for each new shape."""

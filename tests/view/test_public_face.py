@@ -67,4 +67,4 @@ def test_without_matplotlib_the_extra_is_named(run: Run) -> None:
     )
     said = run(program)
     assert said.count("pictures are drawn with matplotlib, which is not installed") == 3
-    assert said.count("do:       pip install regard[picture]") == 3
+    assert said.count("do:       pip install 'regard[picture]'") == 3

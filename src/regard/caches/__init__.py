@@ -6,9 +6,11 @@ PerHead(policy=HeavyHitters(budget=256, recent=32), floor=0.2)
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from regard.caches.policies import HeavyHitters, PerHead, Policy, WindowVotes
+from regard.errors import RegardError
 
 if TYPE_CHECKING:
     from regard.caches.evicting_cache import EvictingCache
@@ -22,6 +24,11 @@ _LATER = {"EvictingCache": "evicting_cache", "ReceivedPress": "press"}
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
+        if find_spec("transformers") is None:
+            raise RegardError(
+                f"{name} is for models of transformers, which is not installed",
+                do="pip install 'regard[huggingface]'",
+            )
         return getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -59,7 +59,7 @@ class ReceivedPress(Press):  # type: ignore[misc]
             raise RegardError(
                 "ReceivedPress is a press of kvpress, which cannot be imported",
                 got=missing,
-                do="pip install regard[kvpress]; without it, regard.caches.EvictingCache chooses "
+                do="pip install 'regard[kvpress]'; without it, regard.caches.EvictingCache chooses "
                 "by such scores",
             )
         super().__post_init__()

@@ -19,7 +19,7 @@ class Stepped(Protocol):
 
 def huggingface_callback(monitor: Stepped) -> Any:
     """A `TrainerCallback` of transformers."""
-    base: Any = _needed("transformers", ["transformers"]).TrainerCallback
+    base: Any = _needed("'regard[huggingface]'", ["transformers"]).TrainerCallback
 
     class MonitorCallback(base):  # type: ignore[misc]
         def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -56,10 +56,11 @@ def lightning_callback(monitor: Stepped) -> Any:
     return MonitorCallback()
 
 
-def _needed(package: str, modules: list[str]) -> Any:
+def _needed(wanted: str, modules: list[str]) -> Any:
     for name in modules:
         try:
             return importlib.import_module(name)
         except ImportError:
             continue
-    raise RegardError(f"{package} is not installed", do=f"pip install {package}")
+    package = modules[0].partition(".")[0]
+    raise RegardError(f"{package} is not installed", do=f"pip install {wanted}")

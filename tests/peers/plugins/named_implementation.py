@@ -1,5 +1,6 @@
 """A pytest plugin that makes attn_implementation="regard" of every "sdpa" that transformers chooses
-or is asked for. What a test does with eager attention, to compare with, stays eager."""
+or is asked for, and of the "eager" it chooses where a model can have others but not that (sinks).
+What a test does with eager attention, to compare with, stays eager."""
 
 from __future__ import annotations
 
@@ -26,9 +27,10 @@ def _counted(*args: Any, **how: Any) -> Any:
 
 
 @functools.wraps(_chosen)
-def _renamed(self: PreTrainedModel, *args: Any, **how: Any) -> str:
-    found = _chosen(self, *args, **how)
-    return "regard" if found == "sdpa" else found
+def _renamed(self: PreTrainedModel, asked: str | None, *args: Any, **how: Any) -> str:
+    found = _chosen(self, asked, *args, **how)
+    fell_back = asked is None and found == "eager" and self._supports_attention_backend
+    return "regard" if found == "sdpa" or fell_back else found
 
 
 AttentionInterface.register("regard", _counted)

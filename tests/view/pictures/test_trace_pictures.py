@@ -413,4 +413,4 @@ def test_without_matplotlib_the_reason_is_said(fresh: FreshProcesses) -> None:
         "try:\n    import regard.view.picture\n"
         "except regard.RegardError as error:\n    print(error)"
     )
-    assert "pip install regard[picture]" in fresh(code).out
+    assert "pip install 'regard[picture]'" in fresh(code).out

@@ -71,7 +71,7 @@ def test_what_is_embedded_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch
     assert 'id="regard-2"' in inside(text)
     assert 'id="regard-3"' not in inside(text)
     assert "3 of 5 layers are shown here" in text
-    assert "pip install regard[notebook]" in text
+    assert "pip install 'regard[notebook]'" in text
     monkeypatch.setattr(notebook, "MOST_PAIRS", 1 << 26)
     monkeypatch.setattr(notebook, "MOST_BYTES", 2 * 2 * 4 * 20 * 20)
     # Causal maps take about half of their pairs, of two bytes each.

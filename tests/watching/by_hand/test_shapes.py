@@ -94,6 +94,32 @@ def test_key_heads_that_query_heads_share(groups: int) -> None:
     torch.testing.assert_close(trace.out, attend(q, k, v).flatten(1, 2))
 
 
+def test_key_heads_that_are_repeated_stay_heads() -> None:
+    q, k = normal(2, Q, 2 * 3, D), normal(2, K, 2, 1, D, seed=1)
+
+    def attend(q: Tensor, k: Tensor) -> Tensor:
+        k = k.expand(-1, -1, -1, 3, -1).flatten(2, 3).transpose(1, 2)
+        return (q.transpose(1, 2) @ k.mT).softmax(-1) @ k
+
+    trace = looked_at(attend, q, k)
+    assert trace.inputs.shape == (2, 6, Q, K)
+    assert_weights(trace, torch.einsum("bqhd,bkhd->bhqk", q, k[..., 0, :].repeat_interleave(3, 2)))
+
+
+def test_rotary_embeddings_that_are_computed_with_a_product() -> None:
+    x, frequencies = normal(2, 3, Q, D), normal(D // 2, seed=1)
+
+    def turned(x: Tensor) -> Tensor:
+        positions = torch.arange(Q)[None, None, :].float()
+        angles = (frequencies[None, :, None] @ positions).transpose(1, 2)
+        angles = torch.cat((angles, angles), -1)[:, None]
+        first, second = x.chunk(2, -1)
+        return x * angles.cos() + torch.cat((-second, first), -1) * angles.sin()
+
+    trace = looked_at(lambda x: (turned(x) @ turned(x).mT).softmax(-1) @ x, x)
+    assert_weights(trace, turned(x) @ turned(x).mT)
+
+
 def test_an_image_whose_keys_have_two_axes() -> None:
     x = normal(2, D, 3, 4)
 

@@ -24,7 +24,7 @@ try:
 except ImportError:
     raise RegardError(
         "pictures are drawn with matplotlib, which is not installed",
-        do="pip install regard[picture]",
+        do="pip install 'regard[picture]'",
     ) from None
 
 from matplotlib.axes import Axes

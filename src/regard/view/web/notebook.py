@@ -130,7 +130,7 @@ def _in_letters(what: Trace | Seen) -> Html:
 
 def _left_out(what: str) -> str:
     return (
-        f"<p>{what}. All of it: <code>pip install regard[notebook]</code>, or "
+        f"<p>{what}. All of it: <code>pip install 'regard[notebook]'</code>, or "
         "<code>regard.view.serve(…)</code>, or <code>regard.view.page(…, path)</code>.</p>"
     )
 

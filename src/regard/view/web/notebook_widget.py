@@ -39,7 +39,7 @@ def widget(
     if not installed():
         raise RegardError(
             "the notebook widget is made with anywidget, which is not installed",
-            do="pip install regard[notebook]",
+            do="pip install 'regard[notebook]'",
         )
     from regard.view.web.widget_model import Live
 

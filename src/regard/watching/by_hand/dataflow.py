@@ -136,13 +136,16 @@ class Dataflow:
         self.put(out, scores)
 
     def _unfold(self, given: Product, known: dict[Any, Atom]) -> None:
-        """Where batch and heads are one axis, what they were before."""
+        """Where batch and heads are one axis, what they were before. One that comes after another
+        that both sides have is of heads alone, such as those that share keys."""
+        shared = [x for x in given.out if all(x in letters for letters in given.letters)]
         for tensor, letters in given.sides():
             record = self.of(tensor)
             if isinstance(record, Folded):
                 for x, axis in zip(letters, record.axes, strict=True):
-                    parts = atoms(axis)
-                    if x in given.out and len(parts) > 1 and x in known and not known[x].parts:
+                    parts, heads = atoms(axis), x in shared[1:]
+                    cut = x not in known or known[x].parts
+                    if x in given.out and len(parts) > 1 and not heads and not cut:
                         known[x].parts = tuple(Atom(part.size) for part in parts)
 
     def _weighted(
@@ -295,6 +298,8 @@ def _changed(
     except LostError as error:
         if isinstance(record, Weights):
             return Lost(str(error), 0, record.origin, record.scores.compared.batched)
+        if isinstance(record, Scores) and record.compared.outer:
+            return None
         return Lost(str(error), batched=isinstance(record, Scores) and record.compared.batched)
 
 

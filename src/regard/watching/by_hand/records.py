@@ -68,6 +68,12 @@ class Compared(NamedTuple):
     def batched(self) -> bool:
         return all(side.tensor.ndim > 2 for side in self.sides)
 
+    @property
+    def outer(self) -> bool:
+        """Whether it sums over one number: more likely positions times the frequencies of rotary
+        embeddings, which go into queries, than queries times keys."""
+        return all(atom.size == 1 for atom in atoms(self.summed))
+
 
 @dataclass(frozen=True)
 class Scores:
