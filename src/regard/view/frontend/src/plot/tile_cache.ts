@@ -2,7 +2,14 @@
 
 import type { Place, Source } from "../sources/source";
 import type { Tile } from "../sources/wire_format";
-import type { TileValues } from "./tile_image";
+
+/** What the cells of a tile count for, under a pooling and a scale. */
+export interface TileValues {
+  name: string;
+  /** On the axis of the scale, or the logarithm of that where colours go by it; NaN for nothing. */
+  along: Float32Array;
+  most: number;
+}
 
 export interface CachedTile {
   place: Place;

@@ -4,21 +4,13 @@ import { logarithmic, ramp, type Pool, type Range, type Scale } from "../drawing
 import { SIDE, type MapInfo } from "../sources/wire_format";
 import { scaledValue } from "./cell_value";
 import type { RowFacts } from "./row_facts";
-import type { CachedTile } from "./tile_cache";
+import type { CachedTile, TileValues } from "./tile_cache";
 
 export interface Colours {
   theme: "light" | "dark";
   pool: Pool;
   scale: Scale;
   range: Range;
-}
-
-/** What the cells of a tile count for, under a pooling and a scale. */
-export interface TileValues {
-  name: string;
-  /** On the axis of the scale, or the logarithm of that where colours go by it; NaN for nothing. */
-  along: Float32Array;
-  most: number;
 }
 
 /** The values of a tile, which hold for any range of colours: zooming changes nothing but that. */
