@@ -1,5 +1,7 @@
 """From a mouse that reaches a word until its arcs are on the screen, in the app.
 
+Also from a click that switches a head off until the changed prediction is there.
+
 PYTHONPATH=src python benchmarks/viewer_hover.py [--moves N] [--quick]
 
 The mouse really moves, over words of the example and of a passage of about 4,000 tokens, both read
@@ -54,6 +56,20 @@ PLACES = """() => {
         return [box.x + box.width / 2, box.y + box.height / 2]
     }).filter(([, y]) => y > top + 10 && y < bottom - 10)
 }"""
+SWITCHED = """() => new Promise(done => {
+    // What is off is a chip, and a click on that switches it on.
+    const button = document.querySelector('.chip') ??
+        [...document.querySelectorAll('.offers button')]
+            .find(each => each.textContent === 'Layer 4 · head 5')
+    const was = document.querySelector('.moved') !== null
+    const start = performance.now()
+    button.click()
+    const look = () => {
+        if ((document.querySelector('.moved') !== null) === was) requestAnimationFrame(look)
+        else done(performance.now() - start)
+    }
+    requestAnimationFrame(look)
+})"""
 Row = dict[str, Any]
 
 
@@ -92,6 +108,25 @@ def hovered(what: str, text: str | None, moves: int) -> Row:
     }
 
 
+def switched(times: int) -> Row:
+    """Switch a head of the example off, and on again."""
+    subject = subject_of(None, MODEL)
+    atlas = subject.atlas()
+    with browser() as tab, App(atlas, told=subject.told, reader=subject.reader) as app:
+        tab.set_viewport_size({"width": 1440, "height": 900})
+        tab.goto(f"{app.url}#{first_view(subject, atlas, Wanted())}")
+        tab.wait_for_selector(".bars tbody tr", timeout=60_000)
+        tab.wait_for_timeout(500)
+        taken = sorted([tab.evaluate(SWITCHED), tab.evaluate(SWITCHED)][0] for _ in range(times))
+    return {
+        "what": "a head is switched off",
+        "times": times,
+        "median ms": round(median(taken), 1),
+        "p95 ms": round(taken[int(0.95 * times)], 1),
+        "most ms": round(taken[-1], 1),
+    }
+
+
 def passage(words: int) -> str:
     return " ".join([STORY] * (words // len(STORY.split()) + 1))
 
@@ -106,13 +141,16 @@ def main() -> None:
     for what, text in (("the example", None), ("a passage", passage(3400))):
         rows.append(hovered(what, text, options.moves))
         print(rows[-1], flush=True)
+    off = switched(20)
+    print(off, flush=True)
     more = {
         "command": "python benchmarks/viewer_hover.py",
         "load of the machine": f"{load:.1f} before, {os.getloadavg()[0]:.1f} after, "
         f"on {os.cpu_count()} cores",
         "model": MODEL,
     }
-    write("viewer_hover", {"Hover to arcs": rows}, more, None if options.quick else RESULTS)
+    tables = {"Hover to arcs": rows, "What if": [off]}
+    write("viewer_hover", tables, more, None if options.quick else RESULTS)
 
 
 if __name__ == "__main__":

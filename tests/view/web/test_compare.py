@@ -153,6 +153,21 @@ def test_two_texts_and_two_models_in_the_app(open_page: Open, tiny: str) -> None
         until(tab, "document.querySelector('.compare .caption').textContent.includes('in both')")
 
 
+def test_what_is_chosen_stands_in_one_line_of_a_small_screen(open_page: Open) -> None:
+    subject = subject_of(None, "regard-small")
+    with App(subject.atlas(), told=subject.told, reader=subject.reader) as app:
+        tab = open_page(f"{app.url}#view=compare&map=4&head=5")
+        tab.set_viewport_size({"width": 1024, "height": 768})
+        tab.wait_for_selector(".second button")
+        middles = tab.evaluate(
+            """() => [...document.querySelectorAll('.compare .ask :is(select, input, button)')]
+                .map(each => each.getBoundingClientRect()).filter(box => box.width > 4)
+                .map(box => Math.round((box.top + box.bottom) / 2))"""
+        )
+        assert len(middles) >= 5
+        assert max(middles) - min(middles) <= 4
+
+
 def test_a_text_that_cannot_be_read_is_said_and_the_view_stays(open_page: Open, tiny: str) -> None:
     subject = subject_of(["the red ball"], tiny)
     with App(subject.atlas(), told=subject.told, reader=subject.reader) as app:

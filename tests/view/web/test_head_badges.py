@@ -15,9 +15,10 @@ from regard import masks
 from regard.seen import Layer, Seen
 from regard.stopping import step
 from regard.view.atlas import Atlas, CancelledError, head_badges
-from regard.view.web import atlas_queries
+from regard.view.web import App, atlas_queries
 from regard.view.web.atlas_queries import Answers
 from regard.view.web.html_page import page
+from tests.view.browsing import Open, until
 from tests.view.toys import seen, tokens
 from tests.view.web.test_html_page import parts
 
@@ -34,9 +35,10 @@ def plain() -> Seen:
         looks[1, q, copies[-1] if copies else 0] = 1
     q, k = 40 * looks[None], torch.eye(n).expand(1, 3, n, n)
     found = Seen("Plain")
-    layer = Layer("attn")
+    name = "model.decoder.layers.0.self_attention"
+    layer = Layer(name)
     layer.take(regard.trace(q, k, k, mask=masks.causal(), scale=1.0), 0, 0, keep=True)
-    found._layers["attn"] = layer
+    found._layers[name] = layer
     return found
 
 
@@ -48,6 +50,21 @@ def test_heads_are_told_by_the_app_and_in_the_page(tmp_path: Path) -> None:
     assert (kind, json.loads(body)) == ("application/json", told)
     (index, _) = parts(page(atlas, tmp_path / "p.html"))
     assert index["maps"][0]["page"]["badges"] == told
+
+
+@pytest.mark.xdist_group("browser")
+@pytest.mark.parametrize("where", ["app", "page"])
+def test_the_table_tells_what_heads_do(open_page: Open, tmp_path: Path, where: str) -> None:
+    atlas = Atlas.of(plain(), tokens=WORDS)
+    written = page(atlas, tmp_path / "p.html").as_uri()
+    with App(atlas) as app:
+        tab = open_page(f"{app.url if where == 'app' else written}#view=heads")
+        until(tab, "document.querySelectorAll('tbody .badge').length === 3")
+        assert tab.locator("tbody .badge").all_inner_texts() == ["previous", "induction", "broad"]
+        # On a phone a name stands in one line.
+        tab.set_viewport_size({"width": 390, "height": 844})
+        lines = "[...document.querySelectorAll('.jump')].map(jump => jump.clientHeight)"
+        assert max(tab.evaluate(lines)) < 36
 
 
 def test_where_one_text_looks_at_another_nothing_is_before() -> None:

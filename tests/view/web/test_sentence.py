@@ -189,15 +189,15 @@ def test_a_long_text_is_a_passage_whose_answer_stays_in_sight(open_page: Open) -
     with App(what, tokens=tokens(600)) as app:
         tab = open_page(f"{app.url}#map=1&head=2")
         tab.wait_for_selector(".sentence[data-asked='60']")
-        far = tab.locator(".said .word[data-place='450']")
+        far = tab.locator(".said .word[data-place='350']")
         far.scroll_into_view_if_needed()
         assert tab.evaluate("document.querySelector('.room').scrollTop") > 100
         far.hover()
-        asked(tab, 450, "1.2")
+        asked(tab, 350, "1.2")
         # Layers of hundreds of words would make each hover slow.
         positioned = "w => getComputedStyle(w).position !== 'static' && !w.dataset.share"
         assert tab.evaluate(f"[...document.querySelectorAll('.word')].filter({positioned})") == []
-        p = weights(what, 1, 2)[450]
+        p = weights(what, 1, 2)[350]
         key = 1 + int(p[1:].argmax())
         assert f"‘word{key}’, {round(100 * float(p[key]))} %" in caption(tab)
         box = tab.locator(".answer").bounding_box()
@@ -222,10 +222,32 @@ def test_a_text_of_many_words_is_turned_like_pages(open_page: Open) -> None:
     with App(seen(900, 1, 1, 1), tokens=tokens(900)) as app:
         tab = open_page(app.url)
         tab.wait_for_selector(".head[data-badge]")
-        assert "0–799 of 900" in tab.locator(".sentence .turn").inner_text()
-        tab.get_by_role("button", name="Later →").click()
+        assert "0–399 of 900" in tab.locator(".sentence .turn").inner_text()
+        for _ in range(2):
+            tab.get_by_role("button", name="Later →").click()
         tab.locator(".said .word[data-place='899']").hover()
         asked(tab, 899, "0.0")
+
+
+def test_arcs_begin_at_the_word_wherever_it_stands(open_page: Open, tmp_path: Path) -> None:
+    path = write_page(seen(200, 1, 1, 1), tmp_path / "p.html", tokens=tokens(200))
+    tab = open_page(path.as_uri())
+    for place in (3, 120, 190):
+        tab.locator(f".said .word[data-place='{place}']").hover()
+        asked(tab, place, "0.0")
+        until(tab, "document.querySelectorAll('.arcs path').length > 0")
+        start, word = tab.evaluate(
+            """place => {
+                const box = of => document.querySelector(of).getBoundingClientRect()
+                const word = box(`[data-place='${place}']`)
+                const path = document.querySelector('.arcs path').getPointAtLength(0)
+                return [box('.arcs').left + path.x, word.x + word.width / 2]
+            }""",
+            place,
+        )
+        assert abs(start - word) < 1
+    # Some words at a time are a layer, so that a hover draws few of them again.
+    assert 1 < tab.locator(".said .part").count() < 20
 
 
 def test_one_text_that_looks_at_another(open_page: Open, tmp_path: Path) -> None:

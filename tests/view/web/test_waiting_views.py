@@ -73,6 +73,24 @@ def test_drafts_stay_until_all_in_view_is_exact(open_page: Open) -> None:
         tab.close()
 
 
+def test_tiles_that_went_out_of_sight_keep_no_one_waiting(open_page: Open) -> None:
+    with App(seen(1100, 1, 1, 1)) as app:
+        tab = open_page(f"{app.url}#view=map")
+        tab.wait_for_selector(MAP)
+        waiting = held(tab, "**/tile?*")
+        near = f"{tab.url.split('#')[0]}#view=map&query=800&key=500&span=600"
+        tab.goto(near)
+        asked(tab, waiting, 4)
+        with tab.expect_event("requestfailed", lambda request: "tile" in request.url):
+            tab.keyboard.press("0")
+        tab.wait_for_selector(MAP)
+        tab.unroute("**/tile?*")
+        # Who comes back sees them: they are asked for again.
+        tab.goto(near)
+        until(tab, "document.querySelector('canvas.map').dataset.level === '0'")
+        tab.wait_for_selector(MAP)
+
+
 def test_a_view_that_was_left_keeps_no_one_waiting(open_page: Open, short: Seen) -> None:
     with App(short, tokens=tokens(40)) as app:
         tab = open_page(app.url)

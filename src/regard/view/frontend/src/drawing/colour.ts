@@ -101,9 +101,12 @@ export interface Range {
   high: number;
 }
 
+/** Whether equal steps of colour are equal factors. */
+export const logarithmic = (scale: Scale) => scale === "log" || scale === "ratio";
+
 /** Where a value lies between the ends of a scale, from 0 to 1. */
 export function place(value: number, scale: Scale, { low, high }: Range): number {
-  if (scale === "linear" || scale === "row") return Math.min(1, Math.max(0, value / high));
+  if (!logarithmic(scale)) return Math.min(1, Math.max(0, value / high));
   const share = Math.log(value / low) / Math.log(high / low);
   return Math.min(1, Math.max(0, share));
 }

@@ -5,6 +5,7 @@ import { csv } from "../export/csv";
 import { download } from "../export/download";
 import { headName } from "../selection/layer_names";
 import type { State } from "../selection/view_state";
+import { aboutKind, badgeOf } from "../sentence/badge_words";
 import type { Source } from "../sources/source";
 import type { Index, Statistics } from "../sources/wire_format";
 import { figuresOf, known, written, type Column, type Figures } from "./statistics";
@@ -51,6 +52,8 @@ export class HeadTable {
   private kind = "all";
   /** Layers that were read. */
   private read = 0;
+  /** What each head of a map does, in a word. */
+  private told = new Map<number, string[]>();
   private asking: AbortController | null = null;
 
   constructor(
@@ -77,6 +80,7 @@ export class HeadTable {
           this.add(null, maps.length + place, summary, summary.statistics);
       this.read = Infinity;
       this.fill("");
+      await this.tell(signal);
     } catch (error) {
       if (signal.aborted) return;
       this.asking = null;
@@ -84,9 +88,34 @@ export class HeadTable {
     }
   }
 
+  /** What heads do takes longer than their numbers, and is filled in. */
+  private async tell(signal: AbortSignal): Promise<void> {
+    for (const map of this.index.maps.keys()) {
+      if (this.told.has(map)) continue;
+      const found = await this.source.badges(map, signal);
+      if (signal.aborted) return;
+      this.told.set(map, found ?? []);
+      if (found) this.fill("");
+    }
+  }
+
+  private badge({ map, head }: Row): HTMLElement | null {
+    if (map === null) return null;
+    const own = this.told.get(map)?.[head];
+    const found = badgeOf(own, this.index.maps[map]!.known[head]);
+    if (!found) return null;
+    const here = found === own;
+    const given = {
+      class: here ? "badge" : "badge usual",
+      "data-badge": found,
+      title: `${aboutKind(found)}${here ? "" : " over many texts"}`,
+    };
+    return el("span", given, found);
+  }
+
   /** What nobody looks at any more is not read on. */
   leave(): void {
-    if (this.read === Infinity) return;
+    if (this.read === Infinity && this.told.size === this.index.maps.length) return;
     this.asking?.abort();
     this.asking = null;
   }
@@ -149,6 +178,7 @@ export class HeadTable {
       const words = [
         el("span", {}, map === null ? `Head ${head}` : headName(this.index.maps, map, head)),
         el("span", { class: "path place" }, name),
+        this.badge(row),
       ];
       if (map === null) return el("span", { class: "jump" }, ...words);
       return el("button", { class: "jump", title: "Show its map" }, ...words);

@@ -24,10 +24,14 @@ export interface MapStage extends Shown {
 export function mapStage({ source, index, state, change, theme }: Given): MapStage {
   const legend = el("div", { class: "legend" });
   const side = el("aside", { class: "side", "aria-label": "How the map is drawn" });
+  let said = "";
   const explain = (status: MapStatus) => {
     const found = legendOf(status, state(), index.quantities);
     side.dataset["level"] = String(status.level);
-    legend.replaceChildren(...legendNodes(found, status.failed, theme()));
+    // Each frame tells of itself, mostly the same as the one before.
+    const says = JSON.stringify([found, status.failed, theme()]);
+    if (says !== said) legend.replaceChildren(...legendNodes(found, status.failed, theme()));
+    said = says;
   };
   const view = new MapView(source, index, state, change, explain, theme);
   const saving = new Menu("Save …", mapFiles(view, index, source, state));

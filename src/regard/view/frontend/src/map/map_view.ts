@@ -248,6 +248,7 @@ export class MapView implements MapActions {
     const whole = Minimap.needed(cells.lens) ? this.tiles.want(this.place(top, 0, 0)) : null;
     if (whole?.tile) this.minimap.draw(cells, whole);
     else this.minimap.hide();
+    this.tiles.waitFor(whole ? [...this.visible, whole] : this.visible);
   }
 
   /** An empty canvas of the size it is shown at. */

@@ -70,12 +70,16 @@ export class Minimap {
 
   private sized(width: number, height: number): CanvasRenderingContext2D {
     const ratio = window.devicePixelRatio || 1;
-    this.root.width = Math.round(width * ratio);
-    this.root.height = Math.round(height * ratio);
-    this.root.style.width = `${width}px`;
-    this.root.style.height = `${height}px`;
+    const [wide, high] = [Math.round(width * ratio), Math.round(height * ratio)];
+    if (this.root.width !== wide || this.root.height !== high) {
+      this.root.width = wide;
+      this.root.height = high;
+      this.root.style.width = `${width}px`;
+      this.root.style.height = `${height}px`;
+    }
     const context = this.root.getContext("2d")!;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, width, height);
     return context;
   }
 }

@@ -3,6 +3,14 @@
 import type { Place, Source } from "../sources/source";
 import type { Tile } from "../sources/wire_format";
 
+/** What the cells of a tile count for, under a pooling and a scale. */
+export interface TileValues {
+  name: string;
+  /** On the axis of the scale, or the logarithm of that where colours go by it; NaN for nothing. */
+  along: Float32Array;
+  most: number;
+}
+
 export interface CachedTile {
   place: Place;
   /** What is drawn: one of the two below. */
@@ -10,6 +18,8 @@ export interface CachedTile {
   draft: Tile | null;
   exact: Tile | null;
   failed: string | null;
+  /** What its picture is made of, as long as pooling and scale stay. */
+  values: TileValues | null;
   picture: HTMLCanvasElement | null;
   colours: string;
   refining: boolean;
@@ -23,6 +33,7 @@ export const heldTile = (place: Place, tile: Tile | null = null): CachedTile => 
   draft: null,
   exact: null,
   failed: null,
+  values: null,
   picture: null,
   colours: "",
   refining: false,
@@ -38,6 +49,7 @@ export function settle(seen: CachedTile[]): void {
 
 export class TileCache {
   private held = new Map<string, CachedTile>();
+  private asked = new Map<CachedTile, AbortController>();
 
   constructor(
     private source: Source,
@@ -65,23 +77,42 @@ export class TileCache {
     }
     found = heldTile(place);
     this.held.set(key, found);
-    const waiting = found;
-    this.source.tile(place).then(
-      (tile) => {
-        waiting.tile = tile;
-        waiting[tile.read ? "draft" : "exact"] = tile;
-        this.changed();
-      },
-      (error: unknown) => {
-        waiting.failed = error instanceof Error ? error.message : String(error);
-        this.changed();
-      },
-    );
+    this.ask(found);
     for (const [old, each] of this.held) {
       if (this.held.size <= MOST) break;
       if (each.tile) this.held.delete(old);
     }
     return found;
+  }
+
+  private ask(waiting: CachedTile): void {
+    const asking = new AbortController();
+    this.asked.set(waiting, asking);
+    const ended = () => {
+      this.asked.delete(waiting);
+      if (!asking.signal.aborted) this.changed();
+    };
+    this.source
+      .tile(waiting.place, asking.signal)
+      .then(
+        (tile) => {
+          waiting.tile = tile;
+          waiting[tile.read ? "draft" : "exact"] = tile;
+        },
+        (error: unknown) => {
+          waiting.failed = error instanceof Error ? error.message : String(error);
+        },
+      )
+      .finally(ended);
+  }
+
+  /** Nobody waits any more for tiles but these: others would keep them waiting. */
+  waitFor(these: CachedTile[]): void {
+    for (const [held, asking] of this.asked) {
+      if (these.includes(held)) continue;
+      asking.abort();
+      this.held.delete(TileCache.key(held.place));
+    }
   }
 
   /** Read a draft in full. */

@@ -25,13 +25,16 @@ interface Spot {
   bottom: number;
 }
 
-const spot = (word: HTMLElement): Spot => {
-  const { offsetLeft, offsetTop, offsetWidth, offsetHeight } = word;
+function spot(word: HTMLElement, { left, top }: DOMRect): Spot {
+  const box = word.getBoundingClientRect();
   // Below a word stands its share.
   const below = word.dataset["share"] ? SHARE : 0;
-  const bottom = offsetTop + offsetHeight + below;
-  return { x: offsetLeft + offsetWidth / 2, top: offsetTop, bottom };
-};
+  return {
+    x: box.left + box.width / 2 - left,
+    top: box.top - top,
+    bottom: box.bottom - top + below,
+  };
+}
 
 /** Within a line over it; else along the space beside the line, where it strikes no word out, and
  * straight to the other word. */
@@ -52,10 +55,11 @@ function path(from: Spot, to: Spot, lane: number): string {
 
 export function drawArcs(layer: SVGSVGElement, from: HTMLElement | null, arcs: Arc[]): void {
   const made: SVGElement[] = [];
-  const start = from && spot(from);
+  const room = layer.getBoundingClientRect();
+  const start = from && spot(from, room);
   for (const [lane, { to, weight, strong }] of (start ? arcs : []).entries()) {
     const curve = document.createElementNS(SPACE, "path");
-    curve.setAttribute("d", path(start!, spot(to), Math.min(lane, 3)));
+    curve.setAttribute("d", path(start!, spot(to, room), Math.min(lane, 3)));
     curve.setAttribute("stroke-width", (1.25 + 3 * weight).toFixed(2));
     curve.setAttribute("opacity", (0.35 + 0.5 * Math.min(1, 1.5 * weight)).toFixed(2));
     if (strong) curve.setAttribute("class", "strong");

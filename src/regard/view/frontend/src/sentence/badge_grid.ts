@@ -5,7 +5,7 @@ import { headName, layerName } from "../selection/layer_names";
 import { partsOf } from "../selection/model_parts";
 import type { Source } from "../sources/source";
 import type { MapInfo } from "../sources/wire_format";
-import { aboutKind, KINDS } from "./badge_words";
+import { aboutKind, badgeOf, KINDS } from "./badge_words";
 
 export interface HeadPlace {
   map: number;
@@ -22,8 +22,6 @@ interface Hands {
 /** How many heads side by side leave room for a word, and for a letter. */
 const WORDS = 8;
 const LETTERS = 20;
-/** What says least: a head that finds nothing to look for rests on the first token. */
-const RESTS = ["", "first"];
 const USUAL = "known of this model from many texts, not from this one";
 
 export class BadgeGrid {
@@ -49,12 +47,9 @@ export class BadgeGrid {
     this.listen();
   }
 
-  /** The word for a head; undefined while nobody knows. Where a head finds nothing on this text,
-   * what the model tells of it over many. */
+  /** The word for a head; undefined while nobody knows. */
   badge(place: HeadPlace): string | undefined {
-    const found = this.own(place);
-    const usual = this.maps[place.map]!.known[place.head];
-    return usual && RESTS.includes(found ?? "") ? usual : found;
+    return badgeOf(this.own(place), this.maps[place.map]!.known[place.head]);
   }
 
   /** What it does on this text. */

@@ -24,3 +24,11 @@ export const KINDS: Record<string, Kind> = {
 /** What a head does, in a sentence; of a word that is not known, the word. */
 export const aboutKind = (badge: string) =>
   badge ? (KINDS[badge]?.about ?? badge) : "nothing plain on this text";
+
+/** What says least: a head that finds nothing to look for rests on the first token. */
+const RESTS = ["", "first"];
+
+/** The word for a head: what it does on this text; where it finds nothing there, what the model tells
+ * of it over many. */
+export const badgeOf = (own: string | undefined, usual: string | undefined) =>
+  usual && RESTS.includes(own ?? "") ? usual : own;

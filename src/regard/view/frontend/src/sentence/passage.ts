@@ -7,8 +7,10 @@ import { arcsLayer, drawArcs, type Arc } from "./arcs";
 import type { Index, MapInfo } from "../sources/wire_format";
 import { LEAST, MARK, share, type Looks, type Texts } from "./caption";
 
-/** Words that are shown at once, at most. */
-export const WINDOW = 800;
+/** Words that are shown at once, at most: a hover takes longer the more there are. */
+export const WINDOW = 400;
+/** Of another text that is looked at, which is not turned. */
+const HELD = 800;
 const SIZES = [34, 30, 27, 24, 21, 19, 17, 15];
 const READ = 17;
 const NARROW = 620;
@@ -20,6 +22,8 @@ const SAID = 0.05;
 /** Tokens without a space between them that are kept in one line, and their letters. */
 const GLUED = 6;
 const LETTERS = 24;
+/** Words that are drawn together: what changes among some leaves the others as they are. */
+const PART = 40;
 
 /** A text that is shown, and whether its words look, are looked at, or both. */
 export interface Side {
@@ -54,8 +58,8 @@ export class Passage {
   fill(asks: Side, holds: Side | null, start: number): void {
     this.start = start;
     this.same = holds === null;
-    const ours = group(asks, "query", start);
-    const theirs = holds && group(holds, "key", 0);
+    const ours = group(asks, "query", start, WINDOW);
+    const theirs = holds && group(holds, "key", 0, HELD);
     this.queries = words(ours);
     this.keys = theirs ? words(theirs) : this.queries;
     this.painted = null;
@@ -105,6 +109,7 @@ export class Passage {
     if (!this.same) for (const word of this.queries) bare(word);
     this.shade(given, high, theme);
     const from = this.word(looks.query);
+    this.root.classList.toggle("holds", given.pinned);
     for (const old of this.root.querySelectorAll<HTMLElement>(".self"))
       if (old !== from) release(old);
     if (from) {
@@ -184,11 +189,18 @@ function bare(word: HTMLElement): void {
 
 const words = (group: HTMLElement) => [...group.querySelectorAll<HTMLElement>(".word")];
 
-function group({ label, names, count, wrote }: Side, side: string, start: number): HTMLElement {
-  const stop = Math.min(count, start + WINDOW);
+function group(of: Side, side: string, start: number, most: number): HTMLElement {
+  const { label, names, count, wrote } = of;
+  const stop = Math.min(count, start + most);
   const made = el("div", { class: "said", role: "group", "aria-label": label, "data-side": side });
   const pick = () => {};
   let [together, letters]: [HTMLElement[], number] = [[], 0];
+  let part: HTMLElement = made;
+  const add = (...some: (HTMLElement | string)[]) => {
+    if (part === made || part.childElementCount >= PART)
+      made.append((part = el("span", { class: "part" })));
+    part.append(...some);
+  };
   for (const each of wordsOf({ label, names, start, stop, self: -1, wrote, pick }, null)) {
     const apart = each.spaced || MARK.test(each.text);
     const kinds = [
@@ -211,10 +223,10 @@ function group({ label, names, count, wrote }: Side, side: string, start: number
     );
     letters += each.text.length;
     if (!apart && !each.ends && together.length < GLUED && letters < LETTERS) continue;
-    made.append(glued(together), each.ends ? el("br") : "");
+    add(glued(together), each.ends ? el("br") : "");
     [together, letters] = [[], 0];
   }
-  made.append(glued(together));
+  add(glued(together));
   return made;
 }
 

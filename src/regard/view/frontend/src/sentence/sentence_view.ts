@@ -123,17 +123,17 @@ export class SentenceView {
   /** The nearest word of the line above or below. */
   private line(key: string, from: number): number | null {
     const down = { ArrowUp: -1, ArrowDown: 1 }[key];
-    const here = this.passage.word(from);
+    const here = this.passage.word(from)?.getBoundingClientRect();
     if (!down || !here) return null;
     let best: [number, number] | null = null;
     let row: number | null = null;
     for (let at = from + down; ; at += down) {
-      const word = this.passage.word(at);
+      const word = this.passage.word(at)?.getBoundingClientRect();
       if (!word) break;
-      if (Math.abs(word.offsetTop - here.offsetTop) < 4) continue;
-      row ??= word.offsetTop;
-      if (Math.abs(word.offsetTop - row) >= 4) break;
-      const far = Math.abs(word.offsetLeft - here.offsetLeft);
+      if (Math.abs(word.top - here.top) < 4) continue;
+      row ??= word.top;
+      if (Math.abs(word.top - row) >= 4) break;
+      const far = Math.abs(word.left - here.left);
       if (!best || far < best[1]) best = [at, far];
     }
     return best && best[0];
