@@ -85,7 +85,8 @@ def test_tiles_that_went_out_of_sight_keep_no_one_waiting(open_page: Open) -> No
             tab.keyboard.press("0")
         tab.wait_for_selector(MAP)
         tab.unroute("**/tile?*")
-        # Who comes back sees them: they are asked for again.
+        # Who comes back sees them: they are asked for again. (The address follows a moment later.)
+        until(tab, "!location.hash.includes('span=600')")
         tab.goto(near)
         until(tab, "document.querySelector('canvas.map').dataset.level === '0'")
         tab.wait_for_selector(MAP)
