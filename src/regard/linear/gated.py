@@ -37,8 +37,8 @@ def gated(
 
     `log_decay` is 0 or less: one number for each key head and token (k's axes without the last), or
     one for each channel too (k's axes). It is causal by itself; `mask` adds `padding(lengths)` or
-    `documents(ids)`. On CUDA, Triton's kernels run the calls that they can (one decay for each
-    head), and PyTorch's operations the others; `backend` asks for "triton" or "tiled" by name.
+    `documents(ids)`. PyTorch's operations run it; `backend="triton"` asks for Triton's kernels, on
+    CUDA and with one decay for each head, and says why they cannot run a call.
 
     >>> import torch
     >>> from regard import linear
