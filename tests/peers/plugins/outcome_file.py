@@ -9,12 +9,12 @@ import json
 import os
 import random
 import re
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 FILE = "REGARD_PEERS_OUTCOMES"
 STRIDE = 11
@@ -42,9 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # The same numbers in every run, or tests would differ by chance.
     random.seed(0)
-    # Importing it takes seconds, and a test file without it needs none.
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.hookimpl(wrapper=True)
