@@ -156,8 +156,9 @@ def test_two_texts_and_two_models_in_the_app(open_page: Open, tiny: str) -> None
 def test_what_is_chosen_stands_in_one_line_of_a_small_screen(open_page: Open) -> None:
     subject = subject_of(None, "regard-small")
     with App(subject.atlas(), told=subject.told, reader=subject.reader) as app:
-        tab = open_page(f"{app.url}#view=compare&map=4&head=5")
+        tab = open_page("about:blank")
         tab.set_viewport_size({"width": 1024, "height": 768})
+        tab.goto(f"{app.url}#view=compare&map=4&head=5")
         tab.wait_for_selector(".second button")
         middles = tab.evaluate(
             """() => [...document.querySelectorAll('.compare .ask :is(select, input, button)')]

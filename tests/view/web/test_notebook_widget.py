@@ -141,7 +141,7 @@ def test_nobody_else_picks() -> None:
 def test_without_anywidget_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     # The module, which in its package goes by the name of its function.
     monkeypatch.setattr(sys.modules[widget.__module__], "find_spec", lambda name: None)
-    with pytest.raises(regard.RegardError, match=r"pip install regard\[notebook\]"):
+    with pytest.raises(regard.RegardError, match=r"pip install 'regard\[notebook\]'"):
         widget(seen(5))
 
 
