@@ -23,34 +23,19 @@ PLAIN := not compiled and not interpreted and not real
 # Only tiled has an inner loop. Laws are of float64, for which it is never compiled.
 LOOPED := not reference and not sdpa
 
-# What does not wait for each other runs beside each other.
-MAKEFLAGS += --jobs=2
-
-# A command that says at its end, and all at once, what it has to say.
-define whole
-	@echo '$(1)'; said=$$($(1) 2>&1); code=$$?; printf '%s\n' "$$said"; exit $$code
-endef
-
-.PHONY: demo test plain bare thorough real peers fuzz soak check types style layers views docs frontend kernels bench \
-  gpu images clean
+.PHONY: demo test thorough real peers fuzz soak check docs frontend kernels bench gpu images clean
 
 demo: $(READY) $(if $(shell command -v npm),$(BUNDLE))  ## see attention over a sentence: here, as a page, in the app
 	@$(BIN)/regard view --terminal $(if $(wildcard $(BUNDLE))$(shell command -v npm),--page attention.html)
 	@echo
 	@echo "the app, where you can type your own text: $(BIN)/regard view"
 
-test: plain bare  ## everything that decides whether a change lands
-
-plain: check $(BUNDLE)
+test: check $(BUNDLE)  ## everything that decides whether a change lands
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" $(BARE:%=--ignore=%) $(SHAPES)
-
-# Plain waits now and then, for browsers and other processes, and one of its workers ends before the
-# other. These only compute, and have what it leaves.
-bare: check $(BUNDLE)
-	$(call whole,nice -n 19 $(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" $(BARE))
-	$(call whole,nice -n 19 $(BIN)/python -m pytest -n 2 -m "$(PLAIN)" --uncompiled -k "$(LOOPED)" tests/parity/test_hard_cases.py)
-	$(call whole,nice -n 19 $(BIN)/python -m pytest -n 2 -m compiled $(COMPILED))
-	$(call whole,TRITON_INTERPRET=1 nice -n 19 $(BIN)/python -m pytest -n 2 --dist=worksteal -m interpreted tests/parity tests/view/atlas/test_pooled_tiles.py)
+	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" $(BARE)
+	$(BIN)/python -m pytest -n 2 -m "$(PLAIN)" --uncompiled -k "$(LOOPED)" tests/parity/test_hard_cases.py
+	$(BIN)/python -m pytest -n 2 -m compiled $(COMPILED)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist=worksteal -m interpreted tests/parity tests/view/atlas/test_pooled_tiles.py
 
 thorough: $(READY)  ## whole tables where make test chooses pairs, and many draws of every law
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" --whole tests/parity tests/laws
@@ -71,19 +56,11 @@ soak: $(READY) $(BUNDLE)  ## training and the app in interrupts, full disks, thr
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),5) --seed $(or $(SEED),0) training
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),5) --seed $(or $(SEED),0) app
 
-check: types style layers views  ## style, types and layers
-
-types: $(READY)
-	$(BIN)/mypy
-
-style: $(READY)
+check: $(READY) $(PACKAGES)  ## style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-
-layers: $(READY)
+	$(BIN)/mypy
 	$(BIN)/lint-imports
-
-views: $(PACKAGES)
 	npm --prefix $(FRONTEND) run --silent check
 
 docs: $(READY)  ## the site, in build/docs: runs every example of the pages, and stops at a broken link
