@@ -461,6 +461,26 @@ def test_many_heads_of_one_key_head_are_packed(H: int, Q: int, few: bool) -> Non
     assert forward_settings(inputs, statistics=True).packed == few
 
 
+@pytest.mark.parametrize("B", [1, 3, 64, 200])
+@pytest.mark.parametrize("K", [1024, 1025, 4100, 1 << 17])
+def test_every_split_on_hopper_has_keys(B: int, K: int) -> None:
+    """And there are no more splits than are merged at once."""
+    from regard.backends.triton import arguments
+    from regard.backends.triton.tuning import forward_settings
+
+    q = torch.empty(B, 128, 1, 128, dtype=torch.bfloat16, device="meta")
+    k = torch.empty(B, 1, K, 128, dtype=torch.bfloat16, device="meta")
+    token = arguments.stands_for.set(90)
+    try:
+        how = forward_settings(replace(Case().build()[0], q=q, k=k, v=k), statistics=True)
+    finally:
+        arguments.stands_for.reset(token)
+    assert how.hopper
+    assert 2 <= how.splits <= 64
+    each = arguments.tiles_of(arguments.tiles_of(K, how.keys), how.splits) * how.keys
+    assert (how.splits - 1) * each < K
+
+
 @pytest.mark.parametrize(
     ("H", "G", "K", "D", "extra"),
     [
