@@ -121,3 +121,19 @@ def test_says_what_a_weight_is_not():
         linear.delta(q, k, v, torch.ones(2, 2, 4), -torch.ones(2, 2, 4, 5))
     with pytest.raises(regard.RegardError, match="beta has a number for each key head"):
         linear.delta(q, k, v, torch.ones(2, 4, 4))
+
+
+@pytest.mark.parametrize("rule", ["head", "delta"])
+def test_kernels_run_by_name_alone(rule, monkeypatch):
+    """Until a card has told how fast they are."""
+    asked = []
+
+    def takes(backend, *_):
+        asked.append(backend)
+        return False
+
+    monkeypatch.setattr("regard.linear.recurrence.takes_kernels", takes)
+    q, k, v = (t.double() for t in torch.randn(3, 2, 2, 70, 5))
+    for backend in (None, "tiled"):
+        call(q, k, v, *numbers(rule, 70), backend=backend)
+    assert asked == ["tiled"]
