@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.lab.experiments import NAMES, Check, Result, experiment
+from regard.lab.apparatus.experiments import NAMES, Check, Result, experiment
 
 pytest.importorskip("IPython")
 CHAPTERS = Path(__file__).parents[1] / "docs/chapters"

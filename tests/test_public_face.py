@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import regard
-from regard.lab.experiments import NAMES
+from regard.lab.apparatus.experiments import NAMES
 
 FACE = {
     "regard": """

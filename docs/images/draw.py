@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 import regard
 from regard import interpret, models
-from regard.lab.experiments import seeded
+from regard.lab.apparatus.experiments import seeded
 from regard.lab.models import painter
 from regard.seen import Seen
 from regard.view import picture

@@ -9,7 +9,7 @@ import torch
 
 from regard import RegardError
 from regard.lab import bottleneck
-from regard.lab.experiments import seeded
+from regard.lab.apparatus.experiments import seeded
 from regard.lab.material.sayings import START, Book, misses, sayings
 from regard.lab.models.translators import translator
 

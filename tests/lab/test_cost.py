@@ -11,8 +11,7 @@ import regard
 from regard import masks
 from regard.cost.rates import Device
 from regard.lab import cost
-from regard.lab.experiments import seeded
-from regard.lab.held_memory import peak
+from regard.lab.apparatus.experiments import seeded
 
 MACHINE = Device("a machine", {"float32": 1e11}, 1e10)
 
@@ -44,14 +43,6 @@ def test_eager_code_is_the_attention_that_is_fused() -> None:
         torch.testing.assert_close(
             cost.eager(q, k, v), regard.attention(q, k, v, mask=masks.causal())
         )
-
-
-def test_the_peak_is_that_of_tensors_held_at_once() -> None:
-    def call() -> None:
-        for _ in range(3):
-            torch.zeros(1 << 20)
-
-    assert peak(call) == 4 << 20
 
 
 def test_linear_attention_is_counted_as_pytorch_counts_it() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard.lab import counting
-from regard.lab.experiments import Result, seeded
+from regard.lab.apparatus.experiments import Result, seeded
 from regard.lab.models import painter
 
 

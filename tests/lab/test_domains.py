@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from regard.lab import domains
-from regard.lab.experiments import seeded
+from regard.lab.apparatus.experiments import seeded
 from regard.lab.material.karate_club import friendships
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from regard.lab import heads
-from regard.lab.experiments import seeded
+from regard.lab.apparatus.experiments import seeded
 from regard.lab.material.text import Corpus
 from regard.lab.reports.heads import strongest
 

@@ -6,7 +6,7 @@ import pytest
 
 from regard import masks
 from regard.lab import order
-from regard.lab.experiments import seeded
+from regard.lab.apparatus.experiments import seeded
 from regard.masks import Mask
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard.lab import reach
-from regard.lab.experiments import seeded
+from regard.lab.apparatus.experiments import seeded
 
 LIMIT = reach.LAYERS * (reach.TAPS - 1)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.lab import roles
-from regard.lab.experiments import Result, seeded
+from regard.lab.apparatus.experiments import Result, seeded
 
 
 @pytest.fixture(scope="module")

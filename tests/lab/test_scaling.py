@@ -7,7 +7,7 @@ import torch
 
 from regard import RegardError
 from regard.lab import scaling
-from regard.lab.experiments import seeded
+from regard.lab.apparatus.experiments import seeded
 from regard.lab.reports.scaling import of_gradients
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from regard.lab import tour
-from regard.lab.experiments import Result
+from regard.lab.apparatus.experiments import Result
 from regard.lab.reports.tour import checks
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from regard import RegardError, cli
 from regard.lab import words
-from regard.lab.experiments import Result, seeded
+from regard.lab.apparatus.experiments import Result, seeded
 from regard.lab.word_vectors import published
 from regard.lab.word_vectors.questions import BIBLE, TODAY
 from regard.lab.word_vectors.skip_gram import pairs

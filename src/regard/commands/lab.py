@@ -13,8 +13,8 @@ from rich.text import Text
 from regard.commands.console import ProgressLines, progress_bar
 from regard.errors import RegardError
 from regard.files import replacing
-from regard.lab.experiments import NAMES, About, Result, experiment
-from regard.lab.seeds import run_seeds
+from regard.lab.apparatus.experiments import NAMES, About, Result, experiment
+from regard.lab.apparatus.seeds import run_seeds
 from regard.seen import shown
 from regard.view.terminal import PlainConsole
 

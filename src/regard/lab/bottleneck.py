@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from regard.errors import RegardError
-from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
+from regard.lab.apparatus.experiments import About, Check, Progress, Result, Tell, seeded
+from regard.lab.apparatus.panels import Heat, Line, Lines, Panel
 from regard.lab.material.sayings import END, START, Book, Saying, misses
 from regard.lab.models.translators import Translator, attends, translator
-from regard.lab.panels import Heat, Line, Lines, Panel
 
 ABOUT = About(
     name="bottleneck",

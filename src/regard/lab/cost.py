@@ -21,9 +21,9 @@ from torch.nn.functional import cross_entropy
 import regard
 from regard import cost, masks
 from regard.cost.rates import Device
-from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
-from regard.lab.held_memory import peak
-from regard.lab.panels import Bars, Line, Lines
+from regard.lab.apparatus.experiments import About, Check, Progress, Result, Tell, seeded
+from regard.lab.apparatus.held_memory import peak
+from regard.lab.apparatus.panels import Bars, Line, Lines
 from regard.masks import Mask
 from regard.nn import LinearAttention, MultiHeadAttention, linear_attention
 

@@ -13,7 +13,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.interpret.word_maps.components import labelled
-from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
+from regard.lab.apparatus.experiments import About, Check, Progress, Result, Tell, seeded
+from regard.lab.apparatus.panels import Bars, Heat, Line, Lines, Panel
 from regard.lab.models.painter import (
     NUMBERS,
     PATCH,
@@ -28,7 +29,6 @@ from regard.lab.models.painter import (
     paint,
     train,
 )
-from regard.lab.panels import Bars, Heat, Line, Lines, Panel
 
 ABOUT = About(
     name="counting",

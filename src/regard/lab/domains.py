@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy, one_hot
 
 import regard
 from regard import masks, scores
-from regard.lab.experiments import About, Progress, Result, Tell, seeded
+from regard.lab.apparatus.experiments import About, Progress, Result, Tell, seeded
 from regard.lab.material.drawn_digits import SIDE, draw
 from regard.lab.material.karate_club import MEMBERS, friendships, sides
 from regard.lab.material.played_letters import BINS, LETTERS, WORD, play

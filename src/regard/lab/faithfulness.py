@@ -19,8 +19,8 @@ from regard import interpret, models
 from regard.interpret import metrics
 from regard.interpret.faithfulness_report.comparison import size_of_effect
 from regard.interpret.faithfulness_report.rank_correlation import Interval, over_texts, spearman
-from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
-from regard.lab.panels import Bars, Heat, Line, Lines
+from regard.lab.apparatus.experiments import About, Check, Progress, Result, Tell, seeded
+from regard.lab.apparatus.panels import Bars, Heat, Line, Lines
 
 ABOUT = About(
     name="faithfulness",

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 import regard
 from regard import interpret, masks
 from regard.interpret.interventions import Replaced
-from regard.lab.experiments import About, Progress, Result, Tell, seeded
+from regard.lab.apparatus.experiments import About, Progress, Result, Tell, seeded
 from regard.lab.material.text import Corpus
 from regard.lab.reports.heads import DOES, answer, called, checks, panels
 from regard.nn import MultiHeadAttention, Rotary

@@ -18,9 +18,9 @@ from torch.nn.functional import cross_entropy
 from regard import biases, masks
 from regard.biases.alibi import slopes
 from regard.biases.bias import Bias
-from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
+from regard.lab.apparatus.experiments import About, Check, Progress, Result, Tell, seeded
+from regard.lab.apparatus.panels import Bars, Line, Lines
 from regard.lab.material.text import Corpus
-from regard.lab.panels import Bars, Line, Lines
 from regard.masks import Mask
 from regard.nn import EncoderBlock, MultiHeadAttention, Rotary
 

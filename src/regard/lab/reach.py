@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 from regard import cost, masks
-from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
-from regard.lab.panels import Line, Lines
+from regard.lab.apparatus.experiments import About, Check, Progress, Result, Tell, seeded
+from regard.lab.apparatus.panels import Line, Lines
 from regard.nn import EncoderBlock
 
 ABOUT = About(

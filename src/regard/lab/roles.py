@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import regard
-from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
-from regard.lab.panels import Bars, Heat, Line, Lines, Panel, smoothed
+from regard.lab.apparatus.experiments import About, Check, Progress, Result, Tell, seeded
+from regard.lab.apparatus.panels import Bars, Heat, Line, Lines, Panel, smoothed
 
 ABOUT = About(
     name="roles",

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 import regard
 from regard.errors import RegardError
-from regard.lab.experiments import About, Progress, Result, Tell, seeded
+from regard.lab.apparatus.experiments import About, Progress, Result, Tell, seeded
 from regard.lab.reports.scaling import SCALES, answer, of_softmax, of_training, panels
 from regard.monitoring import LogitExplosion, Report
 

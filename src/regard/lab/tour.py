@@ -15,7 +15,7 @@ import torch
 
 import regard
 from regard import cost, interpret, masks, models, nn, scores
-from regard.lab.experiments import About, Progress, Result, Tell, seeded
+from regard.lab.apparatus.experiments import About, Progress, Result, Tell, seeded
 from regard.lab.reports.tour import answer, checks, panels
 
 ABOUT = About(

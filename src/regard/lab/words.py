@@ -15,8 +15,8 @@ import torch
 from torch.nn.functional import normalize
 
 from regard import masks
-from regard.lab.experiments import About, Check, Progress, Result, Tell, seeded
-from regard.lab.panels import Bars, Heat, Point, Points
+from regard.lab.apparatus.experiments import About, Check, Progress, Result, Tell, seeded
+from regard.lab.apparatus.panels import Bars, Heat, Point, Points
 from regard.lab.word_vectors import GLOVE, Vectors, glove, read, train
 from regard.lab.word_vectors.questions import BIBLE, COUPLES, KIN, KINDS, TODAY
 from regard.nn import StaticAttention

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regard.lab.experiments import seeded
+from regard.lab.apparatus.experiments import seeded
 from regard.lab.material.drawn_digits import SIDE, draw
 
 

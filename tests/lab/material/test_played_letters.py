@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from regard.lab.experiments import seeded
+from regard.lab.apparatus.experiments import seeded
 from regard.lab.material.played_letters import BINS, WORD, play
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from regard.lab import scaling
-from regard.lab.experiments import Check, Result
+from regard.lab.apparatus.experiments import Check, Result
 
 pytest.importorskip("matplotlib")
 IMAGE = re.compile(r'<img class="regard-(\w+)" alt="([^"]*)" src="data:image/png;base64,([^"]+)">')

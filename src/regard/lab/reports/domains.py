@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from regard.lab.experiments import Check
+from regard.lab.apparatus.experiments import Check
+from regard.lab.apparatus.panels import Bars, Graph, Heat, Line, Lines, Panel, Point
 from regard.lab.material.drawn_digits import SIDE
 from regard.lab.material.karate_club import MEMBERS, OFFICERS, friendships, places
-from regard.lab.panels import Bars, Graph, Heat, Line, Lines, Panel, Point
 
 
 def checks(numbers: dict[str, Any]) -> tuple[Check, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import takewhile
 from typing import Any
 
-from regard.lab.experiments import Check
-from regard.lab.panels import Bars, Heat, Line, Lines
+from regard.lab.apparatus.experiments import Check
+from regard.lab.apparatus.panels import Bars, Heat, Line, Lines
 
 DOES = 0.3
 """The share of its weight from which a head is said to do a thing."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from regard.lab.experiments import Check
-from regard.lab.panels import Line, Lines, smoothed
+from regard.lab.apparatus.experiments import Check
+from regard.lab.apparatus.panels import Line, Lines, smoothed
 from regard.monitoring import LogitExplosion
 
 SCALES = ("undivided", "by √d", "by d")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from regard.lab.experiments import Check
-from regard.lab.panels import Bars, Heat, Line, Lines, Panel, Point, Points
+from regard.lab.apparatus.experiments import Check
+from regard.lab.apparatus.panels import Bars, Heat, Line, Lines, Panel, Point, Points
 
 
 def checks(numbers: dict[str, Any]) -> tuple[Check, ...]:

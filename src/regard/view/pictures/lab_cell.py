@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from html import escape
 
-from regard.lab.experiments import Check, Result
-from regard.lab.panels import Panel
+from regard.lab.apparatus.experiments import Check, Result
+from regard.lab.apparatus.panels import Panel
 from regard.view.pictures.lab_page import panel_data
 
 DARK = ('[data-theme="dark"]', '[data-jp-theme-light="false"]', ".vscode-dark")

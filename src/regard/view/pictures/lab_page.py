@@ -13,8 +13,8 @@ from html import escape
 from pathlib import Path
 
 from regard.files import replacing
-from regard.lab.experiments import Result
-from regard.lab.panels import Panel
+from regard.lab.apparatus.experiments import Result
+from regard.lab.apparatus.panels import Panel
 from regard.view.pictures.lab_picture import panel_picture
 
 STYLE = """

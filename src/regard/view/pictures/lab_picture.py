@@ -20,8 +20,8 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from regard.lab.experiments import Result
-from regard.lab.panels import Bars, Graph, Heat, Lines, Panel, Points
+from regard.lab.apparatus.experiments import Result
+from regard.lab.apparatus.panels import Bars, Graph, Heat, Lines, Panel, Points
 from regard.view.pictures.line_ends import COLOURS, ON_DARK, End, name_ends
 
 __all__ = ["lab_picture", "panel_picture", "save"]

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from regard.errors import RegardError
-from regard.lab.experiments import Result
+from regard.lab.apparatus.experiments import Result
 from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.atlas import Atlas, read

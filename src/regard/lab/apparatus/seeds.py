@@ -10,7 +10,7 @@ from inspect import signature
 from typing import Any
 
 from regard.errors import RegardError
-from regard.lab.experiments import Check, Experiment, Result, Tell
+from regard.lab.apparatus.experiments import Check, Experiment, Result, Tell
 
 NUMBER = r"[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]\d+)?"
 FIGURE = re.compile(
@@ -27,7 +27,7 @@ def run_seeds(
 ) -> Result:
     """Run an experiment with so many seeds from one on.
 
-    >>> from regard.lab.experiments import experiment
+    >>> from regard.lab.apparatus.experiments import experiment
     >>> result = run_seeds(experiment("roles"), 2, width=16, steps=1)
     >>> result.settings["seeds"], len(result.numbers["seeds"])
     ([0, 1], 2)

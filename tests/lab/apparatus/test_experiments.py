@@ -17,8 +17,8 @@ from regard.commands import lab as lab_command
 from regard.commands.console import ProgressLines
 from regard.commands.lab import _heading
 from regard.lab import scaling
-from regard.lab.experiments import NAMES, Check, Experiment, Result, experiment, seeded
-from regard.lab.panels import Bars, Graph, Heat, Line, Lines, Point
+from regard.lab.apparatus.experiments import NAMES, Check, Experiment, Result, experiment, seeded
+from regard.lab.apparatus.panels import Bars, Graph, Heat, Line, Lines, Point
 from regard.view.pictures.lab_page import lab_page
 from regard.view.pictures.lab_picture import lab_picture
 
@@ -36,6 +36,11 @@ def test_every_experiment_says_what_it_claims_and_does(name: str) -> None:
     assert about.method
     assert about.change
     assert about.full
+
+
+def test_the_files_of_the_lab_are_its_experiments() -> None:
+    files = Path(scaling.__file__).parent.glob("*.py")
+    assert sorted(path.stem for path in files) == sorted([*NAMES, "__init__"])
 
 
 def test_unknown_experiments_are_refused() -> None:

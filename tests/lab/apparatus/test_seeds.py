@@ -11,9 +11,17 @@ from typer.testing import CliRunner
 
 from regard import RegardError, cli
 from regard.commands import lab as lab_command
-from regard.lab.experiments import NAMES, About, Check, Experiment, Result, Tell, experiment
-from regard.lab.panels import Bars
-from regard.lab.seeds import merged, over_seeds, run_seeds
+from regard.lab.apparatus.experiments import (
+    NAMES,
+    About,
+    Check,
+    Experiment,
+    Result,
+    Tell,
+    experiment,
+)
+from regard.lab.apparatus.panels import Bars
+from regard.lab.apparatus.seeds import merged, over_seeds, run_seeds
 
 ABOUT = About("toy", "A toy", "It works.", ("It is tried.",), ("Try it.",), {"size": 2}, seeds=3)
 

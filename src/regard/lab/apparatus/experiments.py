@@ -14,7 +14,7 @@ import torch
 from regard.display import Displayed
 from regard.errors import RegardError
 from regard.files import finite_or_null
-from regard.lab.panels import Panel
+from regard.lab.apparatus.panels import Panel
 
 NAMES = (
     "tour",
@@ -30,7 +30,7 @@ NAMES = (
     "cost",
     "counting",
 )
-"""The experiments, in the order in which they are best read; each is a module of this folder."""
+"""The experiments, in the order in which they are best read; each is a module of `regard.lab`."""
 
 Tell = Callable[[str, int, int], None]
 """Is told what is being done, and how much of all is done."""
