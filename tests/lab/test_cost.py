@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
 
 import regard
 from regard import masks
+from regard.cost.measured import processor
 from regard.cost.rates import Device
 from regard.lab import cost
 from regard.lab.apparatus.experiments import seeded
@@ -19,7 +21,7 @@ MACHINE = Device("a machine", {"float32": 1e11}, 1e10)
 def test_memory_grows_as_n_squared_eager_and_as_n_fused() -> None:
     lengths = (512, 1024, 2048)
     with seeded(0):
-        found = {form: [cost.at_length(form, n, 1) for n in lengths] for form in ("eager", "fused")}
+        found = cost.measure(("eager", "fused"), lengths, 1, lambda: None)
     assert cost.slopes(lengths, found["eager"])["bytes"] == pytest.approx(2, abs=0.1)
     assert cost.slopes(lengths, found["fused"])["bytes"] < 1.2
     last = found["eager"][-1]
@@ -30,11 +32,51 @@ def test_memory_grows_as_n_squared_eager_and_as_n_fused() -> None:
 
 def test_a_window_is_quicker_where_texts_are_long() -> None:
     with seeded(0):
-        window, full = (cost.at_length(form, 8192, 5) for form in ("window", "fused"))
+        found = cost.measure(("window", "fused"), (8192,), 3, lambda: None)
+    window, full = (found[form][0] for form in ("window", "fused"))
     # Some nine times on a quiet machine.
     assert window["seconds"] < full["seconds"]
     less, more = (cost.foreseen(form, 8192, MACHINE) for form in ("window", "fused"))
     assert less["predicted_seconds"] < 0.1 * more["predicted_seconds"]
+
+
+def test_forms_take_turns_and_the_least_of_all_rounds_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    times = iter([5.0, 6.0, 3.0, 8.0, 4.0, 7.0])
+
+    def called(form: str, n: int) -> Callable[[], torch.Tensor]:
+        def call() -> torch.Tensor:
+            said.append(form)
+            return torch.zeros(n)
+
+        return call
+
+    def timed(call: Callable[[], object], repeats: int) -> float:
+        call()
+        return next(times)
+
+    monkeypatch.setattr(cost, "call_of", called)
+    monkeypatch.setattr(cost, "quickest", timed)
+    rounds: list[None] = []
+    found = cost.measure(("fused", "window"), (256,), 3, lambda: rounds.append(None))
+    assert said[:6] == ["fused", "window"] * 3
+    assert len(rounds) == 3
+    assert found["fused"] == [{"seconds": 3.0, "bytes": 1024.0}]
+    assert found["window"] == [{"seconds": 6.0, "bytes": 1024.0}]
+
+
+def test_long_texts_are_not_measured_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "quickest", lambda call, repeats: 1.0)
+    found = cost.measure(("eager", "window"), (64, 2 * cost.MOST_EAGER), 1, lambda: None)
+    assert {form: len(runs) for form, runs in found.items()} == {"eager": 1, "window": 2}
+
+
+def test_a_result_names_the_processor_it_was_measured_on() -> None:
+    result = cost.run(lengths=(64, 128), repeats=1, steps=1)
+    assert result.numbers["device"]["name"] == f"one thread of {processor()}"
+    assert result.answer.startswith(f"On one thread of {processor()}, time grows as n to the ")
 
 
 def test_eager_code_is_the_attention_that_is_fused() -> None:

@@ -105,13 +105,15 @@ def _wait(kind: str) -> None:
 def _called(kind: str) -> str:
     if kind == "cuda":
         return str(torch.cuda.get_device_name())
+    return f"{processor()}, {torch.get_num_threads()} threads"
+
+
+def processor() -> str:
+    """The name of this machine's processor where the system tells it, else its kind."""
     names = Path("/proc/cpuinfo")
-    if names.exists():
-        for line in names.read_text().splitlines():
-            if line.startswith("model name"):
-                name = line.partition(":")[2].strip()
-                return f"{name}, {torch.get_num_threads()} threads"
-    return f"{platform.machine()}, {torch.get_num_threads()} threads"
+    lines = names.read_text().splitlines() if names.exists() else []
+    told = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return told[0] if told else platform.machine()
 
 
 def _memory(kind: str) -> float | None:

@@ -20,6 +20,7 @@ from torch.nn.functional import cross_entropy
 
 import regard
 from regard import cost, masks
+from regard.cost.measured import processor
 from regard.cost.rates import Device
 from regard.lab.apparatus.experiments import About, Check, Progress, Result, Tell, seeded
 from regard.lab.apparatus.held_memory import peak
@@ -41,8 +42,8 @@ ABOUT = About(
         "(the n×n matrix written out), fused (regard.attention), the same with a window of 128 "
         "keys, the same with sparse blocks of 128 (its own block, the one before, and every "
         "eighth), and regard.nn.linear_attention. Time is the processor's, the least of several "
-        "runs. Memory is the most that PyTorch's allocator held beside the inputs, from its "
-        "profiler.",
+        "rounds in which all take turns. Memory is the most that PyTorch's allocator held beside "
+        "the inputs, from its profiler.",
         "regard.cost predicts the first four from the same tensors and masks. Its times are "
         "bounds: the device is one thread of this machine, of which matrix products and copies "
         "were measured just before, at their best. Linear attention, which has no pairs to count, "
@@ -76,22 +77,20 @@ def run(
     *,
     seed: int = 0,
     lengths: Sequence[int] = (256, 512, 1024, 2048, 4096),
-    repeats: int = 8,
+    repeats: int = 4,
     steps: int = 400,
     progress: Tell | None = None,
 ) -> Result:
     """Measure every form at every length, predict it, and train each to recall."""
     recalling = [form for form in FORMS if form != "eager"]
-    step = Progress(1 + len(FORMS) * len(lengths) + len(recalling) * steps, progress)
+    step = Progress(1 + repeats + len(recalling) * steps, progress)
     with seeded(seed):
         device = this_machine()
         step("measuring this machine")
-        measured: dict[str, list[dict[str, float]]] = {form: [] for form in FORMS}
-        for n in lengths:
-            for form in FORMS:
-                if form != "eager" or n <= MOST_EAGER:
-                    measured[form].append(at_length(form, n, repeats) | foreseen(form, n, device))
-                step("measuring attention")
+        measured = measure(FORMS, lengths, repeats, lambda: step("measuring attention"))
+    for form, runs in measured.items():
+        for n, one in zip(lengths, runs, strict=False):
+            one |= foreseen(form, n, device)
     recall = {}
     for form in recalling:
         with seeded(seed):
@@ -147,8 +146,34 @@ def mask_of(form: str, n: int, seen: int = SEEN, block: int = BLOCK) -> Mask:
     return masks.causal()
 
 
-def at_length(form: str, n: int, repeats: int) -> dict[str, float]:
-    """Seconds and bytes of one call, measured."""
+def measure(
+    forms: Sequence[str], lengths: Sequence[int], repeats: int, done: Callable[[], None]
+) -> dict[str, list[dict[str, float]]]:
+    """Seconds and bytes of a call of each form at each length. They take turns, so that what else
+    the machine does for a while slows all of them, and the least of the rounds is of a quiet one.
+    """
+    calls = {
+        form: [call_of(form, n) for n in lengths if form != "eager" or n <= MOST_EAGER]
+        for form in forms
+    }
+    least = {form: [math.inf] * len(each) for form, each in calls.items()}
+    for _ in range(repeats):
+        for form, each in calls.items():
+            least[form] = [
+                min(old, quickest(call, 2)) for old, call in zip(least[form], each, strict=True)
+            ]
+        done()
+    return {
+        form: [
+            {"seconds": seconds, "bytes": float(peak(call))}
+            for seconds, call in zip(least[form], each, strict=True)
+        ]
+        for form, each in calls.items()
+    }
+
+
+def call_of(form: str, n: int) -> Callable[[], Tensor]:
+    """A call of so many tokens."""
     q, k, v = torch.randn(3, 1, HEADS, n, WIDTH)
     mask = mask_of(form, n)
 
@@ -159,7 +184,7 @@ def at_length(form: str, n: int, repeats: int) -> dict[str, float]:
             return linear_attention(q, k, v, chunk=CHUNK)
         return regard.attention(q, k, v, mask=mask)
 
-    return {"seconds": quickest(call, repeats), "bytes": float(peak(call))}
+    return call
 
 
 def foreseen(form: str, n: int, device: Device) -> dict[str, float]:
@@ -182,7 +207,7 @@ def this_machine() -> Device:
     target = torch.empty_like(source)
     rate = 2 * 1024**3 / quickest(lambda: torch.mm(a, b, out=out), 10)
     bandwidth = 2 * len(source) / quickest(lambda: target.copy_(source), 10)
-    return Device("one thread of this machine", {"float32": rate}, bandwidth)
+    return Device(f"one thread of {processor()}", {"float32": rate}, bandwidth)
 
 
 def quickest(call: Callable[[], object], repeats: int) -> float:
@@ -334,7 +359,7 @@ def _answer(numbers: dict[str, Any]) -> str:
         for name, at in crossings.items()
     )
     return (
-        "Time grows as n to the "
+        f"On {numbers['device']['name']}, time grows as n to the "
         + ", ".join(f"{slope[form]['seconds']:.1f} ({form})" for form in FORMS)
         + f", memory as n to the {slope['eager']['bytes']:.1f} eager and "
         f"{slope['fused']['bytes']:.1f} fused. At the longest of each (fused {n} tokens) a call "
@@ -358,7 +383,7 @@ def _panels(numbers: dict[str, Any]) -> tuple[Lines | Bars, ...]:
 
     return (
         Lines(
-            "Time of a call, measured", "Two heads, one thread; the least of several.",
+            "Time of a call, measured", "Two heads, one thread; the least of several rounds.",
             "tokens n", "milliseconds", lines("seconds", 1e3), log_x=True, log_y=True,
         ),
         Lines(

@@ -26,6 +26,7 @@ from regard.lab.apparatus.seeds import merged, over_seeds, run_seeds
 ABOUT = About("toy", "A toy", "It works.", ("It is tried.",), ("Try it.",), {"size": 2}, seeds=3)
 
 
+RANGES = "Ranges are over 3 seeds; pictures are of the first, bands in them of all."
 BARS = Bars("bars", "A few.", "right", ["all"], {"toy": [0.6]})
 
 
@@ -43,7 +44,7 @@ def test_figures_become_ranges_and_a_claim_holds_with_every_seed_or_not() -> Non
         Experiment(ABOUT, toy), 3, progress=lambda what, done, total: told.append((done, total))
     )
     assert told == [(1, 3), (2, 3), (3, 3)]
-    assert result.answer == "60 to 62% of 8. Ranges are over 3 seeds, pictures of the first."
+    assert result.answer == "60 to 62% of 8. " + RANGES
     assert result.checks == (Check("most are right", "60 to 62%; holds with 2 of 3 seeds", False),)
     assert result.settings == {"seeds": [0, 1, 2], "size": 1}
     assert [one["right"] for one in result.numbers["seeds"]] == [60, 61, 62]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Line:
     x: Sequence[float]
     y: Sequence[float]
     dashed: bool = False
+    ranges: Sequence[tuple[float, float]] = ()
+    """The least and the largest y of several seeds, drawn as a band."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,11 @@ class Lines(Panel):
     percent: bool = False
     """y are shares, from 0 to 1."""
 
+    @property
+    def has_ranges(self) -> bool:
+        """Whether it tells of several seeds."""
+        return any(line.ranges for line in self.lines)
+
 
 @dataclass(frozen=True)
 class Bars(Panel):
@@ -45,6 +52,13 @@ class Bars(Panel):
     groups: Sequence[str]
     series: Mapping[str, Sequence[float]]
     percent: bool = False
+    ranges: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
+    """The least and the largest value of several seeds, drawn as a line over each bar."""
+
+    @property
+    def has_ranges(self) -> bool:
+        """Whether it tells of several seeds."""
+        return bool(self.ranges)
 
 
 @dataclass(frozen=True)

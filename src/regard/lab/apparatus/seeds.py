@@ -11,6 +11,7 @@ from typing import Any
 
 from regard.errors import RegardError
 from regard.lab.apparatus.experiments import Check, Experiment, Result, Tell
+from regard.lab.apparatus.panel_ranges import panels_over_seeds
 
 NUMBER = r"[+-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]\d+)?"
 FIGURE = re.compile(
@@ -48,19 +49,20 @@ def run_seeds(
 
 def over_seeds(results: Sequence[Result]) -> Result:
     """One result of several: a part of the claim holds if it does with every seed, figures are
-    ranges, panels are those of the first."""
+    ranges, panels are those of the first with ranges drawn in."""
     first = results[0]
     if len(results) == 1:
         return first
     seeds = [result.settings["seed"] for result in results]
     settings = {name: value for name, value in first.settings.items() if name != "seed"}
-    ranges = f"Ranges are over {len(seeds)} seeds, pictures of the first."
+    ranges = f"Ranges are over {len(seeds)} seeds; pictures are of the first, bands in them of all."
     return replace(
         first,
         settings={"seeds": seeds, **settings},
         checks=tuple(map(_check, zip(*(result.checks for result in results), strict=True))),
         answer=f"{merged([result.answer for result in results])} {ranges}",
         numbers={"seeds": [dict(result.numbers) for result in results]},
+        panels=panels_over_seeds([result.panels for result in results]),
     )
 
 

@@ -6,7 +6,8 @@ from itertools import takewhile
 from typing import Any
 
 from regard.lab.apparatus.experiments import Check
-from regard.lab.apparatus.panels import Bars, Heat, Line, Lines
+from regard.lab.apparatus.panel_ranges import panels_over_seeds
+from regard.lab.apparatus.panels import Bars, Heat, Line, Lines, Panel
 
 DOES = 0.3
 """The share of its weight from which a head is said to do a thing."""
@@ -164,8 +165,11 @@ def _numbers(counts: list[int], *, heads: bool = True) -> str:
     return (f"{said} head" if said == "1" else f"{said} heads") if heads else said
 
 
-def panels(numbers: dict[str, Any], several: str) -> tuple[Lines | Bars | Heat, ...]:
-    shown = numbers["seeds"][0]
+def panels(numbers: dict[str, Any], several: str) -> tuple[Panel, ...]:
+    return panels_over_seeds([_panels(run, several) for run in numbers["seeds"]])
+
+
+def _panels(shown: dict[str, Any], several: str) -> tuple[Panel, ...]:
     trained, silent = shown["trained"], shown["silenced"]
     history, last = trained[several], trained[several][-1]
     steps, layers = [m["step"] for m in history], len(last["previous"])

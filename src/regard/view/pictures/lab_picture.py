@@ -55,6 +55,9 @@ def lab_picture(result: Result, *, dark: bool = False) -> Figure:
             page.write(result.about.title), x=0.01, ha="left",
             **page.words(fontsize=SIZE + 3, fontweight="bold"),
         )  # fmt: skip
+        page.figure.supxlabel(
+            _seeds(result), x=0.99, ha="right", **page.words(color=page.ink.faint)
+        )
         page.figure.get_layout_engine().set(wspace=0.06, hspace=0.08)  # type: ignore[union-attr, call-arg]
         places = list(page.figure.subplots(down, across, squeeze=False).flat)
         for axes in places[len(result.panels) :]:
@@ -62,6 +65,17 @@ def lab_picture(result: Result, *, dark: bool = False) -> Figure:
         for panel, axes in zip(result.panels, places, strict=False):
             _draw(page, axes, panel, colours)
     return page.figure
+
+
+def _seeds(result: Result) -> str:
+    """Of which seeds a picture is, where there were several."""
+    first, seeds = result.settings.get("seed", 0), result.settings.get("seeds", 1)
+    ran = seeds if isinstance(seeds, list) else range(first, first + seeds)
+    if len(ran) < 2:
+        return ""
+    if any(isinstance(panel, Lines | Bars) and panel.has_ranges for panel in result.panels):
+        return f"Of seed {ran[0]}; bands, and lines over bars, of seeds {ran[0]} to {ran[-1]}."
+    return f"Of seed {ran[0]}, the first of {len(ran)}."
 
 
 def panel_picture(result: Result, panel: Panel, *, dark: bool = False) -> Figure:
@@ -128,6 +142,9 @@ def _draw_lines(page: Sheet, axes: Axes, panel: Lines, colours: dict[str, str]) 
                   linewidth=1.0 if line.dashed else 1.5, zorder=1 if line.dashed else 2,
                   marker="o" if len(line.x) < 12 and not line.dashed else "",
                   markersize=3)  # fmt: skip
+        if line.ranges:
+            low, high = zip(*line.ranges, strict=True)
+            axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0)
     if panel.log_x:
         _tick_doublings(axes.xaxis, *axes.get_xlim())
     if panel.log_y:
@@ -149,11 +166,15 @@ def _draw_bars(page: Sheet, axes: Axes, panel: Bars, colours: dict[str, str]) ->
     for i, (label, values) in enumerate(panel.series.items()):
         at = [group - 0.4 + (i + 0.5) * wide for group in range(len(panel.groups))]
         axes.bar(at, values, wide * 0.92, color=colours[label], label=page.write(label))
-        for x, value in zip(at, values, strict=True):
+        ranges = panel.ranges.get(label, [])
+        for x, (low, high) in zip(at, ranges, strict=False):
+            axes.plot((x, x), (low, high), color=page.ink.text, linewidth=1.0)
+        tops = [high for _, high in ranges] or values
+        for x, value, top in zip(at, values, tops, strict=True):
             if len(panel.series) * len(panel.groups) > NUMBERED:
                 break
             text = f"{value:.0%}" if panel.percent else f"{value:.3g}"
-            axes.annotate(text, (x, value), xytext=(0, 2), textcoords="offset points",
+            axes.annotate(text, (x, max(value, top)), xytext=(0, 2), textcoords="offset points",
                           ha="center", **page.words(fontsize=SIZE - 2))  # fmt: skip
     axes.set_xticks(range(len(panel.groups)), [page.write(g) for g in panel.groups])
     if sum(map(len, panel.groups)) > LETTERS:
