@@ -73,8 +73,16 @@ def test_long_texts_are_not_measured_eagerly(monkeypatch: pytest.MonkeyPatch) ->
     assert {form: len(runs) for form, runs in found.items()} == {"eager": 1, "window": 2}
 
 
-def test_a_result_names_the_processor_it_was_measured_on() -> None:
-    result = cost.run(lengths=(64, 128), repeats=1, steps=1)
+def test_a_run_tells_how_far_it_is_and_names_the_processor_it_was_measured_on() -> None:
+    told: list[tuple[int, int]] = []
+    result = cost.run(
+        lengths=(64, 128),
+        repeats=2,
+        steps=1,
+        progress=lambda _, done, total: told.append((done, total)),
+    )
+    assert told[:3] == [(1, 505), (251, 505), (501, 505)]
+    assert told[-1] == (505, 505)
     assert result.numbers["device"]["name"] == f"one thread of {processor()}"
     assert result.answer.startswith(f"On one thread of {processor()}, time grows as n to the ")
 

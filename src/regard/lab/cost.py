@@ -68,6 +68,8 @@ FORMS = ("eager", "fused", "window", "blocks", "linear")
 HEADS, WIDTH, SEEN, BLOCK, CHUNK = 2, 64, 128, 128, 64
 MOST_EAGER = 4096
 """Above it eager attention would take gigabytes."""
+ROUND = 250
+"""Steps of learning that take about as long as a round of all forms."""
 PAIRS, ASKED, KEYS, VALUES = 48, 16, 64, 16
 NEAR, SMALL = 16, 8
 """Keys that the window sees in the recall task, and its blocks."""
@@ -83,11 +85,11 @@ def run(
 ) -> Result:
     """Measure every form at every length, predict it, and train each to recall."""
     recalling = [form for form in FORMS if form != "eager"]
-    step = Progress(1 + repeats + len(recalling) * steps, progress)
+    step = Progress(1 + repeats * ROUND + len(recalling) * steps, progress)
     with seeded(seed):
         device = this_machine()
         step("measuring this machine")
-        measured = measure(FORMS, lengths, repeats, lambda: step("measuring attention"))
+        measured = measure(FORMS, lengths, repeats, lambda: step("measuring attention", ROUND))
     for form, runs in measured.items():
         for n, one in zip(lengths, runs, strict=False):
             one |= foreseen(form, n, device)
@@ -392,7 +394,8 @@ def _panels(numbers: dict[str, Any]) -> tuple[Lines | Bars, ...]:
             "tokens n", "milliseconds", lines("predicted_seconds", 1e3), log_x=True, log_y=True,
         ),
         Lines(
-            "Memory beside the inputs, measured", "Only eager attention builds n×n.",
+            "Memory beside the inputs, measured", "Where texts are long, only eager attention "
+            "builds n×n. Where they are short, the masks of window and blocks are written out.",
             "tokens n", "megabytes", lines("bytes", 1e-6), log_x=True, log_y=True,
         ),
         Lines(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
@@ -23,6 +24,7 @@ from regard.lab.apparatus.experiments import (
 from regard.lab.apparatus.panels import Bars
 from regard.lab.apparatus.seeds import merged, over_seeds, run_seeds
 
+DOCS = Path(__file__).parents[3] / "docs"
 ABOUT = About("toy", "A toy", "It works.", ("It is tried.",), ("Try it.",), {"size": 2}, seeds=3)
 
 
@@ -117,6 +119,14 @@ def test_the_command_takes_as_many_seeds_as_the_experiment_says_or_it_is_told(
 @pytest.mark.parametrize("name", NAMES)
 def test_every_experiment_says_how_many_seeds_it_is_run_with(name: str) -> None:
     assert experiment(name).about.seeds in (1, 3)
+
+
+def test_the_docs_say_which_are_run_with_three() -> None:
+    text = " ".join((DOCS / "lab.md").read_text("utf-8").split())
+    said = re.search(r"Unless said, ([^.]*) are run with three seeds", text)
+    assert said is not None
+    three = {name for name in NAMES if experiment(name).about.seeds == 3}
+    assert set(re.findall(r"`(\w+)`", said[1])) == three
 
 
 def test_only_experiments_that_give_ranges_themselves_are_handed_the_number_of_seeds() -> None:

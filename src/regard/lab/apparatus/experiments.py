@@ -151,9 +151,9 @@ class Progress:
     def __init__(self, total: int, tell: Tell | None) -> None:
         self.done, self.total, self._tell = 0, total, tell
 
-    def __call__(self, what: str) -> None:
-        """A step is done."""
-        self.done += 1
+    def __call__(self, what: str, steps: int = 1) -> None:
+        """A step is done, or what takes as long as several."""
+        self.done += steps
         if self._tell is not None:
             self._tell(what, self.done, self.total)
 
