@@ -54,6 +54,7 @@ ABOUT = About(
         "Train the same model with another seed, or read a text of another kind.",
     ),
     full={"texts": 24, "tokens": 28},
+    seeds=3,
 )
 BEGINNINGS = (
     "Once upon a time there was", "One day, Tom and Lily", "There was a little", "Lily had a",

@@ -97,7 +97,9 @@ def _sentence(variants: Sequence[str]) -> str:
         return _apart(variants)
     figures = zip(*([*FIGURE.finditer(one)] for one in variants), strict=True)
     ranges = iter([_range(each) for each in figures])
-    return FIGURE.sub(lambda _: next(ranges), variants[0])
+    one = FIGURE.sub(lambda _: next(ranges), variants[0])
+    # From the lowest end to the highest of several intervals is none of them.
+    return one if one == variants[0] else one.replace(" interval ", " intervals from ")
 
 
 def _apart(variants: Sequence[str]) -> str:
