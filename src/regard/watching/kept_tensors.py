@@ -1,0 +1,64 @@
+"""The tensors of traces that are kept: what a model writes to its own later must not change what
+was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from regard.backends.contract import Noted, Rows
+from regard.traces import Trace
+from regard.transforms import transformed
+
+
+class KeptTensors:
+    """Copies of what may be written over: caches that are filled in place, masks that are set for
+    each step, outputs that are scaled. Calls that share a tensor share its copy, while its numbers
+    stay what they are."""
+
+    def __init__(self) -> None:
+        self._copies: WeakValueDictionary[Hashable, Tensor] = WeakValueDictionary()
+
+    def lasting(self, trace: Trace) -> Trace:
+        """A trace that stays what it is, whatever the model does with its tensors."""
+        x, rows, mask = trace.inputs, trace.rows, trace.mask
+        if x.q.is_meta or transformed([x.q, x.k, x.v]):
+            return trace
+        # Without autograd, which holds them, their memory is the model's to use again.
+        free = not torch.is_grad_enabled()
+        own = {id(t) for t in (x.q, x.k, x.v) if free}
+        if free and type(rows) in (Rows, Noted):
+            rows = Rows(rows.out.clone(), *rows[1:])
+        return replace(
+            trace,
+            inputs=x.map_tensors(lambda t: self._copied(t) if id(t) in own else self._lasting(t)),
+            rows=rows,
+            mask=None if mask is None else mask.map_tensors(self._lasting),
+        )
+
+    def _lasting(self, tensor: Tensor) -> Tensor:
+        return self._copied(tensor) if _was_written_to(tensor) else tensor
+
+    def _copied(self, tensor: Tensor) -> Tensor:
+        at = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        copy = self._copies.get(at)
+        if copy is None or not torch.equal(copy, tensor):
+            copy = self._copies[at] = _copy(tensor)
+        return copy
+
+
+def _was_written_to(tensor: Tensor) -> bool:
+    """Whether somebody has written to it, and so may again; or it does not tell."""
+    if tensor.requires_grad:
+        return False
+    return tensor.is_inference() or tensor._version > 0
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    """With what it repeats still repeated: heads that share keys hold them once."""
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in tensor.stride())
+    return tensor[once].clone().expand(tensor.shape)
