@@ -5,14 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
+from operator import is_
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from regard.backends.contract import Noted, Rows
+from regard.masks.algebra import Mask
 from regard.traces import Trace
 from regard.transforms import transformed
+
+SHARED = 4
+"""Masks that are held to be recognised in the next layer."""
 
 
 class KeptTensors:
@@ -22,6 +27,7 @@ class KeptTensors:
 
     def __init__(self) -> None:
         self._copies: WeakValueDictionary[Hashable, Tensor] = WeakValueDictionary()
+        self._masks: dict[int, tuple[Mask, Mask]] = {}
 
     def lasting(self, trace: Trace) -> Trace:
         """A trace that stays what it is, whatever the model does with its tensors."""
@@ -37,8 +43,22 @@ class KeptTensors:
             trace,
             inputs=x.map_tensors(lambda t: self._copied(t) if id(t) in own else self._lasting(t)),
             rows=rows,
-            mask=None if mask is None else mask.map_tensors(self._lasting),
+            mask=None if mask is None else self._lasting_mask(mask),
         )
+
+    def _lasting_mask(self, mask: Mask) -> Mask:
+        """Layers that share a mask go on sharing one."""
+        tensors = mask.tensors()
+        lasting = [self._lasting(t) for t in tensors]
+        if all(map(is_, lasting, tensors)):
+            return mask
+        given, made = self._masks.get(id(mask), (None, None))
+        if given is not mask or made is None or not all(map(is_, lasting, made.tensors())):
+            made = mask.map_tensors(self._lasting)
+            if len(self._masks) >= SHARED:
+                self._masks.clear()
+            self._masks[id(mask)] = mask, made
+        return made
 
     def _lasting(self, tensor: Tensor) -> Tensor:
         return self._copied(tensor) if _was_written_to(tensor) else tensor
