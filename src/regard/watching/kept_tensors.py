@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import replace
 from operator import is_
-from weakref import WeakValueDictionary
+from typing import NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 
 from regard.backends.contract import Noted, Rows
 from regard.masks.algebra import Mask
@@ -26,7 +27,8 @@ class KeptTensors:
     stay what they are."""
 
     def __init__(self) -> None:
-        self._copies: WeakValueDictionary[Hashable, Tensor] = WeakValueDictionary()
+        self._copies: WeakKeyDictionary[UntypedStorage, dict[Hashable, _Copied]]
+        self._copies = WeakKeyDictionary()
         self._masks: dict[int, tuple[Mask, Mask]] = {}
 
     def lasting(self, trace: Trace) -> Trace:
@@ -64,18 +66,42 @@ class KeptTensors:
         return self._copied(tensor) if _was_written_to(tensor) else tensor
 
     def _copied(self, tensor: Tensor) -> Tensor:
-        at = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-        copy = self._copies.get(at)
-        if copy is None or not torch.equal(copy, tensor):
-            copy = self._copies[at] = _copy(tensor)
+        views = self._copies.setdefault(tensor.untyped_storage(), {})
+        at = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        known = views.get(at)
+        copy = None if known is None else known.copy()
+        if known is None or copy is None or not known.holds(copy, tensor):
+            copy = _copy(tensor)
+            views[at] = _Copied(ref(copy), version(tensor))
         return copy
+
+
+class _Copied(NamedTuple):
+    """A copy of a tensor, as long as a trace has it, and how often had been written to the
+    tensor."""
+
+    copy: ref[Tensor]
+    version: int | None
+
+    def holds(self, copy: Tensor, tensor: Tensor) -> bool:
+        """Whether the tensor is still what was copied."""
+        if tensor.device.type != "cpu" and self.version is not None:
+            return self.version == version(tensor)
+        # A stream that is captured cannot be waited for.
+        waits = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+        return not waits and torch.equal(copy, tensor)
+
+
+def version(tensor: Tensor) -> int | None:
+    """How often was written to a tensor; None for one that does not tell."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _was_written_to(tensor: Tensor) -> bool:
     """Whether somebody has written to it, and so may again; or it does not tell."""
     if tensor.requires_grad:
         return False
-    return tensor.is_inference() or tensor._version > 0
+    return version(tensor) != 0
 
 
 def _copy(tensor: Tensor) -> Tensor:
