@@ -100,6 +100,17 @@ def test_narrow_numbers_give_what_they_would_in_wide_ones(dtype: torch.dtype) ->
     torch.testing.assert_close(found[1], target(weights, 8).float(), **near)
 
 
+@pytest.mark.parametrize("above", [8.0, 16.0, 20.0, 30.0])
+def test_recall_is_of_keys_also_where_a_sink_takes_nearly_all(above: float) -> None:
+    q, k = 2 * numbers(B, H, Q, D), numbers(B, G, K, D, seed=1)
+    sink = torch.full((H,), above)
+    kept = choice((8, 8), B, H)
+    trace = regard.trace(q.float(), k.float(), k.float(), sink=sink)
+    want = recalled(pairs(q.float(), k.float(), CASES["all"][1], sink), kept, (8, 8))
+    for got, right in zip(trace.recall(kept, 8), want, strict=True):
+        torch.testing.assert_close(got, right.float(), atol=2e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["causal", "empty rows"])
 def test_gradients_are_those_of_all_pairs(name: str) -> None:
     mask, visible = CASES[name]

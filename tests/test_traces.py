@@ -179,6 +179,8 @@ CHOICES: dict[str, tuple[Any, list[int]]] = {
     "slice": (slice(1, 4), [1, 2, 3]),
     "steps": (slice(None, None, 2), [0, 2, 4]),
     "backwards": (slice(None, None, -2), [4, 2, 0]),
+    "an-empty-slice": (slice(4, 1), []),
+    "before-the-first": (slice(3, -4), []),
     "range": (range(1, 5, 2), [1, 3]),
     "list": ([4, 0, 0], [4, 0, 0]),
     "negatives": ([-5, -1], [0, 4]),

@@ -399,3 +399,26 @@ def test_who_cannot_add_what_a_function_says() -> None:
     assert "it has no kernel for a bias made of a function" in plan.refusals["triton"]
     with pytest.raises(RegardError, match="it has no kernel for a bias made of a function"):
         regard.attention(x, x, x, bias=bias, backend="triton")
+
+
+@pytest.mark.parametrize("through", ["PyTorch", "NumPy", ".data"])
+def test_a_function_sees_what_is_written_to_the_tensors_it_holds(through: str) -> None:
+    ids = torch.tensor([0, 0, 1, 1])
+    mask = masks.where(lambda b, h, q, k: ids[q] == ids[k])
+    others = torch.tensor([0, 1, 1, 0])
+    assert_close(mask.dense(4)[0, 0], ids[:, None] == ids)
+    match through:
+        case "PyTorch":
+            ids.copy_(others)
+        case "NumPy":
+            ids.numpy()[:] = others.numpy()
+        case _:
+            ids.data.copy_(others)
+    assert_close(mask.dense(4)[0, 0], others[:, None] == others)
+
+
+def test_what_a_function_comes_to_is_remembered() -> None:
+    ids = torch.tensor([0, 0, 1, 1])
+    mask = masks.where(lambda b, h, q, k: ids[q] == ids[k])
+    shape = Shape(1, 1, 4, 4)
+    assert mask.bind(shape, CPU) is mask.bind(shape, CPU)

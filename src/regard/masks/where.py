@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int8
@@ -35,7 +35,17 @@ LOOKED_INTO = 1 << 16
 KEPT = 8
 """Kinds of calls for which a mask remembers what it comes to."""
 
+COPIED = 1 << 26
+"""Bytes that a function may capture on a CPU for what it comes to to be remembered."""
+
 _aten = torch.ops.aten
+
+
+class _Found(NamedTuple):
+    """What a function came to, and the numbers on a CPU that it held then."""
+
+    bound: Mask
+    numbers: list[Tensor]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -47,15 +57,19 @@ class Where(Mask):
     @reading
     def bind(self, shape: Shape, device: torch.device) -> Mask:
         held = self.program.captured
-        if any(t.is_inference() for t in held):
+        shared = [t for t in held if t.device.type == "cpu"]
+        if any(t.is_inference() for t in held) or sum(t.nbytes for t in shared) > COPIED:
             return self._bound(shape, device)
-        # The layers of a model share a mask, and what it comes to while nothing in it changes.
+        # The layers of a model share a mask, and what it comes to while nothing in it changes. Who
+        # shares memory with a tensor of a CPU, as NumPy does, writes to it without being counted.
         key = shape, device, *((t.data_ptr(), t._version) for t in held)
-        if key not in self._found:
+        known = self._found.get(key)
+        if known is None or not all(map(torch.equal, known.numbers, shared)):
             if len(self._found) >= KEPT:
                 self._found.clear()
-            self._found[key] = self._bound(shape, device)
-        return self._found[key]
+            numbers = [t.clone() for t in shared]
+            known = self._found[key] = _Found(self._bound(shape, device), numbers)
+        return known.bound
 
     def _bound(self, shape: Shape, device: torch.device) -> Mask:
         program = self.program.on(device)
@@ -70,7 +84,7 @@ class Where(Mask):
         return read(self.function, "where")
 
     @cached_property
-    def _found(self) -> dict[tuple[Any, ...], Mask]:
+    def _found(self) -> dict[tuple[Any, ...], _Found]:
         return {}
 
     @property

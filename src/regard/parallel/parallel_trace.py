@@ -14,6 +14,7 @@ from regard.backends.contract import Pool, Rows, Top
 from regard.backends.questions.block_mass import (
     Blocks,
     Recall,
+    all_blocks,
     chosen_blocks,
     key_blocks,
     mean_recall,
@@ -160,7 +161,10 @@ class ParallelTrace(OwnRows):
         sizes = chosen.queries, chosen.keys
         self._agree(f"recall of blocks {sizes}", contents={"blocks": numbers_of(chosen.kept)})
         kept = self.method.kept(self.part, chosen)
-        rows, seen = recalled(kept, self.lse, self.call.inputs.sink)
+        on_keys = None
+        if self.call.inputs.sink is not None:
+            on_keys = self.method.kept(self.part, all_blocks(chosen))
+        rows, seen = recalled(kept, self.lse, on_keys)
         own = torch.stack([(rows * seen).sum(-1), seen.sum(-1).to(rows.dtype)])
         total, many = Sum.apply(self.call.ranks, own)  # type: ignore[no-untyped-call]
         return Recall(rows, mean_recall(total, many))

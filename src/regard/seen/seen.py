@@ -100,11 +100,15 @@ class Layer:
             self._waiting = waiting
             waiting.put(self, trace)
         if keep:
-            # Not by isinstance, which asks a protocol for a long time.
-            assert hasattr(self.traces, "append"), "the layer of a file takes no more calls"
-            self.traces.append(trace)
-            self.runs.append(run)
-            self.steps.append(step)
+            self.keep(trace, run, step)
+
+    def keep(self, trace: Trace, run: int, step: int = 0) -> None:
+        """Keep the trace of a call."""
+        # Not by isinstance, which asks a protocol for a long time.
+        assert hasattr(self.traces, "append"), "the layer of a file takes no more calls"
+        self.traces.append(trace)
+        self.runs.append(run)
+        self.steps.append(step)
 
     def forget_waiting(self) -> None:
         """Of its calls, and those of layers that were watched with it, what is not added up yet."""

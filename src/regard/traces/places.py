@@ -22,7 +22,7 @@ def places(chosen: Chosen, n: int, what: str, device: torch.device) -> Int[Tenso
     if chosen is None:
         return torch.arange(n, device=device)
     if isinstance(chosen, slice):
-        return torch.arange(*chosen.indices(n), device=device)
+        chosen = range(*chosen.indices(n))
     if isinstance(chosen, int) and not isinstance(chosen, bool):
         chosen = [chosen]
     accepted = f"an index, a slice, a list of indices, or {n} booleans"

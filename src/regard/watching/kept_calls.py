@@ -14,6 +14,7 @@ from regard.trace_files import Spill, Spilled
 from regard.traces import Trace
 from regard.watching.choices import Keep
 from regard.watching.kept_memory import KeptMemory
+from regard.watching.kept_tensors import KeptTensors
 from regard.watching.tokens import Reading
 
 
@@ -35,6 +36,7 @@ class KeptCalls:
         self._spill = None if spill is None else Spill(spill)
         in_memory = keep == "traces" and spill is None
         self._memory = KeptMemory(model, wanted) if in_memory else None
+        self._tensors = KeptTensors() if in_memory else None
         self._waiting = Waiting()
 
     def start(self, model: nn.Module) -> Callable[[], None]:
@@ -57,8 +59,11 @@ class KeptCalls:
         layer = self.seen.layer(path)
         if self._spill is not None and not isinstance(layer.traces, Spilled):
             layer.traces = Spilled(self._spill, path)
-        keep = self._keep == "traces"
-        layer.take(trace, run, self._reading.step, keep=keep, waiting=self._waiting)
+        step = self._reading.step
+        layer.take(trace, run, step, keep=self._spill is not None, waiting=self._waiting)
+        if self._tensors is not None:
+            trace = self._tensors.lasting(trace)
+            layer.keep(trace, run, step)
         if self._memory is not None:
             self._memory.add(path, trace)
 

@@ -66,6 +66,40 @@ def test_a_batch_without_heads_and_heads_without_a_batch() -> None:
     assert_weights(looked_at(attend, *tokens), (q @ k.mT * 0.5)[None])
 
 
+def heads_first(x: Tensor) -> Tensor:
+    return x.permute(2, 0, 1, 3)
+
+
+HEADS_FIRST: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "permuted": (heads_first, "hbqd,hbkd->hbqk"),
+    "copied": (lambda x: heads_first(x).contiguous(), "hbqd,hbkd->hbqk"),
+    "folded": (lambda x: heads_first(x).reshape(-1, *x.shape[1::2]), "nqd,nkd->nqk"),
+    "copied and folded": (
+        lambda x: heads_first(x).contiguous().view(-1, *x.shape[1::2]), "nqd,nkd->nqk"
+    ),
+    "by the product": (lambda x: x, "bqhd,bkhd->hbqk"),
+    "tokens first": (lambda x: heads_first(x.transpose(0, 1).contiguous().transpose(0, 1)),
+                     "hbqd,hbkd->hbqk"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", HEADS_FIRST)
+def test_heads_that_stand_before_the_batch_are_heads(how: str) -> None:
+    """What each token holds are heads, wherever the axis went: not the sequences of a batch."""
+    laid, letters = HEADS_FIRST[how]
+    q, k = normal(2, Q, 3, D), normal(2, K, 3, D, seed=1)
+    queries, keys, scores = letters.replace("->", ",").split(",")
+
+    def attend(q: Tensor, k: Tensor) -> Tensor:
+        k = laid(k)
+        weights = torch.einsum(letters, laid(q), k).softmax(-1)
+        return torch.einsum(f"{scores},{keys}->{queries}", weights, k)
+
+    trace = looked_at(attend, q, k)
+    assert trace.inputs.shape == (2, 3, Q, K)
+    assert_weights(trace, torch.einsum("bqhd,bkhd->bhqk", q, k))
+
+
 def test_one_query() -> None:
     q, k = normal(D), normal(K, D, seed=1)
     trace = looked_at(lambda q, k: torch.softmax(k @ q, 0) @ k, q, k)

@@ -33,8 +33,10 @@ def recall(
     x: AttentionInputs, lse: Float[Tensor, "b h q"], blocks: Blocks, size: int | tuple[int, int]
 ) -> Recall:
     """The share of each row that blocks keep. With a sink, of what falls on keys."""
-    kept = kept_mass(x, lse, chosen_blocks(x, blocks, size))
-    rows, seen = recalled(kept, lse, x.sink)
+    chosen = chosen_blocks(x, blocks, size)
+    kept = kept_mass(x, lse, chosen)
+    on_keys = None if x.sink is None else kept_mass(x, lse, all_blocks(chosen))
+    rows, seen = recalled(kept, lse, on_keys)
     many = seen.sum(-1)
     return Recall(x.in_kind(rows), x.in_kind(mean_recall((rows * seen).sum(-1), many)))
 
@@ -55,13 +57,22 @@ def kept_mass(
     return kept
 
 
+def all_blocks(chosen: ChosenBlocks) -> ChosenBlocks:
+    """The choice of every key."""
+    return chosen._replace(kept=torch.ones_like(chosen.kept))
+
+
 def recalled(
-    kept: Float[Tensor, "b h q"], lse: Float[Tensor, "b h q"], sink: Float[Tensor, "h"] | None
+    kept: Float[Tensor, "b h q"],
+    lse: Float[Tensor, "b h q"],
+    on_keys: Float[Tensor, "b h q"] | None,
 ) -> tuple[Float[Tensor, "b h q"], Bool[Tensor, "b h q"]]:
-    """What is kept as a share of what falls on keys, and which rows look at any."""
+    """What is kept as a share of what falls on keys, and which rows look at any.
+
+    Beside a sink little may fall on keys, less than a log-sum-exp can tell: it is added up, as what
+    is kept is. Without one (None) it is all."""
     empty = lse == -torch.inf
-    if sink is not None:
-        on_keys = -torch.expm1(sink.to(lse.dtype)[:, None] - lse)
+    if on_keys is not None:
         empty = empty | (on_keys <= 0)
         kept = kept / torch.where(empty, 1.0, on_keys)
     return torch.where(empty, 1.0, kept.clamp(max=1.0)), ~empty

@@ -19,10 +19,12 @@ from torch import Tensor
 class Atom:
     """A part of an axis that no reshape has cut yet."""
 
-    __slots__ = ("parts", "size")
+    __slots__ = ("parts", "size", "step")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, step: int = 0) -> None:
         self.size = size
+        self.step = step
+        """How far its places were apart in memory before a copy was made, if one was; else 0."""
         self.parts: tuple[Atom, ...] = ()
         """What a reshape made of it."""
 
@@ -71,7 +73,8 @@ def reshaped(axes: Axes, shape: Sequence[int]) -> Axes | None:
             if need % atom.size:
                 if atom.size % need:
                     return None
-                atom.parts = (Atom(need), Atom(atom.size // need))
+                rest = atom.size // need
+                atom.parts = (Atom(need, atom.step * rest), Atom(rest, atom.step))
                 waiting.append(atom.parts[1])
                 atom = atom.parts[0]
             taken.append(atom)

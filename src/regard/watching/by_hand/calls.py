@@ -13,7 +13,15 @@ from torch import Tensor
 from regard import biases, masks
 from regard.calls import dispatch
 from regard.traces import Trace
-from regard.watching.by_hand.axes import Atom, Axes, UnplacedError, arranged, atoms, laid_back
+from regard.watching.by_hand.axes import (
+    Atom,
+    Axes,
+    UnplacedError,
+    all_atoms,
+    arranged,
+    atoms,
+    laid_back,
+)
 from regard.watching.by_hand.records import LostError, Placed, Scores, Weights
 
 Groups = tuple[Sequence[Atom], Sequence[Atom], Sequence[Atom], Sequence[Atom]]
@@ -117,6 +125,8 @@ def _heads(weights: Weights) -> tuple[list[Atom], list[Atom]]:
         return (
             ([], every) if _inside_tokens(queries, every[0], weights.query_atoms) else (every, [])
         )
+    if len(every) == 2 and _come_first(every, weights):
+        return every[1:], every[:1]
     # Several query heads may share a key head.
     alone = len(every) > 2 and not _has(keys.axes, every[-1]) and _has(keys.axes, every[-2])
     split = len(every) - (2 if alone else 1)
@@ -132,6 +142,19 @@ def _inside_tokens(queries: Placed, shared: Atom, rows: Sequence[Atom]) -> bool:
     strides = dict(zip(map(tuple, map(atoms, queries.axes)), queries.tensor.stride(), strict=True))
     one, row = strides.get((shared,)), strides.get(tuple(rows))
     return one is not None and row is not None and one < row and len(rows) > 0
+
+
+def _come_first(shared: Sequence[Atom], weights: Weights) -> bool:
+    """Whether heads stand before the batch: what each token holds has the first of two axes inside,
+    and closer together than the second."""
+    queries = weights.scores.compared.sides[1 - weights.keys]
+    places, rows = all_atoms(queries.axes), weights.query_atoms
+    steps = {atom: atom.step for atom in places}
+    if not any(steps.values()):
+        apart = zip(queries.axes, queries.tensor.stride(), strict=True)
+        steps = {atom: step for axis, step in apart for atom in atoms(axis)[-1:]}
+    first, last, row = (steps.get(atom, 0) for atom in (*shared, *rows[:1]))
+    return len(rows) == 1 and 0 < first < min(last, row)
 
 
 def _key_heads(heads: Sequence[Atom], held: Sequence[Axes]) -> Sequence[Atom]:

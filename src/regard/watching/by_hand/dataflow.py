@@ -82,13 +82,16 @@ class Dataflow:
         return any(id(given) in known for given in every(args, kwargs))
 
     def fold(self, given: Any, out: Any) -> None:
-        """A tensor was reshaped. Batch and heads may be one axis from now on."""
+        """A tensor was reshaped, or copied into another order. Batch and heads may be one axis from
+        now on, and how they lay in memory is not seen any more."""
         if not (isinstance(given, Tensor) and isinstance(out, Tensor) and plain(out)):
             return
-        if out.ndim < 2 or out.shape == given.shape:
+        copied = out.shape == given.shape
+        if out.ndim < 2 or (copied and out.stride() == given.stride()):
             return
-        axes = reshaped(tuple((Atom(n),) for n in given.shape), out.shape)
-        if axes is not None and any(len(axis) > 1 for axis in axes[:-1]):
+        steps = zip(given.shape, given.stride(), strict=True)
+        axes = reshaped(tuple((Atom(n, step),) for n, step in steps), out.shape)
+        if axes is not None and (copied or any(len(axis) > 1 for axis in axes[:-1])):
             self.put(out, Folded(axes))
 
     def product(
@@ -146,7 +149,9 @@ class Dataflow:
                     parts, heads = atoms(axis), x in shared[1:]
                     cut = x not in known or known[x].parts
                     if x in given.out and len(parts) > 1 and not heads and not cut:
-                        known[x].parts = tuple(Atom(part.size) for part in parts)
+                        known[x].parts = tuple(Atom(part.size, part.step) for part in parts)
+                    elif len(parts) == 1 and not cut and known[x].size == parts[0].size:
+                        known[x].step = known[x].step or parts[0].step
 
     def _weighted(
         self, given: Product | None, at: int, weights: Weights, out: Tensor

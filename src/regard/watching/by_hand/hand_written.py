@@ -25,9 +25,9 @@ STEPS = PRODUCTS | SOFTMAXES
 """The functions that attention by hand begins and ends with."""
 
 FOLDS = frozenset({
-    Tensor.view, Tensor.reshape, Tensor.flatten, torch.reshape, torch.flatten,
+    Tensor.view, Tensor.reshape, Tensor.flatten, Tensor.contiguous, torch.reshape, torch.flatten,
 })  # fmt: skip
-"""Those that may make one axis of batch and heads before."""
+"""Those that may make one axis of batch and heads before, or lay heads before the batch."""
 UNKNOWN = "it could not be followed from its scores to its values"
 COMPILED = "between its products it is compiled, and compiled graphs cannot be followed"
 

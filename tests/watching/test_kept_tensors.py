@@ -1,0 +1,107 @@
+"""Traces that are kept stay what they were, whatever a model writes to its tensors afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+import regard
+from regard.watching.kept_tensors import KeptTensors
+
+MODES = [torch.no_grad, torch.inference_mode, torch.enable_grad]
+
+
+class StaticCache(nn.Module):
+    """Decoding with keys, values and a mask that are written to in place, one token a call."""
+
+    def __init__(self, places: int = 6) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(16, 48)
+        self.k, self.v = torch.zeros(2, 1, 2, places, 8)
+        self.added = torch.zeros(1, 1, 1, places)
+
+    def forward(self, x: Tensor, place: int) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        self.k, self.v = self.k.detach(), self.v.detach()
+        self.k[:, :, place : place + 1], self.v[:, :, place : place + 1] = k, v
+        self.added.fill_(-torch.inf)[..., : place + 1] = 0
+        out = F.scaled_dot_product_attention(q, self.k, self.v, attn_mask=self.added)
+        return out.transpose(1, 2).flatten(2)
+
+
+class Reusing(nn.Module):
+    """Writes to queries, keys, values and the output once it has attended."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__()
+        self.project, self.how = nn.Linear(16, 16), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (self.project(x).unflatten(-1, (2, 8)).transpose(1, 2) for _ in range(3))
+        out = F.scaled_dot_product_attention(q, k, v)
+        answer = out.clone()
+        for tensor in (q, k, v, out):
+            tensor.mul_(3)
+        return answer
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_cache_that_is_filled_in_place(mode: Callable[[], Any]) -> None:
+    torch.manual_seed(0)
+    model, found = StaticCache(), []
+    with mode(), regard.watch(model, keep="traces") as seen:
+        for _ in range(2):  # two texts, the second over the first
+            for place in range(3):
+                model(torch.randn(1, 1, 16), place)
+                trace = seen[""].traces[-1]
+                found.append((trace.weights().detach().clone(), trace.out.detach().clone()))
+    for trace, (weights, out) in zip(seen[""].traces, found, strict=True):
+        torch.testing.assert_close(trace.weights(), weights)
+        torch.testing.assert_close(trace.weights() @ trace.inputs.v, out)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_tensors_that_are_used_again(mode: Callable[[], Any]) -> None:
+    torch.manual_seed(0)
+    model, x = Reusing(), torch.randn(1, 5, 16)
+    with mode(), regard.watch(model, keep="traces") as seen:
+        answer = model(x)
+    trace = seen[""].trace
+    torch.testing.assert_close(trace.out, answer)
+    torch.testing.assert_close(trace.weights() @ trace.inputs.v, answer)
+
+
+def test_calls_share_the_copy_of_what_they_share() -> None:
+    kept = KeptTensors()
+    k = torch.randn(1, 1, 7, 8)
+    traces = [regard.trace(torch.randn(1, 4, n, 8), k, k) for n in (1, 2)]
+    with torch.no_grad():
+        one, two = (kept.lasting(trace).inputs for trace in traces)
+    assert one.k is one.v is two.k is two.v
+    assert one.k.data_ptr() != k.data_ptr()
+    k[..., 0] = 0
+    with torch.no_grad():
+        other = kept.lasting(regard.trace(torch.randn(1, 4, 1, 8), k, k)).inputs
+    assert torch.equal(other.k, k)
+    assert not torch.equal(one.k, k)
+
+
+def test_what_is_repeated_is_held_once() -> None:
+    k = torch.randn(1, 1, 7, 8).expand(3, 4, 7, 8)
+    with torch.no_grad():
+        x = KeptTensors().lasting(regard.trace(torch.randn(3, 4, 2, 8), k, k)).inputs
+    assert torch.equal(x.k, k)
+    assert x.k.untyped_storage().nbytes() == 7 * 8 * 4
+
+
+def test_in_training_nothing_is_copied_that_nobody_wrote_to() -> None:
+    q = torch.randn(1, 2, 5, 8, requires_grad=True)
+    trace = regard.trace(q, q, q).detach()
+    kept = KeptTensors().lasting(trace)
+    assert kept.inputs.q.data_ptr() == q.data_ptr()
+    assert kept.out.data_ptr() == trace.out.data_ptr()
