@@ -497,6 +497,16 @@ def a_rank_that_alone_asks_wrongly(method: str) -> None:
     assert t.weights(queries=many).shape[2] == 70
 
 
+def a_rank_that_alone_is_refused(backend: str) -> None:
+    """A backend that has nothing for the rank without tokens is refused on all."""
+    few, why = parallel.contiguous(1, 2), "for empty tensors"
+    q, k, _ = (few.shard(t[:, :, :1], 2) for t in inputs(4, torch.float32))
+    refused(
+        rf"rank 0 refused what was asked[\s\S]*{why}" if dist.get_rank() else why,
+        lambda: parallel.attention(q, k, k, layout=few, method="all_gather", backend=backend),
+    )
+
+
 def statistics_that_ride_along(dtype: torch.dtype) -> None:
     """A trace sends as many messages as attention does; a question, or a whole trace, one."""
     counted = []
@@ -625,6 +635,8 @@ def of_two() -> dict[str, Callable[[], None]]:
             )
             for method in METHODS
         },
+        "a rank that sdpa alone refuses": partial(a_rank_that_alone_is_refused, "sdpa"),
+        "a rank that flex alone refuses": partial(a_rank_that_alone_is_refused, "flex"),
         "statistics that ride along": partial(statistics_that_ride_along, torch.float32),
         "statistics wider than the output": partial(statistics_that_ride_along, torch.bfloat16),
         "shapes at the edge": shapes_at_the_edge,

@@ -152,7 +152,8 @@ def _prepared(
     with refused_together(ranks, device):
         call = checked_call(q, k, v, ranks, layout, key_layout, mask=mask, **options)
         how = method_of(call, method)
-    told = _told(call, how, mask, backend, trace=trace, options=options)
+        how.check(backend, statistics=trace)
+        told = _told(call, how, mask, backend, trace=trace, options=options)
     agree(ranks, device, told, lambda: contents_of(mask=mask))
     if watched():
         warnings.warn(
