@@ -543,6 +543,13 @@ def statistics_that_ride_along(dtype: torch.dtype) -> None:
     assert torch.equal(t.full().inputs.k, true.inputs.k)
     near("entropy", t.entropy, laid.shard(true.entropy, 2).double(), 1e-5)
     near("all entropies", t.full().entropy, true.entropy.double(), 1e-5)
+    # Their gradients ride back together.
+    one, own = ([t.detach().requires_grad_() for t in some] for some in (whole, mine))
+    true, t = regard.trace(*one, mask=masks.causal()), parallel.trace(*own, **told)
+    for each in (true, t):
+        (each.out.float().square().sum() + each.lse.sum() + each.entropy.sum()).backward()
+    for x, y in zip(own, one, strict=True):
+        torch.testing.assert_close(x.grad, laid.shard(y.grad, 2))
 
 
 def _swapped() -> parallel.Layout:
