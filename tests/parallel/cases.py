@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard import RegardError, biases, masks, parallel, scores
+from regard.backends.questions import differentiable
 from regard.parallel import Layout, choice, collectives
 from regard.parallel.ranks import ranks_of
 from regard.parallel.ring.block_questions import OfRows
@@ -550,6 +551,10 @@ def statistics_that_ride_along(dtype: torch.dtype) -> None:
         (each.out.float().square().sum() + each.lse.sum() + each.entropy.sum()).backward()
     for x, y in zip(own, one, strict=True):
         torch.testing.assert_close(x.grad, laid.shard(y.grad, 2))
+    # Of what nobody learns from, no gradient is worked out: that of max_logit goes over all pairs.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(differentiable.AskedPulled, "apply", None)
+        parallel.trace(*own, **told).out.sum().backward()
 
 
 def _swapped() -> parallel.Layout:
