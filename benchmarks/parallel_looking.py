@@ -32,7 +32,9 @@ class Looking:
     """What each rank measures."""
 
     def __init__(self, quick: bool) -> None:
-        self.sizes, self.rounds = ([256], 2) if quick else ([2048, 4096], 24)
+        # A forward pass takes a fourth of the time, and what looking adds is a larger part of it.
+        self.sizes, each = ([256], (2, 2)) if quick else ([2048, 4096], (48, 24))
+        self.rounds = dict(zip(PASSES, each, strict=True))
 
     def __call__(self) -> Taken:
         return {
@@ -56,7 +58,7 @@ class Looking:
             return parallel.trace(*mine, **told).out
 
         calls = dict(zip(RUNS, (attend, look, attend), strict=True))
-        return _in_turns(calls, self.rounds, learns=kind != "forward")
+        return _in_turns(calls, self.rounds[kind], learns=kind != "forward")
 
 
 def _in_turns(

@@ -23,7 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard import RegardError, biases, masks, parallel, scores
-from regard.parallel import Layout, choice
+from regard.backends.questions import differentiable
+from regard.parallel import Layout, choice, collectives
 from regard.parallel.ranks import ranks_of
 from regard.parallel.ring.block_questions import OfRows
 from tests.parallel.whole import BLOCK, BLOCKS, HEADS, KEYS, MAP, QUERIES, REGION, Whole
@@ -46,6 +47,7 @@ LAYOUTS: dict[str, Callable[[int], Layout]] = {
     "by_document": partial(parallel.by_document, LENGTHS),
 }
 METHODS = ("ulysses", "all_gather", "ring")
+GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 ROWS = ("out", "lse", "entropy", "max_logit", "mean_logit", "std_logit", "min_logit", "mass", "top",
         "recall")  # fmt: skip
 LEARNED = ("out", "lse", "entropy", "max_logit", "mean_logit", "mass", "received", "weights", "map",
@@ -465,10 +467,94 @@ def ranks_that_differ() -> None:
     if rank:
         refused("19 tokens by", call(q[:, :, 1:], k, v))
     else:
-        refused("rank 1 refused the call", call())
+        refused("rank 1 refused what was asked", call())
     t = parallel.trace(q, k, v, layout=laid)
     refused("question", lambda: t.map(3 + rank))
     call()()
+
+
+def a_rank_that_alone_asks_wrongly(method: str) -> None:
+    """A question that is wrong on one rank ends on all of them, at once, with the rank and its
+    reason. The next question is right again."""
+    rank = dist.get_rank()
+    laid = parallel.contiguous(N, 2)
+    t = parallel.trace(
+        *(laid.shard(x, 2) for x in inputs(2, torch.float32)), layout=laid, method=method
+    )
+    far = N + 5 if rank else 1
+    wrong: dict[str, Callable[[], object]] = {
+        "queries: index out of range": lambda: t.weights(queries=[far]),
+        "heads: index out of range": lambda: t.logits(heads=[far]),
+        "keys: index out of range": lambda: t.mass([far]),
+        "map: a region of queries": lambda: t.map(4, queries=(0, far)),
+        "indexer_target: a region of queries": lambda: t.indexer_target(4, (0, far)),
+    }
+    start = time.monotonic()
+    for why, ask in wrong.items():
+        refused(why if rank else rf"rank 1 refused what was asked[\s\S]*{why}", ask)
+    assert time.monotonic() - start < 30
+    many = torch.arange(70) % (N - 1)
+    refused("question", lambda: t.weights(queries=many + rank))
+    assert t.weights(queries=many).shape[2] == 70
+
+
+def a_rank_that_alone_is_refused(backend: str) -> None:
+    """A backend that has nothing for the rank without tokens is refused on all."""
+    few, why = parallel.contiguous(1, 2), "for empty tensors"
+    q, k, _ = (few.shard(t[:, :, :1], 2) for t in inputs(4, torch.float32))
+    refused(
+        rf"rank 0 refused what was asked[\s\S]*{why}" if dist.get_rank() else why,
+        lambda: parallel.attention(q, k, k, layout=few, method="all_gather", backend=backend),
+    )
+
+
+def statistics_that_ride_along(dtype: torch.dtype) -> None:
+    """A trace sends as many messages as attention does; a question, or a whole trace, one."""
+    counted = []
+    plain = {name: getattr(dist, name) for name in ("all_to_all_single", GATHER)}
+
+    def counting(name: str) -> Callable[..., object]:
+        def call(*args: Any, **options: Any) -> object:
+            counted.append(name)
+            return plain[name](*args, **options)
+
+        return call
+
+    def messages(ask: Callable[[], object]) -> int:
+        counted.clear()
+        ask()
+        # One of them compares what ranks are about to do.
+        return len(counted) - 1
+
+    laid = parallel.zigzag(N, 2)
+    whole = [t.to(dtype) for t in inputs(2, torch.float64)]
+    mine = [laid.shard(t, 2) for t in whole]
+    true = regard.trace(*whole, mask=masks.causal())
+    told: dict[str, Any] = {"layout": laid, "mask": masks.causal(), "method": "ulysses"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_to_all_single", counting("all_to_all_single"))
+        patch.setattr(collectives, "_all_gather", counting(GATHER))
+        assert messages(lambda: parallel.attention(*mine, **told)) == 2
+        assert messages(lambda: parallel.trace(*mine, **told)) == 2
+        t = parallel.trace(*mine, **told)
+        assert messages(lambda: t.top(3)) == 1
+        assert messages(t.full) == 1
+    assert (t.out.dtype, t.lse.dtype) == (dtype, torch.float32)
+    assert torch.equal(t.top(3).indices, laid.shard(true.top(3).indices, 2))
+    assert torch.equal(t.full().inputs.k, true.inputs.k)
+    near("entropy", t.entropy, laid.shard(true.entropy, 2).double(), 1e-5)
+    near("all entropies", t.full().entropy, true.entropy.double(), 1e-5)
+    # Their gradients ride back together.
+    one, own = ([t.detach().requires_grad_() for t in some] for some in (whole, mine))
+    true, t = regard.trace(*one, mask=masks.causal()), parallel.trace(*own, **told)
+    for each in (true, t):
+        (each.out.float().square().sum() + each.lse.sum() + each.entropy.sum()).backward()
+    for x, y in zip(own, one, strict=True):
+        torch.testing.assert_close(x.grad, laid.shard(y.grad, 2))
+    # Of what nobody learns from, no gradient is worked out: that of max_logit goes over all pairs.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(differentiable.AskedPulled, "apply", None)
+        parallel.trace(*own, **told).out.sum().backward()
 
 
 def _swapped() -> parallel.Layout:
@@ -555,6 +641,16 @@ def of_two() -> dict[str, Callable[[], None]]:
         "refusals": refusals,
         "blocks that are hidden": blocks_that_are_hidden,
         "ranks that differ": ranks_that_differ,
+        **{
+            f"{method}, a rank that alone asks wrongly": partial(
+                a_rank_that_alone_asks_wrongly, method
+            )
+            for method in METHODS
+        },
+        "a rank that sdpa alone refuses": partial(a_rank_that_alone_is_refused, "sdpa"),
+        "a rank that flex alone refuses": partial(a_rank_that_alone_is_refused, "flex"),
+        "statistics that ride along": partial(statistics_that_ride_along, torch.float32),
+        "statistics wider than the output": partial(statistics_that_ride_along, torch.bfloat16),
         "shapes at the edge": shapes_at_the_edge,
         "a rank that hangs": a_rank_that_hangs,
         "a rank that is gone": a_rank_that_is_gone,

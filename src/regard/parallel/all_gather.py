@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.backends.contract import Pool
 from regard.backends.questions.block_mass import head_sums, kept_mass
 from regard.backends.tiled.second_pass import ChosenBlocks, KeyBlocks
+from regard.calls.choice import choose
 from regard.inputs import AttentionInputs
 from regard.parallel.call import Call
 from regard.parallel.collectives import Gather, Replicated, Scatter, Sum
@@ -45,6 +46,22 @@ class AllGather(OnePart):
             layout.in_order(t.movedim(0, 2).flatten(2, 3), 2)
             for t in Gather.apply(self.call.ranks, *sent)  # type: ignore[no-untyped-call]
         )
+        return self._with(k, v)
+
+    def check(self, backend: str | None, *, statistics: bool) -> None:
+        if backend is None:
+            return
+        x, K = self.call.inputs, self.call.shape.K
+        # Of the keys that will be there, a backend is told all but the numbers.
+        k, v = (
+            t.new_empty(*t.shape[:2], K, t.shape[3]).requires_grad_(t.requires_grad)
+            for t in (x.k, x.v)
+        )
+        choose(self._with(k, v), backend, statistics=statistics)
+
+    def _with(self, k: Tensor, v: Tensor) -> AttentionInputs:
+        """This rank's queries with all keys and values."""
+        x = self.call.inputs
         runs = self.call.layout.runs[self.call.ranks.rank]
         start = runs[0][0] if len(runs) == 1 else None
         return replace(

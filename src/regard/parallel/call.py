@@ -75,6 +75,10 @@ class Method(Protocol[P]):
 
     name: str
 
+    def check(self, backend: str | None, *, statistics: bool) -> None:
+        """Refuse a backend that cannot run what this rank works on, before anything travels."""
+        ...
+
     def attend(self, backend: str | None) -> Tensor:
         """The output for this rank's queries."""
         ...

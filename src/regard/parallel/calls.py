@@ -13,11 +13,11 @@ from regard.backends.contract import Rows
 from regard.between_graphs import between_graphs
 from regard.biases.bias import Bias
 from regard.calls.watchers import watched
-from regard.errors import RegardError, RegardWarning
+from regard.errors import RegardWarning
 from regard.masks.algebra import Mask
 from regard.parallel.call import Call, Method, Part, checked_call
 from regard.parallel.choice import ParallelPlan, method_of, plan_of
-from regard.parallel.handshake import agree, contents_of, refuse_together, said
+from regard.parallel.handshake import agree, contents_of, refused_together, said
 from regard.parallel.layout import Layout
 from regard.parallel.parallel_trace import ParallelTrace
 from regard.parallel.ranks import Mesh, ranks_of
@@ -99,10 +99,8 @@ def trace(
         cu_seqlens=cu_seqlens,
     )  # fmt: skip
     part: Part = how.observe(backend)
-    (out,) = how.of_rows(part.out)
-    return ParallelTrace(
-        call, how, part, Rows(out, *how.of_rows(part.lse, part.max_logit, part.entropy)), mask
-    )
+    rows = Rows(*how.of_rows(part.out, part.lse, part.max_logit, part.entropy))
+    return ParallelTrace(call, how, part, rows, mask)
 
 
 def plan(
@@ -150,16 +148,13 @@ def _prepared(
 ) -> tuple[Call, Method[Any], Mask | None]:
     """A call that is right here, and the same on all ranks."""
     ranks = ranks_of(mesh)
-    try:
+    device = q.device if isinstance(q, Tensor) else torch.device("cpu")
+    with refused_together(ranks, device):
         call = checked_call(q, k, v, ranks, layout, key_layout, mask=mask, **options)
         how = method_of(call, method)
-    except RegardError as error:
-        # The others would wait for this rank.
-        device = q.device if isinstance(q, Tensor) else torch.device("cpu")
-        refuse_together(ranks, device, error)
-        raise
-    told = _told(call, how, mask, backend, trace=trace, options=options)
-    agree(ranks, q.device, told, lambda: contents_of(mask=mask))
+        how.check(backend, statistics=trace)
+        told = _told(call, how, mask, backend, trace=trace, options=options)
+    agree(ranks, device, told, lambda: contents_of(mask=mask))
     if watched():
         warnings.warn(
             "regard.watch does not see the calls of regard.parallel: keep what "

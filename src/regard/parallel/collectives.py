@@ -1,7 +1,8 @@
 """What ranks send each other, as functions that autograd knows.
 
-Each takes and gives several tensors of one type, which travel together. Which gradients there are
-must be the same on every rank, as the calls themselves must be.
+Each takes and gives several tensors, which travel together: what is sent on as it is may be of
+different types. Which gradients there are must be the same on every rank, as the calls themselves
+must be.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Sum(torch.autograd.Function):
 
 def exchanged(ranks: Ranks, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Parts for each rank sent to it: what each rank sent to this one."""
-    sent = _together(tensors, ranks.size)
+    sent = _together(tensors)
     got = torch.empty_like(sent)
     _run("all_to_all", ranks, lambda: dist.all_to_all_single(got, sent, group=ranks.group))
     return _apart(got, tensors)
@@ -103,8 +104,8 @@ def exchanged(ranks: Ranks, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 def gathered(ranks: Ranks, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """What each rank has."""
     mine = [t[None] for t in tensors]
-    sent = _together(mine, 1)
-    got = sent.new_empty(ranks.size, sent.shape[1])
+    sent = _together(mine)
+    got = sent.new_empty(ranks.size, *sent.shape[1:])
     _run("all_gather", ranks, lambda: _all_gather(got, sent, group=ranks.group))
     return _apart(got, mine)
 
@@ -121,12 +122,12 @@ def largest(ranks: Ranks, tensor: Tensor) -> Tensor:
 
 
 def scattered(ranks: Ranks, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The sum of what all ranks have for this one."""
-    sent = _together(tensors, ranks.size)
+    """The sum of what all ranks have for this one, of tensors of one type."""
+    sent = _together(tensors)
     # A sum of numbers that were rounded to half precision is not rounded again at every step.
     if sent.dtype in (torch.float16, torch.bfloat16):
         sent = sent.float()
-    got = sent.new_empty(1, sent.shape[1])
+    got = sent.new_empty(1, *sent.shape[1:])
     _run("reduce_scatter", ranks, lambda: _reduce_scatter(got, sent, group=ranks.group))
     return tuple(part[0] for part in _apart(got.to(tensors[0].dtype), tensors))
 
@@ -140,17 +141,49 @@ def _some(
     return [None if g is None else next(moved) for g in grads]
 
 
-def _together(tensors: Sequence[Tensor], parts: int) -> Tensor:
-    flat = [t.reshape(parts, -1) for t in tensors]
-    return flat[0].contiguous() if len(flat) == 1 else torch.cat(flat, 1)
+def _together(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors [W, ...] as one, in one copy. Those of different types as numbers of the narrowest,
+    which only carry what they are."""
+    lead = _shared(tensors)
+    narrow = min((t.dtype for t in tensors), key=lambda dtype: dtype.itemsize)
+    sizes = _sizes(tensors, len(lead), narrow)
+    packed = tensors[0].new_empty(*lead, sum(sizes), dtype=narrow)
+    for t, room in zip(tensors, packed.split(sizes, -1), strict=True):
+        if t.dtype == narrow:
+            room.view(t.shape).copy_(t)
+        elif t.numel():
+            room.copy_(t.contiguous().view(*lead, -1).view(narrow))
+    return packed
 
 
 def _apart(packed: Tensor, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    sizes = [t[0].numel() for t in like]
-    return tuple(
-        part.reshape(len(packed), *t.shape[1:])
-        for part, t in zip(packed.split(sizes, 1), like, strict=True)
-    )
+    """What was sent together, of as many ranks as there are in `packed`."""
+    lead = packed.shape[:-1]
+    found = []
+    sizes = _sizes(like, len(lead), packed.dtype)
+    for part, t in zip(packed.split(sizes, -1), like, strict=True):
+        size = *lead, *t.shape[len(lead) :]
+        if t.dtype == packed.dtype:
+            found.append(part.view(size))
+            continue
+        # Wider numbers may be read only where their own type may stand.
+        wide = packed.new_empty(size, dtype=t.dtype)
+        if wide.numel():
+            wide.view(*lead, -1).view(packed.dtype).copy_(part)
+        found.append(wide)
+    return tuple(found)
+
+
+def _shared(tensors: Sequence[Tensor]) -> torch.Size:
+    """The axes that each tensor has a run of numbers for. With batch and heads among them, heads
+    of all ranks lie at even distances, and are put together without being copied."""
+    heads = {t.shape[:3] for t in tensors}
+    return heads.pop() if len(heads) == 1 else tensors[0].shape[:1]
+
+
+def _sizes(tensors: Sequence[Tensor], lead: int, of: torch.dtype) -> list[int]:
+    """How many numbers of a type each tensor takes."""
+    return [t.shape[lead:].numel() * t.dtype.itemsize // of.itemsize for t in tensors]
 
 
 def _run(what: str, ranks: Ranks, run: Callable[[], object]) -> None:

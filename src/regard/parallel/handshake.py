@@ -11,8 +11,10 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -29,7 +31,9 @@ Told = dict[str, str]
 READ = 1 << 20
 """Bytes of a mask's tensor up to which its numbers are compared, too."""
 
-_AGREED: dict[tuple[str, str], None] = {}
+_AGREED: WeakKeyDictionary[dist.ProcessGroup, set[bytes]] = WeakKeyDictionary()
+"""The kinds that ranks agreed on, group by group: all members of a group forget at the same call,
+whatever each does in other groups, and a group that is made anew knows nothing of one before."""
 _ROOM = 4096
 
 
@@ -38,8 +42,8 @@ def agree(
 ) -> None:
     """Refuse, on every rank, what is not the same on all of them. `contents` is asked only where
     ranks are."""
-    kind = ranks.name, _digest(told).hex()
-    if device.type != "cpu" and kind in _AGREED:
+    kind, agreed = _digest(told), _AGREED.setdefault(ranks.group, set())
+    if device.type != "cpu" and kind in agreed:
         return
     told = told | contents()
     mine = _digest(told)
@@ -47,18 +51,28 @@ def agree(
     found = [bytes(row.tolist()) for row in gathered(ranks, [sent])[0].cpu()]
     if any(each != mine for each in found):
         raise _differ(ranks, told)
-    if len(_AGREED) >= _ROOM:
-        _AGREED.clear()
-    _AGREED[kind] = None
+    if len(agreed) >= _ROOM:
+        agreed.clear()
+    agreed.add(kind)
 
 
-def refuse_together(ranks: Ranks, device: torch.device, error: RegardError) -> None:
-    """Tell the other ranks, which are about to compare calls, why this one makes none."""
+@contextmanager
+def refused_together(ranks: Ranks, device: torch.device) -> Iterator[None]:
+    """Where what fails on this rank is told to the others, which are about to compare what they do
+    and would wait for it.
+
+    On a GPU they compare the first of a kind only. Whether they do so now, this rank cannot know
+    unless they never agreed on anything: it raises at once, since in a collective that nobody else
+    enters its reason would be lost, too. To tell them there would take a collective of every call.
+    """
     try:
-        agree(ranks, device, {"refused": str(error)})
-    except RegardError:
-        # What they are told; here the reason itself is raised.
-        return
+        yield
+    except Exception as error:
+        if device.type == "cpu" or not _AGREED.get(ranks.group):
+            # What the others are told; here the reason itself is raised.
+            with suppress(RegardError):
+                agree(ranks, device, {"refused": _reason(error)})
+        raise
 
 
 def contents_of(**values: Value | None) -> Told:
@@ -99,6 +113,11 @@ def _digest_of(t: Tensor) -> str:
     return hashlib.sha256(ctypes.string_at(there.data_ptr(), size) if size else b"").hexdigest()
 
 
+def _reason(error: Exception) -> str:
+    said = str(error)
+    return said if isinstance(error, RegardError) else f"{type(error).__name__}: {said}"
+
+
 def _differ(ranks: Ranks, told: Told) -> RegardError:
     every: list[Any] = [None] * ranks.size
     try:
@@ -109,7 +128,7 @@ def _differ(ranks: Ranks, told: Told) -> RegardError:
     if refused:
         rank, why = next(iter(refused.items()))
         return RegardError(
-            f"rank {rank} refused the call, so no rank makes it",
+            f"rank {rank} refused what was asked, so no rank does it",
             got=why.replace("\n", "; "),
             do="see what it was given there",
         )

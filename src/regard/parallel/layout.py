@@ -110,13 +110,11 @@ class Layout:
 
     def in_order(self, x: Tensor, dim: int) -> Tensor:
         """Filled shards, end to end, as the sequence."""
-        index = self._places(x.device).of_tokens
-        return x if index is None else x.index_select(dim, index)
+        return _picked(x, dim, self._places(x.device).of_tokens)
 
     def in_shards(self, x: Tensor, dim: int) -> Tensor:
         """A sequence as filled shards, end to end."""
-        index = self._places(x.device).of_slots
-        return x if index is None else x.index_select(dim, index)
+        return _picked(x, dim, self._places(x.device).of_slots)
 
     def check(self, rank: int, size: int, tokens: int, what: str) -> None:
         """Refuse a shard that is not the one a rank has."""
@@ -208,6 +206,15 @@ def run_inside(places: Int[Tensor, "n"], region: tuple[int, int]) -> Run:
     """Which places, that rise, are in a region: the first, and the first behind them."""
     first, stop = torch.searchsorted(places, places.new_tensor(region)).tolist()
     return first, stop
+
+
+def _picked(x: Tensor, dim: int, index: Int[Tensor, "n"] | None) -> Tensor:
+    if index is None:
+        return x
+    if dim == x.ndim - 1:
+        # Single numbers, which index_select copies one by one, as if each were a row.
+        return x.gather(dim, index.expand(*x.shape[:-1], -1))
+    return x.index_select(dim, index)
 
 
 def _listed(lengths: Sequence[int] | Tensor) -> list[int]:

@@ -16,6 +16,9 @@ class OnePart:
         """The part of this rank."""
         raise NotImplementedError
 
+    def check(self, backend: str | None, *, statistics: bool) -> None:
+        """Refuse a backend that cannot run the part, where ranks may differ in that."""
+
     def of_rows(self, *answers: Tensor) -> tuple[Tensor, ...]:
         """Answers about the queries of the part, one for each, as those of this rank's queries."""
         return answers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,7 +25,7 @@ from regard.backends.questions.block_mass import (
 from regard.masks.algebra import Mask
 from regard.parallel.call import Call, Method, Part
 from regard.parallel.collectives import Sum, gathered
-from regard.parallel.handshake import Told, agree, numbers_of
+from regard.parallel.handshake import Told, agree, numbers_of, refused_together
 from regard.parallel.layout import Layout
 from regard.parallel.own_rows import OwnRows
 from regard.traces import Chosen, Region, Trace, places, pooled_region, region_of
@@ -112,14 +113,12 @@ class ParallelTrace(OwnRows):
     def top(self, n: int) -> Top:
         """Weights and key indices of each query's n strongest keys, as `Trace.top` gives them."""
         self._agree(f"top({n})")
-        values, indices = self.part.top(n)
-        (values,) = self.method.of_rows(values)
-        (indices,) = self.method.of_rows(indices)
-        return Top(values, indices)
+        return Top(*self.method.of_rows(*self.part.top(n)))
 
     def mass(self, keys: Chosen) -> Float[Tensor, "b h n"]:
         """The share of each row that falls on given keys. Differentiable."""
-        at = places(keys, self.call.shape.K, "keys", self._device)
+        with self._checking():
+            at = places(keys, self.call.shape.K, "keys", self._device)
         self._agree("mass", at)
         (found,) = self.method.of_rows(self.part.mass(at))
         return found
@@ -147,7 +146,8 @@ class ParallelTrace(OwnRows):
         """The weights of a region, pooled into cells, on every rank, as `Trace.map` gives them.
         Differentiable; counted once."""
         B, H, _, _ = self.call.shape
-        size, rows, columns = pooled_region(self.call.shape, cells, queries, keys, pool)
+        with self._checking():
+            size, rows, columns = pooled_region(self.call.shape, cells, queries, keys, pool)
         self._agree(f"map({size}, {rows}, {columns}, {pool})")
         if 0 in size:
             return self.lse.detach().new_zeros(B, H, *size)
@@ -157,7 +157,8 @@ class ParallelTrace(OwnRows):
         """How much of this rank's rows a choice of key blocks keeps, and the mean over the rows of
         all ranks. `blocks` are those of the whole sequence, as `Trace.recall` takes them.
         Differentiable; the mean, which every rank has, is counted once."""
-        chosen = chosen_blocks(self.call.inputs, blocks, size, self.call.shape)
+        with self._checking():
+            chosen = chosen_blocks(self.call.inputs, blocks, size, self.call.shape)
         sizes = chosen.queries, chosen.keys
         self._agree(f"recall of blocks {sizes}", contents={"blocks": numbers_of(chosen.kept)})
         kept = self.method.kept(self.part, chosen)
@@ -175,8 +176,9 @@ class ParallelTrace(OwnRows):
         """The weights summed over heads and blocks of keys, as shares of 1, as
         `Trace.indexer_target` gives them: of this rank's queries, or those in a region.
         Differentiable."""
-        region = region_of(queries, self.call.shape.Q, "queries", "indexer_target")
-        blocks = key_blocks(size, self.call.shape.K)
+        with self._checking():
+            region = region_of(queries, self.call.shape.Q, "queries", "indexer_target")
+            blocks = key_blocks(size, self.call.shape.K)
         self._agree(f"indexer_target({size}, {region})")
         return shares(self.method.head_sums(self.part, blocks, region))
 
@@ -187,14 +189,15 @@ class ParallelTrace(OwnRows):
         self._agree("full()")
         x, ranks = self.call.inputs, self.call.ranks
 
-        def joined(t: Tensor, layout: Layout) -> Tensor:
-            (parts,) = gathered(ranks, [layout.filled(t, 2)])
-            return layout.in_order(parts.movedim(0, 2).flatten(2, 3), 2)
-
-        q, k, v = joined(x.q, self.layout), *(joined(t, self.key_layout) for t in (x.k, x.v))
+        every = [(x.q, self.layout), (x.k, self.key_layout), (x.v, self.key_layout)]
+        every += [(t, self.layout) for t in self.rows]
+        sent = gathered(ranks, [layout.filled(t, 2) for t, layout in every])
+        q, k, v, *rows = (
+            layout.in_order(parts.movedim(0, 2).flatten(2, 3), 2)
+            for parts, (_, layout) in zip(sent, every, strict=True)
+        )
         inputs = replace(x, q=q, k=k, v=v).map_tensors(Tensor.detach)
-        rows = Rows(*(joined(t, self.layout) for t in self.rows))
-        return Trace(inputs, rows, self.part.backend, self.part.second_pass, self.mask)
+        return Trace(inputs, Rows(*rows), self.part.backend, self.part.second_pass, self.mask)
 
     def detach(self) -> ParallelTrace:
         """The same trace, cut from autograd."""
@@ -204,15 +207,22 @@ class ParallelTrace(OwnRows):
 
     def _chosen(self, question: str, queries: Chosen, keys: Chosen, heads: Chosen) -> Tensor:
         _, H, Q, K = self.call.shape
-        q = places(queries, Q, "queries", self._device)
-        k = places(keys, K, "keys", self._device)
-        h = places(heads, H, "heads", self._device)
+        with self._checking():
+            q = places(queries, Q, "queries", self._device)
+            k = places(keys, K, "keys", self._device)
+            h = places(heads, H, "heads", self._device)
         self._agree(question, q, k, h)
         return self.method.chosen(self.part, question, q, k, h)
 
+    def _checking(self) -> AbstractContextManager[None]:
+        """What is wrong with a question on one rank is told to all."""
+        return refused_together(self.call.ranks, self._device)
+
     def _agree(self, question: str, *at: Tensor, contents: Told | None = None) -> None:
         """All ranks ask the same."""
-        named = [str(t.tolist()) if len(t) < 64 else f"{len(t)} places" for t in at]
+        named = [
+            str(t.tolist()) if len(t) < 64 else f"{len(t)} places {numbers_of(t)[:16]}" for t in at
+        ]
         asked = ", ".join([question, *named])
         learns = torch.is_grad_enabled()
         told = {"question": asked, "autograd": str(learns)}

@@ -83,12 +83,16 @@ class Asked(torch.autograd.Function):
         question, call, row, *tensors = inputs
         ctx.asked = question, call
         ctx.save_for_backward(row, *tensors)
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(t for t in output if not t.is_floating_point()))
 
     @staticmethod
     @between_graphs(UNCOMPILED)
-    def backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, g: Tensor | None, *others: Tensor | None) -> tuple[Any, ...]:
         question, call = ctx.asked
+        # An answer that travelled with others, of which only these are learned from.
+        if g is None and all(other is None for other in others):
+            return tuple(None for _ in ctx.needs_input_grad)
         if question.pull is None:
             _refuse(question.name)
         row, *tensors = ctx.saved_tensors

@@ -35,8 +35,10 @@ class Ring:
         call = self.call
         return Lap(Blocks(call.ranks, call.layout, call.key_layout), call.inputs.mask)
 
-    def attend(self, backend: str | None) -> Tensor:
+    def check(self, backend: str | None, *, statistics: bool) -> None:
         self._chosen(backend)
+
+    def attend(self, backend: str | None) -> Tensor:
         return self._rows(backend).out
 
     def observe(self, backend: str | None) -> RingTrace:
@@ -84,7 +86,7 @@ class Ring:
         return part.head_sums(blocks, queries)
 
     def _chosen(self, backend: str | None) -> Backend:
-        """What runs the block of this rank's own keys; or why nothing does, before any travel."""
+        """What runs the block of this rank's own keys."""
         x = self.call.inputs
         own = self.lap.blocks.block(x, self.call.ranks.rank, x.k, x.v)
         return choose(own.inputs, backend, statistics=True)
