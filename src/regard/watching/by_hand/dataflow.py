@@ -6,7 +6,7 @@ Nothing is kept alive by being followed: what is known of a tensor goes when the
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -71,6 +71,11 @@ class Dataflow:
     def __init__(self) -> None:
         self._records: dict[int, tuple[weakref.ref[Tensor], Record, int]] = {}
 
+    @property
+    def followed(self) -> Collection[int]:
+        """The tensors that are, by identity. It grows and shrinks as they do."""
+        return self._records
+
     def clear(self) -> None:
         self._records.clear()
 
@@ -85,7 +90,9 @@ class Dataflow:
         """A tensor was reshaped. Batch and heads may be one axis from now on."""
         if not (isinstance(given, Tensor) and isinstance(out, Tensor) and plain(out)):
             return
-        if out.ndim < 2 or out.shape == given.shape:
+        kept = out.ndim - 1
+        # Most often heads are put side by side, in the last axis.
+        if kept < 1 or out.shape[:kept] == given.shape[:kept]:
             return
         axes = reshaped(tuple((Atom(n),) for n in given.shape), out.shape)
         if axes is not None and any(len(axis) > 1 for axis in axes[:-1]):
