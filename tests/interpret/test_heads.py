@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 import regard
 from regard import RegardError, interpret, masks, models
 from regard.interpret.head_scores import probes
+from regard.interpret.head_scores.head_table import Column, HeadRow, OwnScores, Score
 from regard.interpret.head_scores.pairs import weight_blocks
 from regard.interpret.head_scores.pairs.pair_sums import NEAR, call_sums
 from regard.interpret.head_scores.sides import Side, Sides
@@ -375,6 +377,25 @@ def test_heads_follow_a_parse_or_not() -> None:
     assert not [r for r in found.syntax if r.towards == "dependent"]
     with pytest.raises(RegardError, match="does not fit"):
         interpret.heads(model, ids, parses=[[0, 1]], **QUICK)
+
+
+def test_scores_of_a_head_are_a_mapping_of_its_own() -> None:
+    layer = {
+        "first": Column([0.5, 0.25], [0.4, 0.2], [0.6, 0.3], 0.1, 0.2),
+        "previous": Column([0.1, math.nan], [math.nan] * 2, [math.nan] * 2, math.nan, math.nan),
+    }
+    one, other = (HeadRow(0, head, "a", OwnScores(layer, head)) for head in range(2))
+    assert one.scores["first"] == Score(0.5, 0.4, 0.6, 0.1, 0.2)
+    assert (other["first"], one["previous"]) == (0.25, 0.1)
+    assert list(one.scores) == ["first", "previous"]
+    assert "rare" not in one.scores
+    assert math.isnan(one["rare"])
+    assert one == HeadRow(0, 0, "a", dict(one.scores))
+    assert one != other
+    copied = pickle.loads(pickle.dumps(one))
+    assert repr(copied) == repr(one) == repr(HeadRow(0, 0, "a", dict(one.scores)))
+    with pytest.raises(KeyError):
+        one.scores["rare"]
 
 
 def test_the_table_prints_sorts_and_is_plain_data(

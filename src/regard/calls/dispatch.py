@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -97,7 +97,7 @@ def attention(
         return known.run(q, k, v)  # type: ignore[return-value]
     if kind is not None and seen and backend is None:
         if known is not None:
-            return _shown(partial(known.trace, q, k, v, mask)).rows.out
+            return known.shown(q, k, v, mask).rows.out
         return trace(q, k, v, mask=mask, softcap=softcap, scale=scale, dropout=dropout).rows.out
     if any_nested(q, k, v):
         return _attend_packed(
@@ -165,7 +165,7 @@ def trace(
         kind = kind_of(q, k, v, mask, scale, softcap, backend, True)
     known = None if kind is None else _KNOWN.get(kind)
     if known is not None:
-        return _shown(partial(known.trace, q, k, v, mask))
+        return known.shown(q, k, v, mask) if watched() else known.trace(q, k, v, mask)
     if any_nested(q, k, v):
         return _trace_packed(
             pack(q, k, v, mask, bias), mask, score=score, bias=bias, softcap=softcap, sink=sink,
@@ -227,8 +227,8 @@ class _Known:
 
     run: Repeated
     backend: str
-    rest: tuple[Any, ...]
-    """Their inputs but for q, k and v."""
+    rest: dict[str, Any]
+    """The fields of their inputs but for q, k and v."""
     questions: SecondPass | None
     """Where what it observes can be asked about."""
     mask: Mask | None
@@ -237,8 +237,21 @@ class _Known:
     def trace(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
         assert self.questions is not None
         rows: Rows = self.run(q, k, v)  # type: ignore[assignment]
-        inputs = AttentionInputs(q, k, v, *self.rest)
-        return Trace(inputs, rows, self.backend, self.questions, mask)
+        # Fields at once: as frozen dataclasses set them, one by one, these two take longer than all
+        # else that is done here.
+        inputs, made = object.__new__(AttentionInputs), object.__new__(Trace)
+        own = inputs.__dict__
+        own.update(self.rest)
+        own["q"], own["k"], own["v"] = q, k, v
+        made.__dict__.update(
+            inputs=inputs, rows=rows, backend=self.backend, second_pass=self.questions, mask=mask
+        )
+        return made
+
+    def shown(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
+        """The same, shown to who watches, as `_shown` does."""
+        with torch._C.DisableTorchFunction():
+            return show(self.trace(q, k, v, mask))
 
 
 _KNOWN: dict[Hashable, _Known] = {}
@@ -276,7 +289,8 @@ def _remembered(
             _KNOWN.pop(_WITH_TENSORS.popleft(), None)
     run = chosen.repeated(inputs, statistics=statistics)
     questions = chosen.questions() if statistics else None
-    known = _Known(run, chosen.name, inputs.beside_tensors(), questions, mask)
+    rest = {field.name: getattr(inputs, field.name) for field in fields(inputs)[3:]}
+    known = _Known(run, chosen.name, rest, questions, mask)
     _KNOWN[kind] = known
     return known
 

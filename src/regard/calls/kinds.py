@@ -51,10 +51,12 @@ def kind_of(
         or q.is_nested
         or k.is_nested
         or v.is_nested
-        or not (q.ndim == k.ndim == v.ndim == 4)
         or not (scale is None or type(scale) is float)
         or not (softcap is None or type(softcap) is float)
     ):
+        return None
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if not (len(q_shape) == len(k_shape) == len(v_shape) == 4):
         return None
     hidden = None
     if mask is not None:
@@ -62,16 +64,16 @@ def kind_of(
             hidden = spelled(mask) or marked(mask, q.device)
         if hidden is None:
             return None
-    place = _place(q)
-    if place is None or k.device != q.device or v.device != q.device:
+    place, device = _place(q), q.device
+    if place is None or k.device != device or v.device != device:
         return None
     learned = None
     if torch.is_grad_enabled():
         learned = (q.requires_grad, k.requires_grad, v.requires_grad)
     return (
-        q.shape, q.stride(), q.dtype, q.data_ptr() % 16,
-        k.shape, k.stride(), k.dtype, k.data_ptr() % 16,
-        v.shape, v.stride(), v.dtype, v.data_ptr() % 16,
+        q_shape, q.stride(), q.dtype, q.data_ptr() % 16,
+        k_shape, k.stride(), k.dtype, k.data_ptr() % 16,
+        v_shape, v.stride(), v.dtype, v.data_ptr() % 16,
         hidden, scale, softcap, backend, statistics, learned, place,
         torch.is_inference_mode_enabled(),
     )  # fmt: skip
@@ -184,6 +186,7 @@ def _place(q: Tensor) -> Hashable | None:
         kind, told = "cpu", (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled())
     else:
         return None
-    if torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) is not q.dtype:
+    casts = torch.is_autocast_enabled(kind)
+    if casts and torch.get_autocast_dtype(kind) is not q.dtype:
         return None
-    return kind, torch.is_autocast_enabled(kind), told
+    return kind, casts, told

@@ -11,10 +11,15 @@ from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.masks.convert import is_causal_bias
 
+_CAUSAL = masks.from_sdpa(None, True)
+"""One for all calls: a mask says once what it is."""
+
 
 def mask_and_bias(attn_mask: Tensor | None, is_causal: bool) -> tuple[Mask | None, Bias | None]:
     """Its mask: True may be seen, floats are added to the logits, causal is from the start."""
-    if attn_mask is None or is_causal_bias(attn_mask):
+    if attn_mask is None:
+        return _CAUSAL if is_causal else None, None
+    if is_causal_bias(attn_mask):
         return masks.from_sdpa(attn_mask, is_causal), None
     if attn_mask.ndim < 2:
         raise RegardError(
@@ -30,6 +35,8 @@ def mask_and_bias(attn_mask: Tensor | None, is_causal: bool) -> tuple[Mask | Non
 
 def four_axes(t: Tensor) -> Tensor:
     """Leading axes as [B, H]: those before the last of them are the batch."""
+    if t.ndim == 4:
+        return t
     if t.ndim == 2:
         return t[None, None]
     return t.unsqueeze(0) if t.ndim == 3 else t.flatten(0, -4)

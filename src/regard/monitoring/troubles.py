@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from types import TracebackType
 
 from regard.errors import RegardError, RegardWarning
 
@@ -21,16 +21,10 @@ class Troubles:
         self._waiting: list[str] = []
         self._noted: set[str] = set()
 
-    @contextmanager
-    def during(self, what: str, whose: str = "") -> Iterator[None]:
+    def during(self, what: str, whose: str = "") -> AbstractContextManager[None]:
         """Errors in here are noted, and what follows goes on. Those of somebody (`whose`) are of
         one kind if they are of one type: what others say may be new each time."""
-        try:
-            yield
-        except Exception as error:
-            if self.raises:
-                raise
-            self.note(what, error, whose)
+        return _During(self, what, whose)
 
     def note(self, what: str, error: Exception, whose: str = "") -> None:
         """Keep the words of an error; its frames would keep tensors alive."""
@@ -56,6 +50,27 @@ class Troubles:
         waiting, self._waiting, self.fresh = self._waiting, [], False
         for text in waiting:
             warnings.warn(RegardWarning(text), stacklevel=stacklevel + 1)
+
+
+class _During(AbstractContextManager[None]):
+    """What `Troubles.during` gives. (Generators make contexts that take longer: this is gone
+    through at every layer.)"""
+
+    def __init__(self, troubles: Troubles, what: str, whose: str) -> None:
+        self._troubles, self._what, self._whose = troubles, what, whose
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        where: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception) or self._troubles.raises:
+            return False
+        self._troubles.note(self._what, error, self._whose)
+        return True
 
 
 def _said(error: Exception) -> str:

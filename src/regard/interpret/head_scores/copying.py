@@ -120,9 +120,10 @@ def writing_of(runner: Runner, text: Any, layers: str | Sequence[str] = "*") -> 
             sizes, last, None, {}, "the last linear map to logits of tokens was not found"
         )
     found: dict[str, Tensor] = {}
+    norms = [i for i, note in enumerate(notes) if _is_norm(note.module)]
     for path, size in sizes.items():
         module = _projection(model.get_submodule(path), size.width)
-        if module is not None and _adds_up(notes, module):
+        if module is not None and _adds_up(notes, norms, module):
             found[path] = _matrix(module)
     missing = [path for path in sizes if path not in found]
     why = ""
@@ -195,19 +196,22 @@ def _projection(module: nn.Module, width: int) -> nn.Module | None:
     return None
 
 
-def _adds_up(notes: list[_Note], module: nn.Module) -> bool:
+def _adds_up(notes: list[_Note], norms: list[int], module: nn.Module) -> bool:
     """Whether what a map gave was added to the stream as it is: what the norm after it was given is
-    what the norm before it was given, and this. Without norms nothing can be in between."""
-    if not any(_is_norm(note.module) for note in notes):
+    what the norm before it was given, and this. Without norms nothing can be in between. `norms`
+    are which of the notes are of such."""
+    if not norms:
         return True
     # A module may run a map of its own without calling it: then its input is all there is.
     at = next((i for i, note in enumerate(notes) if note.module is module), None)
     if at is None:
         return False
     wide = notes[at].gave.shape
-    before = [n.given for n in notes[:at] if _is_norm(n.module) and n.given.shape == wide]
-    after = [n.given for n in notes[at + 1 :] if _is_norm(n.module) and n.given.shape == wide]
-    return bool(before and after) and _near(before[-1] + notes[at].gave, after[0])
+    wider = [i for i in norms if notes[i].given.shape == wide]
+    before, after = [i for i in wider if i < at], [i for i in wider if i > at]
+    if not before or not after:
+        return False
+    return _near(notes[before[-1]].given + notes[at].gave, notes[after[0]].given)
 
 
 def _near(one: Tensor, two: Tensor, *, up_to_bias: bool = False) -> bool:

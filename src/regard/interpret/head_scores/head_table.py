@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 from regard.errors import RegardError
 from regard.interpret.head_scores.badge_rules import Held, badge_of
@@ -30,6 +30,44 @@ class Score:
     """The mean of the layer's heads with random weights."""
     random_most: float = math.nan
     """The most that any of them has."""
+
+
+class Column(NamedTuple):
+    """One score of all heads of a layer."""
+
+    value: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    random: float
+    random_most: float
+
+
+class OwnScores(Mapping[str, Score]):
+    """The scores of one head, each made when it is asked for: a model has thousands, and few of
+    them are looked at one by one.
+
+    >>> OwnScores({"first": Column([0.5, 0.25], [0.4, 0.2], [0.6, 0.3], 0.1, 0.2)}, 1)
+    {'first': Score(value=0.25, low=0.2, high=0.3, random=0.1, random_most=0.2)}
+    """
+
+    def __init__(self, columns: Mapping[str, Column], head: int) -> None:
+        self._columns, self._head = columns, head
+
+    def __getitem__(self, name: str) -> Score:
+        value, low, high, *random = self._columns[name]
+        return Score(value[self._head], low[self._head], high[self._head], *random)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.interpret.head_scores.copying import CLEAR, Writing, writing_of
-from regard.interpret.head_scores.head_table import HeadRow, HeadScores, Score
+from regard.interpret.head_scores.head_table import Column, HeadRow, HeadScores, OwnScores
 from regard.interpret.head_scores.links.link_table import Links
 from regard.interpret.head_scores.links.linking import links_of
 from regard.interpret.head_scores.pairs.pair_sums import CallSums, Sum, call_sums
@@ -100,15 +100,15 @@ def heads(
         else:
             other_found, other_probe = sweep.of(other, said)
     rows = []
+    columns = _columns(found, other_found, seed), _columns(probe, other_probe, seed)
+    offsets = found.strongest_offsets()
     for layer, path in enumerate(chosen):
-        scores = _scores(found, other_found, path, "", seed)
-        scores |= _scores(probe, other_probe, path, "probe ", seed)
-        offsets = found.strongest_offsets(path)
+        mine = columns[0].get(path, {}) | columns[1].get(path, {})
+        mine = {name: mine[name] for name in SCORES if name in mine}
+        strongest = offsets.get(path)
         for head in range(sizes[path].heads):
-            mine = {name: each[head] for name, each in scores.items()}
-            mine = {name: mine[name] for name in SCORES if name in mine}
-            offset = None if offsets is None else int(offsets[head])
-            rows.append(HeadRow(layer, head, path, mine, offset))
+            offset = None if strongest is None else strongest[head]
+            rows.append(HeadRow(layer, head, path, OwnScores(mine, head), offset))
     return HeadScores(
         tuple(rows), tuple(chosen), given.count, linked, sweep.arc_sums.table(), tuple(notes)
     )
@@ -283,20 +283,16 @@ def _separators(
     return found
 
 
-def _scores(found: Tally, other: Tally, path: str, start: str, seed: int) -> dict[str, list[Score]]:
-    """By name, the score of each head of a layer."""
-    scores: dict[str, list[Score]] = {}
-    mine, usual = found.estimates(path, seed), other.estimates(path, seed)
-    for name in SCORES:
-        if name.startswith("probe ") != bool(start) or name not in mine:
-            continue
-        known = torch.zeros(0)
-        if name in usual:
-            known = usual[name].value[~usual[name].value.isnan()]
-        mean = float(known.mean()) if len(known) else math.nan
-        most = float(known.max()) if len(known) else math.nan
-        scores[name] = [
-            Score(value, low, high, mean, most)
-            for value, low, high in zip(*(part.tolist() for part in mine[name]), strict=True)
-        ]
-    return scores
+def _columns(found: Tally, other: Tally, seed: int) -> dict[str, dict[str, Column]]:
+    """By layer and name, the scores of all heads, beside those with random weights."""
+    usual = other.estimates(seed)
+    columns: dict[str, dict[str, Column]] = {}
+    for path, mine in found.estimates(seed).items():
+        theirs = usual.get(path, {})
+        columns[path] = {}
+        for name, estimates in mine.items():
+            known = theirs[name].value if name in theirs else ()
+            known = [value for value in known if not math.isnan(value)]
+            mean = math.fsum(known) / len(known) if known else math.nan
+            columns[path][name] = Column(*estimates, mean, max(known, default=math.nan))
+    return columns

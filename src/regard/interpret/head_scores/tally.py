@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -22,9 +23,9 @@ ENDS = (0.025, 0.975)
 class Estimates(NamedTuple):
     """Of each head of a layer; NaN where nothing was counted."""
 
-    value: Float[Tensor, "h"]
-    low: Float[Tensor, "h"]
-    high: Float[Tensor, "h"]
+    value: list[float]
+    low: list[float]
+    high: list[float]
 
 
 class Tally:
@@ -58,11 +59,17 @@ class Tally:
     def _unit(self, index: Int[Tensor, "b"], like: Tensor) -> Int[Tensor, "b"]:
         return (index * self.units // self.texts).to(like.device, non_blocking=True)
 
-    def strongest_offsets(self, path: str) -> Int[Tensor, "h"] | None:
-        """The fixed offset that gets most, for each head: 1 is the token before."""
-        if path not in self._offsets:
-            return None
-        total = self._offsets[path].sum(0, dtype=torch.float64)
+    def strongest_offsets(self) -> dict[str, list[int]]:
+        """By layer, the fixed offset that gets most, for each head: 1 is the token before."""
+        chosen = {path: self._strongest(table) for path, table in self._offsets.items()}
+        # Layers have equally many heads, most often: a card is then waited for once.
+        found: dict[str, list[int]] = {}
+        for paths, stacked in _together(chosen):
+            found |= dict(zip(paths, stacked.tolist(), strict=True))
+        return found
+
+    def _strongest(self, table: Float[Tensor, "texts h offsets 2"]) -> Int[Tensor, "h"]:
+        total = table.sum(0, dtype=torch.float64)
         # An offset that few rows have says little of a head.
         common = total[..., 1] >= total[..., 1].amax(-1, keepdim=True) / 2
         share = torch.where(common, total[..., 0] / total[..., 1].clamp_min(1), -1.0)
@@ -71,27 +78,48 @@ class Tally:
     def settle_offsets(self) -> None:
         """Keep of all offsets the strongest, as the score "offset"."""
         for path, table in self._offsets.items():
-            chosen = self.strongest_offsets(path)
-            assert chosen is not None
+            chosen = self._strongest(table)
             at = (chosen + REACH).view(1, -1, 1, 1).expand(len(table), -1, 1, 2)
             strongest = table.gather(2, at)[:, :, 0].double()
             self._sums.setdefault(path, {})["offset",] = strongest[None]
 
-    def estimates(self, path: str, seed: int = 0) -> dict[str, Estimates]:
-        """Each score of each head: sums over texts divided, and 95 % of what texts drawn anew
-        give."""
-        found: dict[str, Estimates] = {}
-        for names, on_device in self._sums.get(path, {}).items():
-            tables = on_device.cpu()
-            values = ratio(tables.sum(1))
-            counted = (tables[..., 1] > 0).any(-1).sum(1).tolist()
-            for name, table, value, many in zip(names, tables, values, counted, strict=True):
-                ends = torch.full((2, *value.shape), math.nan, dtype=value.dtype)
-                if many > 1:
-                    drawn = ratio(torch.einsum("nt,thc->nhc", draws(self.units, seed), table))
-                    ends = drawn.nanquantile(torch.tensor(ENDS, dtype=torch.float64), 0)
-                found[name] = Estimates(value, *ends)
+    def estimates(self, seed: int = 0) -> dict[str, dict[str, Estimates]]:
+        """By layer, each score of each head: sums over texts divided, and 95 % of what texts drawn
+        anew give."""
+        found: dict[str, dict[str, Estimates]] = {path: {} for path in self._sums}
+        alike: defaultdict[tuple[str, ...], dict[str, Tensor]] = defaultdict(dict)
+        for path, of_layer in self._sums.items():
+            for names, table in of_layer.items():
+                alike[names][path] = table
+        for names, by_path in alike.items():
+            for paths, stacked in _together(by_path):
+                tables = stacked.cpu()
+                values = ratio(tables.sum(2)).tolist()
+                counted = (tables[..., 1] > 0).any(-1).sum(2).tolist()
+                for i, path in enumerate(paths):
+                    for j, name in enumerate(names):
+                        ends = self._ends(tables[i, j], counted[i][j], seed)
+                        found[path][name] = Estimates(values[i][j], *ends)
         return found
+
+    def _ends(
+        self, table: Float[Tensor, "texts h 2"], counted: int, seed: int
+    ) -> tuple[list[float], list[float]]:
+        if counted <= 1:
+            unknown = [math.nan] * table.shape[1]
+            return unknown, unknown
+        drawn = ratio(torch.einsum("nt,thc->nhc", draws(self.units, seed), table))
+        low, high = drawn.nanquantile(torch.tensor(ENDS, dtype=torch.float64), 0).tolist()
+        return low, high
+
+
+def _together(by_path: Mapping[str, Tensor]) -> Iterator[tuple[list[str], Tensor]]:
+    """The tensors of layers that have the same shape and device, as one, and whose they are."""
+    alike: defaultdict[Any, list[str]] = defaultdict(list)
+    for path, tensor in by_path.items():
+        alike[tensor.shape, tensor.device].append(path)
+    for paths in alike.values():
+        yield paths, torch.stack([by_path[path] for path in paths])
 
 
 def ratio(table: Float[Tensor, "*heads 2"]) -> Float[Tensor, "*heads"]:

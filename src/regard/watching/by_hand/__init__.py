@@ -1,5 +1,5 @@
 """Attention written out by hand: two products and a softmax between them."""
 
-from regard.watching.by_hand.hand_written import STEPS, HandWritten, Unseen
+from regard.watching.by_hand.hand_written import FOLDS, STEPS, HandWritten, Unseen
 
-__all__ = ["STEPS", "HandWritten", "Unseen"]
+__all__ = ["FOLDS", "STEPS", "HandWritten", "Unseen"]

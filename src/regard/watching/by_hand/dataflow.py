@@ -6,7 +6,7 @@ Nothing is kept alive by being followed: what is known of a tensor goes when the
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -71,6 +71,11 @@ class Dataflow:
     def __init__(self) -> None:
         self._records: dict[int, tuple[weakref.ref[Tensor], Record, int]] = {}
 
+    @property
+    def followed(self) -> Collection[int]:
+        """The tensors that are, by identity. It grows and shrinks as they do."""
+        return self._records
+
     def clear(self) -> None:
         self._records.clear()
 
@@ -86,8 +91,10 @@ class Dataflow:
         now on, and how they lay in memory is not seen any more."""
         if not (isinstance(given, Tensor) and isinstance(out, Tensor) and plain(out)):
             return
-        copied = out.shape == given.shape
-        if out.ndim < 2 or (copied and out.stride() == given.stride()):
+        copied, kept = out.shape == given.shape, out.ndim - 1
+        # Most often heads are put side by side, in the last axis.
+        same = out.stride() == given.stride() if copied else out.shape[:kept] == given.shape[:kept]
+        if kept < 1 or same:
             return
         steps = zip(given.shape, given.stride(), strict=True)
         axes = reshaped(tuple((Atom(n, step),) for n, step in steps), out.shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 from weakref import ref
@@ -71,6 +71,12 @@ class HandWritten:
         """Where weights were compared with those that the model computed."""
         self.compiled = False
         """Whether a part of the run is compiled."""
+
+    @property
+    def followed(self) -> Collection[int]:
+        """The tensors that are followed, by identity: empty, and the same object, while there are
+        none."""
+        return self._flow.followed
 
     def begin(self) -> None:
         """Nothing of one run belongs to the next."""

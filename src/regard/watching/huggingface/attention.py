@@ -70,16 +70,15 @@ def attend(
             "indices, cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k",
             do="run the model unwatched, or without these arguments",
         )
-    how: dict[str, Any] = {"scale": scaling, "softcap": softcap, "dropout": dropout}
-    how["training"] = dropout > 0
     # The watcher has PyTorch ask about each function and each shape; here it need not.
     with torch._C.DisableTorchFunction():
         if query.size(0) == 1 != key.size(0):
             # Queries that are learned are the same for the whole batch.
             query = query.expand(key.size(0), -1, -1, -1)
         Q, K = query.size(2), key.size(2)
-        _check_pressed(module, Q, K)
-        cache = cached_keys.asker(key, bias=position_bias, indices=indices, window=sliding_window)
+        if module.__dict__.get("masked_key_indices") is not None:
+            _check_pressed(module, Q, K)
+        cache = cached_keys.asker(key, position_bias, indices, sliding_window)
         if cache is not None:
             attention_mask = cache.mask(query, attention_mask)
         else:
@@ -93,7 +92,10 @@ def attend(
         if whole and own_implementation(module) not in _IGNORING:
             mask = _and(mask, _packed(module, query, key, cu_seq_lens_q, cu_seq_lens_k))
         check_window(module, attention_mask, sliding_window, Q, K)
-        how |= {"mask": mask, "bias": bias, "sink": None if s_aux is None else s_aux.flatten()}
+        how: dict[str, Any] = {
+            "mask": mask, "bias": bias, "softcap": softcap, "scale": scaling, "dropout": dropout,
+            "sink": None if s_aux is None else s_aux.flatten(), "training": dropout > 0,
+        }  # fmt: skip
         weights: Tensor | None = None
         wanted = _weights_wanted(others)
         if wanted or cache is not None:
@@ -186,8 +188,6 @@ def check_window(
 def _check_pressed(module: nn.Module, Q: int, K: int) -> None:
     """kvpress hides keys of single heads in a function around the model's own, which watching does
     not call, and forgets them when a text begins."""
-    if vars(module).get("masked_key_indices") is None:
-        return
     if Q == K:
         vars(module)["masked_key_indices"] = None
         return

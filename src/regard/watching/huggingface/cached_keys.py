@@ -56,7 +56,7 @@ def expect(layer: ChoosingLayer) -> None:
 
 
 def asker(
-    key: Tensor, *, bias: Tensor | None, indices: Tensor | None, window: int | None
+    key: Tensor, bias: Tensor | None, indices: Tensor | None, window: int | None
 ) -> ChoosingLayer | None:
     """The layer that waits for the call with these keys, if one does."""
     waiting = _waiting.get()
@@ -81,7 +81,8 @@ def lend(key: Tensor, mask: Tensor) -> None:
 
 def lent(key: Tensor, given: Tensor | None) -> Tensor | None:
     """The mask of a call: what was lent with its keys, or what the model gave."""
-    mask: Tensor | None = _lent.get(key, given) if _lent else given
+    # Its length would be counted: this is asked at every layer.
+    mask: Tensor | None = _lent.get(key, given) if _lent.data else given
     return mask
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from types import FunctionType
 from typing import Any, NoReturn
@@ -23,7 +23,7 @@ from regard.calls.sdpa_arguments import four_axes, mask_and_bias
 from regard.calls.watchers import WatchingMode, changed, learned, watched
 from regard.errors import RegardError
 from regard.traces import Trace
-from regard.watching.by_hand import STEPS, HandWritten
+from regard.watching.by_hand import FOLDS, STEPS, HandWritten
 from regard.watching.flex import FlexCalls
 from regard.watching.graph_breaks import inlined, uncompiled
 from regard.watching.pytorch.nested import Padded
@@ -60,6 +60,7 @@ class AttentionMode(WatchingMode):
         self._from_beside = beside
         self._flex = FlexCalls(where, wanted)
         self._by_hand, self._leave = by_hand, leave
+        self._followed = by_hand.followed
         self.spared: Callable[[], AbstractContextManager[None]] = nullcontext
         """What looking is done in: an observer keeps its errors from the model there."""
         self._inside: Trace | None = None
@@ -101,12 +102,14 @@ class AttentionMode(WatchingMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        # The compiler has nothing to ask: what it makes of functions in between is not seen.
+        if func not in _ASKED and (torch.compiler.is_dynamo_compiling() or not self._followed):
+            return func(*args, **kwargs)
         if func is _pytorch:
             return self.attend(*args, **kwargs)
         if func is _multi_head_forward:
             return self._multi_head(*args, **kwargs)
         if func in STEPS or (
-            # The compiler has nothing to ask: what it makes of these is not seen.
             not torch.compiler.is_dynamo_compiling() and self._by_hand.follows(func, args, kwargs)
         ):
             return self._step(func, args, kwargs)
@@ -138,19 +141,19 @@ class AttentionMode(WatchingMode):
 
         if not watched():
             return answered()
-        with _alone():
+        with _Alone():
             if changed():
                 return self._changed(query, key, value, attn_mask, dropout_p, is_causal, scale)
-            if any(t.is_nested for t in (query, key, value)):
+            if query.is_nested or key.is_nested or value.is_nested:
                 out = answered()
                 with self.spared():
                     self._nested(query, key, value, attn_mask, is_causal, scale)
                 return out
-            split = split_along_the_sequence(query, key, value)
-            if split is not None:
-                self._leave(split)
-                return answered()
             if any(map(spread, (query, key, value))):
+                split = split_along_the_sequence(query, key, value)
+                if split is not None:
+                    self._leave(split)
+                    return answered()
                 out = answered()
                 with self.spared():
                     self._spread(query, key, value, attn_mask, is_causal, scale)
@@ -239,7 +242,7 @@ class AttentionMode(WatchingMode):
                 "nested tensors in nn.MultiheadAttention",
                 "give nn.TransformerEncoder no padding, or enable_nested_tensor=False",
             )
-        with _alone(), torch.no_grad(), self.spared():
+        with _Alone(), torch.no_grad(), self.spared():
             weight, bias = module.in_proj_weight, module.in_proj_bias
             sizes = (3, module.num_heads, module.head_dim)
             projected = (F.linear(x, weight, bias) for x in query.detach().unbind())
@@ -253,7 +256,7 @@ class AttentionMode(WatchingMode):
         if _looking.get():
             return _multi_head_forward(*args, **kwargs)
         named = dict(zip(_MULTI_HEAD, args, strict=False)) | kwargs
-        with _alone():
+        with _Alone():
             looked_at = self._looking_inside()
             if not named.get("need_weights", True):
                 return looked_at(**named)
@@ -278,7 +281,7 @@ class AttentionMode(WatchingMode):
     def _step(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = func(*args, **kwargs)
         if not _looking.get():
-            with _alone(), self.spared():
+            with _Alone(), self.spared():
                 return self._by_hand.step(func, args, kwargs, out, self._from_beside)
         return out
 
@@ -313,13 +316,15 @@ _looking: ContextVar[bool] = ContextVar("looking", default=False)
 model's."""
 
 
-@contextmanager
-def _alone() -> Iterator[None]:
-    token = _looking.set(True)
-    try:
-        yield
-    finally:
-        _looking.reset(token)
+class _Alone:
+    """What a call is looked at in. (Generators make contexts that take longer: this is gone through
+    at every layer.)"""
+
+    def __enter__(self) -> None:
+        self._token = _looking.set(True)
+
+    def __exit__(self, *_: object) -> None:
+        _looking.reset(self._token)
 
 
 def replaced() -> str | None:
@@ -333,6 +338,8 @@ def replaced() -> str | None:
 _pytorch: Callable[..., Tensor] = torch._C._nn.scaled_dot_product_attention
 """PyTorch's own, also where somebody replaced it before this was imported."""
 _multi_head_forward = F.multi_head_attention_forward
+_ASKED = frozenset({_pytorch, _multi_head_forward}) | STEPS | FOLDS
+"""The functions that are looked at whatever they are called with."""
 _MULTI_HEAD = (
     "query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias",
     "bias_k", "bias_v", "add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias",

@@ -163,13 +163,14 @@ class TritonPass(TiledPass):
         """What is known of a card does not travel."""
         return TritonPass, ()
 
-    @torch.no_grad()
     def first_logit(self, inputs: AttentionInputs) -> Float[Tensor, "b h q"]:
         # Asked of every call of a model that is watched.
         key = _kind(inputs)
         steps = None if key is None else self._looks.get(key)
-        if steps is not None:
-            return _looked_again(steps, inputs)
+        return self._first_look(key, inputs) if steps is None else _looked_again(steps, inputs)
+
+    @torch.no_grad()
+    def _first_look(self, key: Any, inputs: AttentionInputs) -> Float[Tensor, "b h q"]:
         if not _told(inputs) or not _takes(inputs):
             return super().first_logit(inputs)
         first = _first_key(inputs.q.device)
@@ -295,22 +296,25 @@ def _first_key(device: torch.device) -> Int[Tensor, "1"]:
 
 def _kind(x: AttentionInputs) -> Any:
     """What the launch of a look at the first key depends on, if that is not much."""
-    band = None if x.mask is None else x.mask.band()
-    odd = x.bias is not None or x.softcap is not None or (x.mask is not None and band is None)
-    if odd or type(x.comparison) is not Dot or not x.q.is_cuda:
+    q, k, mask, comparison = x.q, x.k, x.mask, x.comparison
+    band = None if mask is None else mask.band()
+    if x.bias is not None or x.softcap is not None or (mask is not None and band is None):
         return None
-    q, k, here = x.q, x.k, torch.cuda.current_device()
+    if type(comparison) is not Dot or not q.is_cuda:
+        return None
+    here = torch.cuda.current_device()
     if q.get_device() != here:
         return None
     return (
         here, q.shape, q.stride(), q.dtype, q.data_ptr() % 16,
-        k.shape, k.stride(), k.dtype, k.data_ptr() % 16, band, x.comparison.scale,
+        k.shape, k.stride(), k.dtype, k.data_ptr() % 16, band, comparison.scale,
     )  # fmt: skip
 
 
 def _looked_again(steps: list[Step], x: AttentionInputs) -> Float[Tensor, "b h q"]:
-    out = torch.empty(x.shape[:3], dtype=torch.float32, device=x.q.device)
-    launch_again(steps, (x.q, x.k, _first_key(x.q.device), out))
+    q, device = x.q, x.q.device
+    out = torch.empty(q.shape[:3], dtype=torch.float32, device=device)
+    launch_again(steps, (q, x.k, _first_key(device), out))
     return out
 
 
