@@ -106,5 +106,8 @@ def _was_written_to(tensor: Tensor) -> bool:
 
 def _copy(tensor: Tensor) -> Tensor:
     """With what it repeats still repeated: heads that share keys hold them once."""
-    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in tensor.stride())
+    steps = tensor.stride()
+    if 0 not in steps:
+        return tensor.clone()
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in steps)
     return tensor[once].clone().expand(tensor.shape)
