@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,15 @@ def test_bars_and_heat_maps_are_drawn(result: Result) -> None:
     bars, heat = figure.axes[:2]
     assert [round(bar.get_height(), 2) for bar in bars.patches] == [0.2, 0.4, 1.0, 0.0]
     assert heat.images[0].get_clim() == (-2.0, 2.0)
+
+
+def test_names_of_many_rows_do_not_touch(result: Result) -> None:
+    names = [f"word {i}" for i in range(20)]
+    heat = Heat("Heat", "A map.", [[1.0] * 20] * 20, names, names, "weight")
+    figure = lab_picture(replace(result, panels=(heat, heat, heat, heat)))
+    figure.canvas.draw()
+    boxes = [text.get_window_extent() for text in figure.axes[0].get_yticklabels()]
+    assert all(below.y1 <= above.y0 for above, below in pairwise(boxes))
 
 
 def test_without_matplotlib_nothing_is_made(

@@ -33,6 +33,8 @@ WIDTH, HEIGHT = 3.5, 2.5
 APART = 0.09
 NUMBERED = 10
 """The most bars that have room for their numbers."""
+NAMED = 110
+"""Points in which the names of a map's rows stand, and of its columns."""
 LETTERS = 34
 """The most that the names of groups of bars may have together to stand side by side."""
 
@@ -202,6 +204,8 @@ def _draw_heat(page: Sheet, axes: Axes, panel: Heat) -> None:
     axes.set_xticks(range(columns), [page.label(name) for name in panel.columns], rotation=45,
                     ha="right", rotation_mode="anchor")  # fmt: skip
     axes.set_yticks(range(rows), [page.label(name) for name in panel.rows])
+    for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
+        axis.set_tick_params(labelsize=min(SIZE - 1, NAMED / names))
     axes.set_xlabel(panel.x, **page.words(color=page.ink.faint))
     axes.set_ylabel(panel.y, **page.words(color=page.ink.faint))
     page.scale(drawn, axes, panel.scale, cax=axes.inset_axes((1.03, 0.0, 0.035, 1.0)))
