@@ -139,6 +139,6 @@ def generation(device: torch.device) -> int:
 
 def on_card(t: Tensor) -> AbstractContextManager[Any]:
     """Triton launches on the current GPU, which need not be the one that holds the tensors."""
-    if not t.is_cuda or t.get_device() == torch.cuda.current_device():
+    if t.device.type != "cuda" or t.device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(t.device)
