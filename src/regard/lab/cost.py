@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from statistics import linear_regression
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -22,9 +22,18 @@ import regard
 from regard import cost, masks
 from regard.cost.measured import processor
 from regard.cost.rates import Device
-from regard.lab.apparatus.experiments import About, Check, Progress, Result, Tell, seeded
+from regard.lab.apparatus.experiments import About, Progress, Result, Tell, seeded
 from regard.lab.apparatus.held_memory import peak
-from regard.lab.apparatus.panels import Bars, Line, Lines
+from regard.lab.reports.cost import (
+    ASKED,
+    FORMS,
+    NEAR,
+    PAIRS,
+    VALUES,
+    answer,
+    checks,
+    panels,
+)
 from regard.masks import Mask
 from regard.nn import LinearAttention, MultiHeadAttention, linear_attention
 
@@ -64,15 +73,13 @@ ABOUT = About(
     seeds=3,
 )  # fmt: skip
 
-FORMS = ("eager", "fused", "window", "blocks", "linear")
 HEADS, WIDTH, SEEN, BLOCK, CHUNK = 2, 64, 128, 128, 64
 MOST_EAGER = 4096
 """Above it eager attention would take gigabytes."""
 ROUND = 250
 """Steps of learning that take about as long as a round of all forms."""
-PAIRS, ASKED, KEYS, VALUES = 48, 16, 64, 16
-NEAR, SMALL = 16, 8
-"""Keys that the window sees in the recall task, and its blocks."""
+KEYS, SMALL = 64, 8
+"""Different keys of the recall task, and how many of them a block has."""
 
 
 def run(
@@ -110,7 +117,7 @@ def run(
         "recall": recall,
     }  # fmt: skip
     settings = {"seed": seed, "lengths": list(lengths), "repeats": repeats, "steps": steps}
-    return Result(ABOUT, settings, _checks(numbers), _answer(numbers), numbers, _panels(numbers))
+    return Result(ABOUT, settings, checks(numbers), answer(numbers), numbers, panels(numbers))
 
 
 def eager(
@@ -302,117 +309,3 @@ def train(model: Recaller, steps: int, done: Callable[[], None]) -> dict[str, fl
     near = back < NEAR
     return {"all": float(hit.mean()), "near": float(hit[near].mean()),
             "far": float(hit[~near].mean())}  # fmt: skip
-
-
-def _checks(numbers: dict[str, Any]) -> tuple[Check, ...]:
-    slope, recall = numbers["slopes"], numbers["recall"]
-    window, linear = (numbers["crossings"][f"{form} over fused"] for form in ("window", "linear"))
-    eager_last = numbers["measured"]["eager"][-1]
-    off = abs(eager_last["bytes"] / eager_last["predicted_bytes"] - 1)
-    over = {
-        form: [one["seconds"] / one["predicted_seconds"] for one in found]
-        for form, found in numbers["measured"].items()
-    }
-    return (
-        Check(
-            "eager attention takes memory as n², fused as n",
-            f"as n to the {slope['eager']['bytes']:.2f} and {slope['fused']['bytes']:.2f}",
-            slope["eager"]["bytes"] > 1.8 and slope["fused"]["bytes"] < 1.2,
-        ),
-        Check(
-            "fused time still grows as n², a window's and linear attention's as n",
-            f"as n to the {slope['fused']['seconds']:.2f}, {slope['window']['seconds']:.2f} and "
-            f"{slope['linear']['seconds']:.2f}",
-            slope["fused"]["seconds"] > 1.6
-            and max(slope[form]["seconds"] for form in ("window", "linear")) < 1.4,
-        ),
-        Check(
-            "windows and linear attention are quicker from some length on",
-            f"the window from {window} tokens, linear attention from {linear}",
-            window is not None and linear is not None,
-        ),
-        Check("regard.cost foresees memory", f"within {off:.1%} for eager attention", off < 0.1),
-        Check(
-            "and bounds times from below",
-            "at the longest they take "
-            + ", ".join(f"{found[-1]:.1f}× ({form})" for form, found in over.items())
-            + " of the bound",
-            min(min(found) for found in over.values()) > 0.9,
-        ),
-        Check(
-            "cheap forms recall less of what lies far back",
-            ", ".join(f"{form} {found['far']:.0%}" for form, found in recall.items()),
-            max(recall[form]["far"] for form in ("window", "blocks", "linear"))
-            < recall["fused"]["far"] - 0.1,
-        ),
-    )
-
-
-def _answer(numbers: dict[str, Any]) -> str:
-    n, measured = numbers["lengths"][-1], numbers["measured"]
-    slope, crossings = numbers["slopes"], numbers["crossings"]
-
-    def each(what: str, unit: float) -> str:
-        found = (f"{form} {unit * runs[-1][what]:.3g}" for form, runs in measured.items())
-        return ", ".join(found)
-
-    crossed = "; ".join(
-        f"{name} from {at} tokens" if at is not None else f"{name} at no length measured"
-        for name, at in crossings.items()
-    )
-    return (
-        f"On {numbers['device']['name']}, time grows as n to the "
-        + ", ".join(f"{slope[form]['seconds']:.1f} ({form})" for form in FORMS)
-        + f", memory as n to the {slope['eager']['bytes']:.1f} eager and "
-        f"{slope['fused']['bytes']:.1f} fused. At the longest of each (fused {n} tokens) a call "
-        f"takes, in ms: {each('seconds', 1e3)}; regard.cost's bounds are "
-        f"{each('predicted_seconds', 1e3)}; and holds, in MB: {each('bytes', 1e-6)}. What is "
-        f"quicker: {crossed}. Of values shown more than {NEAR} tokens back are recalled: "
-        + ", ".join(f"{form} {found['far']:.0%}" for form, found in numbers["recall"].items())
-        + f" (chance is {1 / VALUES:.0%})."
-    )
-
-
-def _panels(numbers: dict[str, Any]) -> tuple[Lines | Bars, ...]:
-    lengths, measured, recall = (numbers[name] for name in ("lengths", "measured", "recall"))
-
-    def lines(what: str, unit: float) -> list[Line]:
-        return [
-            Line(form, lengths[: len(runs)], [unit * run[what] for run in runs])
-            for form, runs in measured.items()
-            if what in runs[0]
-        ]
-
-    return (
-        Lines(
-            "Time of a call, measured", "Two heads, one thread; the least of several rounds.",
-            "tokens n", "milliseconds", lines("seconds", 1e3), log_x=True, log_y=True,
-        ),
-        Lines(
-            "Time, at best, as regard.cost predicts", "From what this machine's products and "
-            "copies reach. Linear attention is counted by hand.",
-            "tokens n", "milliseconds", lines("predicted_seconds", 1e3), log_x=True, log_y=True,
-        ),
-        Lines(
-            "Memory beside the inputs, measured", "Where texts are long, only eager attention "
-            "builds n×n. Where they are short, the masks of window and blocks are written out.",
-            "tokens n", "megabytes", lines("bytes", 1e-6), log_x=True, log_y=True,
-        ),
-        Lines(
-            "Memory, as regard.cost predicts", "The output and one number a row, but for eager. "
-            "Scratch space of the kernels is left out.",
-            "tokens n", "megabytes", lines("predicted_bytes", 1e-6), log_x=True, log_y=True,
-        ),
-        Lines(
-            "Times over their bounds", "How far each is from what the machine could do at best.",
-            "tokens n", "measured / predicted",
-            [Line(form, lengths[: len(runs)], [r["seconds"] / r["predicted_seconds"] for r in runs])
-             for form, runs in measured.items()],
-            log_x=True, log_y=True,
-        ),
-        Bars(
-            "What is recalled", f"48 pairs shown, 16 asked for. Near is up to {NEAR} tokens back.",
-            "share of values", ["near", "far"],
-            {form: [found["near"], found["far"]] for form, found in recall.items()}, percent=True,
-        ),
-    )  # fmt: skip

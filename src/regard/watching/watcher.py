@@ -21,7 +21,7 @@ from regard.watching.entrances import UNFINISHED, follow, leave_alone
 from regard.watching.followed_run import FollowedRun
 from regard.watching.gaps import Gaps
 from regard.watching.graph_breaks import uncompiled
-from regard.watching.kept_calls import KeptCalls
+from regard.watching.kept import KeptCalls
 from regard.watching.pytorch import AttentionMode, FastPath, refuse_on_ranks, replaced
 from regard.watching.reach import Reach, needs_asking, never_attends
 

@@ -13,8 +13,8 @@ from regard.seen import Seen, Waiting
 from regard.trace_files import Spill, Spilled
 from regard.traces import Trace
 from regard.watching.choices import Keep
-from regard.watching.kept_memory import KeptMemory
-from regard.watching.kept_tensors import KeptTensors
+from regard.watching.kept.memory import KeptMemory
+from regard.watching.kept.tensors import KeptTensors
 from regard.watching.tokens import Reading
 
 

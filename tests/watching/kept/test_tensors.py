@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import regard
-from regard.watching.kept_tensors import KeptTensors
+from regard.watching.kept.tensors import KeptTensors
 
 MODES = [torch.no_grad, torch.inference_mode, torch.enable_grad]
 
