@@ -51,6 +51,9 @@ def agree(
     found = [bytes(row.tolist()) for row in gathered(ranks, [sent])[0].cpu()]
     if any(each != mine for each in found):
         raise _differ(ranks, told)
+    if "refused" in told:
+        # Alike on all ranks, but nothing that they go on with.
+        return
     if len(agreed) >= _ROOM:
         agreed.clear()
     agreed.add(kind)
