@@ -60,7 +60,8 @@ def until(tab: Page, condition: str) -> None:
         if tab.evaluate(condition):
             return
         tab.wait_for_timeout(50)
-    raise AssertionError(f"never: {condition}")
+    shown = tab.evaluate("document.body.innerText")
+    raise AssertionError(f"never: {condition}\nThe page shows: {shown}")
 
 
 def tip_weight(tip: Locator) -> float:
