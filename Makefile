@@ -23,14 +23,15 @@ PLAIN := not compiled and not interpreted and not real
 # Only tiled has an inner loop. Laws are of float64, for which it is never compiled.
 LOOPED := not reference and not sdpa
 
-.PHONY: demo test thorough real peers fuzz soak check docs frontend kernels bench gpu images clean
+.PHONY: demo test thorough real peers fuzz soak check collected docs frontend kernels bench gpu images clean
 
 demo: $(READY) $(if $(shell command -v npm),$(BUNDLE))  ## see attention over a sentence: here, as a page, in the app
 	@$(BIN)/regard view --terminal $(if $(wildcard $(BUNDLE))$(shell command -v npm),--page attention.html)
 	@echo
 	@echo "the app, where you can type your own text: $(BIN)/regard view"
 
-test: check $(BUNDLE)  ## everything that decides whether a change lands
+test:  ## everything that decides whether a change lands
+	@$(MAKE) --no-print-directory --jobs=2 check collected $(BUNDLE)
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" $(BARE:%=--ignore=%) $(SHAPES)
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" $(BARE)
 	$(BIN)/python -m pytest -n 2 -m "$(PLAIN)" --uncompiled -k "$(LOOPED)" tests/parity/test_hard_cases.py
@@ -62,6 +63,11 @@ check: $(READY) $(PACKAGES)  ## style, types and layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	npm --prefix $(FRONTEND) run --silent check
+
+# Beside the checks, which leave a core idle: Python compiles what tests import once, and not in each
+# of their processes. What cannot be collected is told by the tests themselves.
+collected: $(READY)
+	@$(BIN)/python -m pytest --collect-only -qq -m "$(PLAIN)" $(BARE:%=--ignore=%) $(SHAPES) > /dev/null 2>&1 || true
 
 docs: $(READY)  ## the site, in build/docs: runs every example of the pages, and stops at a broken link
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
