@@ -256,6 +256,9 @@ class Watch:
         path = self._caller()
         if self.layers is not None and not self._wanted(path):
             return None
+        x = trace.inputs
+        # What autograd holds, nobody writes to unnoticed.
+        held = torch.is_grad_enabled() and all(t.requires_grad for t in (x.q, x.k, x.v))
         if self.gradients:
             self._refuse_untied(path)
         # What only adds up takes no part in autograd, and leaves the trace to its call.
@@ -263,7 +266,7 @@ class Watch:
             trace = trace.detach()
         if self.heads is not None:
             trace = trace[:, list(self.heads)]
-        self._take(path, trace)
+        self._kept.take(path, trace, self._runs - 1, held=held)
         return None
 
     def _caller(self) -> str:
@@ -299,9 +302,6 @@ class Watch:
     def _due(self) -> bool:
         """Whether the run of the model that begins is looked at."""
         return self._runs % self.every == 0
-
-    def _take(self, path: str, trace: Trace) -> None:
-        self._kept.take(path, trace, self._runs - 1)
 
     def _start(self, *, asks: bool) -> None:
         self._started = True

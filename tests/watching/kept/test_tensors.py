@@ -65,10 +65,10 @@ def test_a_cache_that_is_filled_in_place(mode: Callable[[], Any]) -> None:
         torch.testing.assert_close(trace.weights() @ trace.inputs.v, out)
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("mode", MODES)
 def test_tensors_that_are_used_again(mode: Callable[[], Any]) -> None:
     torch.manual_seed(0)
-    model, x = Reusing(), torch.randn(1, 5, 16)
+    model, x = Reusing().requires_grad_(False), torch.randn(1, 5, 16)
     with mode(), regard.watch(model, keep="traces") as seen:
         answer = model(x)
     trace = seen[""].trace
@@ -102,6 +102,6 @@ def test_what_is_repeated_is_held_once() -> None:
 def test_in_training_nothing_is_copied_that_nobody_wrote_to() -> None:
     q = torch.randn(1, 2, 5, 8, requires_grad=True)
     trace = regard.trace(q, q, q).detach()
-    kept = KeptTensors().lasting(trace)
+    kept = KeptTensors().lasting(trace, held=True)
     assert kept.inputs.q.data_ptr() == q.data_ptr()
     assert kept.out.data_ptr() == trace.out.data_ptr()

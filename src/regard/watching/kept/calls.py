@@ -54,15 +54,15 @@ class KeptCalls:
             self._reading.forget()
         self._reading.begin(args, kwargs)
 
-    def take(self, path: str, trace: Trace, run: int) -> None:
-        """Keep a call of the layer of a path."""
+    def take(self, path: str, trace: Trace, run: int, *, held: bool) -> None:
+        """Keep a call of the layer of a path. `held` says whether autograd holds its tensors."""
         layer = self.seen.layer(path)
         if self._spill is not None and not isinstance(layer.traces, Spilled):
             layer.traces = Spilled(self._spill, path)
         step = self._reading.step
         layer.take(trace, run, step, keep=self._spill is not None, waiting=self._waiting)
         if self._tensors is not None:
-            trace = self._tensors.lasting(trace)
+            trace = self._tensors.lasting(trace, held=held)
             layer.keep(trace, run, step)
         if self._memory is not None:
             self._memory.add(path, trace)

@@ -31,15 +31,15 @@ class KeptTensors:
         self._copies = WeakKeyDictionary()
         self._masks: dict[int, tuple[Mask, Mask]] = {}
 
-    def lasting(self, trace: Trace) -> Trace:
-        """A trace that stays what it is, whatever the model does with its tensors."""
+    def lasting(self, trace: Trace, *, held: bool = False) -> Trace:
+        """A trace that stays what it is, whatever the model does with its tensors; those that
+        autograd holds (`held`) it leaves alone."""
         x, rows, mask = trace.inputs, trace.rows, trace.mask
         if x.q.is_meta or transformed([x.q, x.k, x.v]):
             return trace
-        # Without autograd, which holds them, their memory is the model's to use again.
-        free = not torch.is_grad_enabled()
-        own = {id(t) for t in (x.q, x.k, x.v) if free}
-        if free and type(rows) in (Rows, Noted):
+        # The memory of others is the model's to use again.
+        own = {id(t) for t in (x.q, x.k, x.v) if not held}
+        if not held and type(rows) in (Rows, Noted):
             rows = Rows(rows.out.clone(), *rows[1:])
         return replace(
             trace,
