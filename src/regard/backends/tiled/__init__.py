@@ -10,6 +10,7 @@ from regard.backends.tiled.fused import fusing, outruns_pytorch
 from regard.backends.tiled.loop import described
 from regard.backends.tiled.operators import run
 from regard.backends.tiled.plan import Plan
+from regard.backends.tiled.prepared_call import prepared
 from regard.backends.tiled.second_pass import TiledPass
 from regard.backends.tiled.units import scratch_of
 from regard.backends.tiled.walk import KEY_TILE, tile_size
@@ -36,7 +37,8 @@ class Tiled:
         return run(inputs, statistics=True)
 
     def repeated(self, inputs: AttentionInputs, *, statistics: bool) -> Repeated:
-        return run_again(self, inputs, statistics=statistics)
+        plainly = run_again(self, inputs, statistics=statistics)
+        return prepared(inputs, plainly, statistics=statistics) or plainly
 
     def questions(self) -> SecondPass:
         return TiledPass()

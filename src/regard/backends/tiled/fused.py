@@ -63,16 +63,26 @@ def fusing(x: AttentionInputs) -> Loop | None:
 
 def outruns_pytorch(x: AttentionInputs) -> bool:
     """Whether this is known to be quicker than PyTorch's own kernel: in half precision on a CPU
-    that has no instructions for it (4 to 150 times on a Neoverse-N1), and for long float32 calls
-    under a causal mask without gradients, of which its kernel computes more hidden pairs. Not under
-    the compiler, which must not look for a C compiler."""
+    that has no instructions for it (4 to 150 times on a Neoverse-N1), and in float32 under a band
+    (causal, windows), of which its kernel computes masked pairs too; where gradients are wanted,
+    from 512 tokens on. Not under the compiler, which must not look for a C compiler."""
     if torch.compiler.is_compiling() or x.q.device.type != "cpu":
         return False
     if x.q.dtype in (torch.bfloat16, torch.float16):
         return not _multiplies(x.q.dtype) and fusing(x) is not None
-    if x.mask is None or x.mask.band() is None or x.q.dtype != torch.float32:
+    if x.q.dtype != torch.float32 or not _masks_by_a_band(x):
         return False
-    return min(x.shape.Q, x.shape.K) >= 1024 and not x.needs_grad and fusing(x) is not None
+    long = min(x.shape.Q, x.shape.K) >= 512
+    return (long or not x.needs_grad) and fusing(x) is not None
+
+
+def _masks_by_a_band(x: AttentionInputs) -> bool:
+    """Whether a band masks some pairs, and nothing else does."""
+    band = None if x.mask is None else x.mask.band()
+    if band is None:
+        return False
+    low, high = band
+    return low > 1 - x.shape.Q or high < x.shape.K - 1
 
 
 @functools.cache
@@ -104,7 +114,7 @@ def attend(x: AttentionInputs, loop: Loop, *, statistics: bool) -> Passed | None
             largest=piece.address(largest) if statistics else None,
             entropy=piece.address(entropy) if statistics else None,
             sink=None if sink is None else sink[piece.heads].data_ptr(),
-            **_described(x, loop, piece, plan, scratch, packed),
+            **described(x, loop, piece, plan, scratch, packed),
         )
         for lot in lots(piece, plan):
             step(lot.first, -(-Q // plan.rows))
@@ -159,7 +169,7 @@ def pull(
             dv_step=dv.stride(0),
             key_heads=G,
             hands=hands,
-            **_described(x, loop, piece, plan, scratch, packed),
+            **described(x, loop, piece, plan, scratch, packed),
         )
         for lot in lots(piece, plan):
             step()
@@ -173,7 +183,7 @@ def pull(
     return Gradients(dq, dk, dv)
 
 
-def _described(
+def described(
     x: AttentionInputs,
     loop: Loop,
     piece: Piece,

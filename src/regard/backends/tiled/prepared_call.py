@@ -1,0 +1,61 @@
+"""Plain calls that come again: all that calls of a kind share is made ready once, and each of them
+needs no more than memory of its own and the addresses of its tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from regard.backends.contract import Repeated, Rows
+from regard.backends.tiled.fused import described, fusing
+from regard.backends.tiled.loop import Attend, loop_for
+from regard.backends.tiled.pieces import lots, pieces
+from regard.backends.tiled.plan import Plan
+from regard.inputs import AttentionInputs
+from regard.stopping import step
+
+
+def prepared(x: AttentionInputs, plainly: Repeated, *, statistics: bool) -> Repeated | None:
+    """How calls of this one's kind run as a whole in C; None where each of them must be looked at.
+    `plainly` runs those in which a masked value may have done harm."""
+    loop = fusing(x)
+    if loop is None or x.needs_grad or x.sink is not None:
+        return None
+    if any(t.dtype != torch.float32 for t in (x.q, x.k, x.v)):
+        return None
+    plan = Plan.of(x, loop)
+    if plan.band is None:
+        return None
+    (piece,) = pieces(x, plan)
+    if not (piece.q is x.q and piece.k is x.k and piece.v is x.v):
+        # Rows must be put side by side first.
+        return None
+    B, H, Q, E, threads = plan.B, plan.H, plan.Q, plan.E, plan.threads
+    scratch = x.v.new_empty(plan.scratch)
+    alike = bytes(Attend(**described(x, loop, piece, plan, scratch, None)))
+    parts = [(lot.first, lot.last) for lot in lots(piece, plan)]
+    tiles, size = -(-Q // plan.rows), plan.scratch + B * H * Q
+    rest = plan.scratch * scratch.element_size()
+
+    def again(q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
+        if loop_for(q.device, torch.float32) is not loop:
+            return plainly(q, k, v)
+        out, memory = v.new_empty((B, H, Q, E)), v.new_empty(size)
+        lse, held = v.new_empty((B, H, Q)), memory.data_ptr()
+        call = Attend.from_buffer_copy(alike)
+        call.q, call.k, call.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
+        # What rounding took from lse is for gradients, which nobody asks for.
+        call.out, call.lse, call.scratch, call.rest = (
+            out.data_ptr(), lse.data_ptr(), held, held + rest
+        )  # fmt: skip
+        if statistics:
+            largest, entropy = v.new_empty((B, H, Q)), v.new_empty((B, H, Q))
+            call.largest, call.entropy = largest.data_ptr(), entropy.data_ptr()
+        for first, last in parts:
+            step(first, tiles)
+            call.first_tile, call.last_tile = first, last
+            if not loop.attend(call, threads):
+                return plainly(q, k, v)
+        return Rows(out, lse, largest, entropy) if statistics else out
+
+    return again

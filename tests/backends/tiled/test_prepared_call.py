@@ -1,0 +1,130 @@
+"""Calls that come again run as they were made ready once, each with its own numbers and memory."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard import masks
+from regard.backends.contract import Rows, run_again
+from regard.backends.reference import Reference
+from regard.backends.tiled import Tiled, pieces, prepared_call
+from regard.backends.tiled.loop import loop_for
+from regard.inputs import AttentionInputs, check
+from regard.masks.algebra import Mask
+from regard.stopping import UnwantedError, stoppable
+
+pytestmark = pytest.mark.skipif(
+    loop_for(torch.device("cpu"), torch.float32) is None, reason="there is no compiled loop"
+)
+SHAPES = {
+    "plain": ((2, 4, 5, 8), (2, 4, 5, 8), (2, 4, 5, 3)),
+    "grouped": ((1, 6, 7, 8), (1, 2, 9, 8), (1, 2, 9, 8)),
+    "one query": ((1, 6, 1, 8), (1, 2, 9, 8), (1, 2, 9, 8)),
+    "several tiles": ((1, 2, 300, 16), (1, 1, 700, 16), (1, 1, 700, 16)),
+}
+MASKS = {"none": None, "causal": masks.causal(), "window": masks.window(3, 1)}
+
+
+def inputs(*qkv: Tensor, **options: Any) -> AttentionInputs:
+    nothing = dict.fromkeys(("mask", "score", "bias", "softcap", "sink", "scale"))
+    return check(*qkv, **nothing | {"dropout": 0.0, "training": False} | options)
+
+
+def draw(shape: str, mask: Mask | None = None, seed: int = 0) -> AttentionInputs:
+    source = torch.Generator().manual_seed(seed)
+    return inputs(*(torch.randn(each, generator=source) for each in SHAPES[shape]), mask=mask)
+
+
+def prepared(x: AttentionInputs, *, statistics: bool = True) -> Any:
+    """How it is repeated; None if that is the plain way."""
+    plainly = run_again(Tiled(), x, statistics=statistics)
+    return prepared_call.prepared(x, plainly, statistics=statistics)
+
+
+def assert_right(rows: Rows, x: AttentionInputs) -> None:
+    expected = Reference().observe(x.map_tensors(Tensor.double))
+    for name in ("out", "lse", "max_logit", "entropy"):
+        found, true = getattr(rows, name), getattr(expected, name)
+        torch.testing.assert_close(found, true.float(), rtol=1e-5, atol=2e-6, msg=name)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_call_has_its_own_answer(shape: str, mask: str) -> None:
+    calls = [draw(shape, MASKS[mask], seed) for seed in range(3)]
+    observe, attend = (prepared(calls[0], statistics=s) for s in (True, False))
+    found = [observe(x.q, x.k, x.v) for x in calls]
+    for rows, x in zip(found, calls, strict=True):
+        assert_right(rows, x)
+        assert torch.equal(attend(x.q, x.k, x.v), rows.out)
+
+
+def test_a_masked_value_that_is_not_finite_does_no_harm() -> None:
+    x = draw("plain", masks.causal())
+    observe = prepared(x)
+    x.v[:, :, -1] = math.nan
+    rows = observe(x.q, x.k, x.v)
+    assert rows.out[:, :, :-1].isfinite().all()
+    assert rows.out[:, :, -1].isnan().all()
+
+
+def test_many_row_tiles_go_in_lots_and_stop_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "LOT", 1)
+    x = draw("several tiles", masks.causal())
+    observe, steps = prepared(x), []
+    assert_right(observe(x.q, x.k, x.v), x)
+
+    def stop() -> None:
+        steps.append(0)
+        if len(steps) == 2:
+            raise UnwantedError
+
+    with pytest.raises(UnwantedError), stoppable(stop):
+        observe(x.q, x.k, x.v)
+
+
+def test_a_loop_that_is_not_there_any_more_is_not_called(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    x = draw("plain")
+    observe = prepared(x)
+    request.getfixturevalue("uncompiled")
+    monkeypatch.setattr(
+        "regard.backends.tiled.loop.compiled.Loop.attend", lambda *_: pytest.fail("it was called")
+    )
+    assert_right(observe(x.q, x.k, x.v), x)
+
+
+def test_threads_do_not_share_a_call() -> None:
+    calls = [draw("several tiles", masks.causal(), seed) for seed in range(8)]
+    observe = prepared(calls[0])
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda x: observe(x.q, x.k, x.v), calls))
+    for rows, x in zip(found, calls, strict=True):
+        assert_right(rows, x)
+
+
+@pytest.mark.parametrize(
+    "change",
+    {
+        "gradients": lambda q, k, v: ((q.requires_grad_(), k, v), {}),
+        "half precision": lambda q, k, v: ((q.half(), k.half(), v.half()), {}),
+        "double precision": lambda q, k, v: ((q.double(), k.double(), v.double()), {}),
+        "a sink": lambda q, k, v: ((q, k, v), {"sink": torch.zeros(4)}),
+        "a soft-cap": lambda q, k, v: ((q, k, v), {"softcap": 2.0}),
+        "documents": lambda q, k, v: ((q, k, v), {"mask": masks.documents([0, 0, 1, 1, 2])}),
+        "rows that lie apart": lambda q, k, v: ((q, k.mT.contiguous().mT, v), {}),
+        "nothing": lambda q, k, v: ((q[:, :, :0], k, v), {}),
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_other_calls_are_looked_at_one_by_one(change: Any) -> None:
+    x = draw("plain")
+    tensors, options = change[1](x.q, x.k, x.v)
+    assert prepared(inputs(*tensors, **options)) is None
