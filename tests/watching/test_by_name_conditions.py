@@ -3,6 +3,7 @@ the left, packed sequences, caches of both kinds, prompts in parts, encoders wit
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import regard
 from regard.errors import RegardError, RegardWarning
 
 transformers = pytest.importorskip("transformers")
@@ -20,11 +22,13 @@ from tests.watching.test_by_name import both, close  # noqa: E402
 from tests.watching.test_huggingface import (  # noqa: E402
     BY_HAND,
     DECODERS,
+    IMAGE,
     OTHERS,
     TEXT,
     enlivened,
     inputs,
     padded,
+    random,
     tokens,
 )
 
@@ -169,7 +173,8 @@ def test_arguments_of_the_whole_model_are_passed_over(name: str) -> None:
     attend(2, 2, **{name: torch.ones(1)})
 
 
-def test_models_that_join_masks_get_masks_that_are_added() -> None:
+@pytest.mark.parametrize("how", ["by name", "watched"])
+def test_models_that_join_masks_get_masks_that_are_added(how: str) -> None:
     """DeepSeek V4 lets queries see compressed keys, for which it puts zeros beside the mask: in a
     boolean one they would be hidden. transformers takes no "sdpa" for it."""
     if not hasattr(transformers, "DeepseekV4Config"):
@@ -179,19 +184,38 @@ def test_models_that_join_masks_get_masks_that_are_added() -> None:
         num_hidden_layers=1, num_experts_per_tok=2, moe_intermediate_size=16,
         max_position_embeddings=64, head_dim=16, partial_rotary_factor=0.5, q_lora_rank=16,
         o_groups=2, o_lora_rank=8, n_routed_experts=4, n_shared_experts=1, mlp_layer_types=["moe"],
-        layer_types=["compressed_sparse_attention"], sliding_window=8, hc_mult=2,
+        layer_types=["compressed_sparse_attention"], sliding_window=8, hc_mult=4,
         hc_sinkhorn_iters=3, index_n_heads=2, index_head_dim=16, index_topk=2,
         num_nextn_predict_layers=0,
     )  # fmt: skip
     torch.manual_seed(0)
     eager, ours = (
         transformers.DeepseekV4Model._from_config(deepcopy(config), attn_implementation=name)
-        for name in ("eager", "regard")
+        for name in ("eager", "regard" if how == "by name" else "eager")
     )
     ours.eval().load_state_dict(enlivened(eager).state_dict())
     with torch.no_grad():
-        want, got = (model(input_ids=tokens()).last_hidden_state for model in (eager, ours))
+        want = eager(input_ids=tokens()).last_hidden_state
+        with regard.watch(ours) if how == "watched" else nullcontext():
+            got = ours(input_ids=tokens()).last_hidden_state
     close(got, want)
+
+
+def test_a_text_model_by_hand_beside_an_image_model_that_is_not() -> None:
+    """GIT: the file of both speaks of transformers' interface, which its text model does not
+    use."""
+    config = transformers.GitConfig(**TEXT, vision_config=IMAGE)
+    model = enlivened(transformers.GitForCausalLM._from_config(config, attn_implementation="eager"))
+    given = {"input_ids": tokens(), "pixel_values": random(2, 3, 16, 16)}
+    with torch.no_grad():
+        want = model(**given, output_attentions=True)
+        with regard.watch(model, keep="traces") as seen:
+            got = model(**given).logits
+    close(got, want.logits)
+    paths = [path for path in seen if "image_encoder" not in path]
+    assert len(paths) == len(want.attentions) == 2 < len(seen)
+    for path, weights in zip(paths, want.attentions, strict=True):
+        close(seen[path].trace.weights(), weights)
 
 
 def test_continuous_batching_is_refused_by_name() -> None:

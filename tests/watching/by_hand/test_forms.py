@@ -103,9 +103,16 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (e / e.sum(dim=-1, keepdim=True)) @ v
 
 
+def masked_anew(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As CPM-Ant does: the mask is worked out a second time."""
+    keep = HIDDEN.logical_not()
+    s = (q @ k.mT / D**0.5).masked_fill(keep == torch.tensor(False), torch.tensor(-torch.inf))
+    return s.softmax(-1).masked_fill(keep == torch.tensor(False), torch.tensor(0.0)) @ v
+
+
 FORMS = [
     tutorial, minimal, einsums, ellipsis, folded, in_place, written_over, zeros_and_ones,
-    keys_in_rows, tensors_as_factors, moved_about, one_by_one,
+    keys_in_rows, tensors_as_factors, moved_about, one_by_one, masked_anew,
 ]  # fmt: skip
 
 

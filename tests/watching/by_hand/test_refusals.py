@@ -56,6 +56,12 @@ def changed_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.matmul(w, v)  # here
 
 
+def hidden_too_late(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Other weights go than those of scores that were masked: rows no longer sum to 1."""
+    w = (q @ k.mT).masked_fill(torch.ones(N, N).triu(1).bool(), -torch.inf).softmax(-1)
+    return w.masked_fill(torch.ones(N, N).triu().bool(), 0.0) @ v  # here
+
+
 def changed_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.relu(q @ k.mT).softmax(-1) @ v  # here
 
@@ -78,6 +84,7 @@ WHY = {
     talking_after: "linear changes the weights between",
     another_axis: "over another axis than the softmax",
     compete: "div changes the weights between",
+    hidden_too_late: "masked_fill changes the weights between",
     over_heads: "the softmax is not over keys",
     changed_weights: "mul changes the weights between",
     changed_scores: "relu changes the scores before",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.watching.by_hand.axes import Axes, moved, reshaped
@@ -188,4 +189,6 @@ def changed_weights(
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    return a is b or (a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.dtype == b.dtype)
+    alike = a.shape == b.shape and a.dtype == b.dtype
+    # Some work the mask out a second time.
+    return a is b or (alike and (a.data_ptr() == b.data_ptr() or torch.equal(a, b)))

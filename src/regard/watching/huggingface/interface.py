@@ -8,13 +8,18 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    AttentionMaskInterface,
+    eager_mask,
+)
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from regard.calls.watchers import caller, watched
 from regard.watching.graph_breaks import uncompiled
 from regard.watching.huggingface.attention import attend
 from regard.watching.huggingface.mask_maker import make_mask
+from regard.watching.huggingface.modules import adds_masks
 from regard.watching.huggingface.switch import NAME, own_implementation, switched
 from regard.watching.huggingface.symbolic_mask import SymbolicMask
 
@@ -46,9 +51,12 @@ def _attend(
 
 @uncompiled
 def _make_mask(*args: Any, **how: Any) -> Any:
-    held = None if watched() else switched.get(id(how.get("config")))
+    config = how.get("config")
+    held = None if watched() else switched.get(id(config))
     own = None if held is None else ALL_MASK_ATTENTION_FUNCTIONS.get(held.own, None)
-    return (own or make_mask)(*args, **how)
+    if own is None:
+        own = eager_mask if adds_masks(type(config)) else make_mask
+    return own(*args, **how)
 
 
 def _own_function(module: nn.Module) -> Any:

@@ -32,7 +32,7 @@ def attenders_by_name(model: nn.Module) -> list[str]:
 
 def what_helps(model: PreTrainedModel, own: str | None) -> str:
     """How a model could be seen whose own implementation of attention cannot."""
-    if model._supports_sdpa and own != "sdpa":
+    if model._supports_sdpa and own != "sdpa" and not settable(model):
         return 'load it with attn_implementation="sdpa"'
     return (
         "run it unwatched with output_attentions=True, which gives n×n weights if this family "
