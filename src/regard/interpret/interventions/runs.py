@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -79,6 +80,11 @@ class Runner:
                 do="call model.eval() first",
             )
         self.model = model
+
+    def rounding(self, share: float) -> float:
+        """The share that numbers of this model may differ by, from one of float32."""
+        kinds = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
+        return max([share, *(4 * torch.finfo(kind).eps for kind in kinds)])
 
     @torch.no_grad()
     def run(
@@ -164,6 +170,8 @@ def parts(output: Any, many: int) -> list[Any] | None:
     """The output for each intervention of a batch; None where it cannot be told apart."""
     if many == 1:
         return [output]
+    if not isinstance(output, (Tensor, Mapping, tuple, list)):
+        return None
     found = [_part(output, place, many) for place in range(many)]
     return None if any(part is _NONE for part in found) else found
 
@@ -180,8 +188,10 @@ def _part(output: Any, place: int, many: int) -> Any:
         inside = {name: _part(given, place, many) for name, given in output.items()}
         whole = all(part is not _NONE for part in inside.values())
         return type(output)(**inside) if whole else _NONE
-    if isinstance(output, (tuple, list)) and not hasattr(output, "_fields"):
+    if isinstance(output, (tuple, list)):
         listed = [_part(given, place, many) for given in output]
-        return _NONE if any(one is _NONE for one in listed) else type(output)(listed)
+        if any(one is _NONE for one in listed):
+            return _NONE
+        return type(output)(*listed) if hasattr(output, "_fields") else type(output)(listed)
     # A cache of keys and the like: no metric is made of it.
-    return output
+    return _NONE if is_dataclass(output) else output
