@@ -692,6 +692,17 @@ def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_tuple_of_tensors_could_mean_two_things() -> None:
+    torch.manual_seed(0)
+    model = nn.Transformer(16, 2, 1, 1, 16, batch_first=True).eval()
+    source, target = torch.randn(2, 2, 5, 16)
+    metric = lambda output: output[:, -1, 0]  # noqa: E731
+    with pytest.raises(RegardError, match=r"(?s)two things.*\[\(a, b\)\].*list\(texts\)"):
+        interpret.ablate(model, (source, target), metric)
+    assert interpret.ablate(model, [(source, target)], metric).texts == 2
+    assert len(interpret.attribute(model, (source, target), metric, layers="*encoder*").tokens) == 2
+
+
 def test_nested_tensors_are_refused() -> None:
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 16, batch_first=True), 1)
     padded = torch.tensor([[False, False, True], [False, False, False]])

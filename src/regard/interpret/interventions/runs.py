@@ -117,6 +117,13 @@ def items(texts: Any) -> list[Any]:
     """The texts, each as a model takes it: a tensor, arguments by name, or several in order."""
     if isinstance(texts, (Tensor, Mapping)):
         return [texts]
+    if isinstance(texts, tuple) and len(texts) > 1 and isinstance(texts[0], Tensor):
+        raise RegardError(
+            "a tuple of tensors could mean two things: one text whose arguments are in order, or "
+            "several texts",
+            got=f"{len(texts)} tensors in a tuple",
+            do="say which: [(a, b)] for one text, list(texts) for several",
+        )
     listed = list(texts)
     if not listed or any(isinstance(one, str) for one in listed):
         raise RegardError(
