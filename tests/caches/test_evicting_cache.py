@@ -11,6 +11,7 @@ from torch import Tensor
 import regard
 from regard import RegardError, caches
 from regard.caches import HeavyHitters, PerHead, WindowVotes
+from regard.caches.budgets import shared
 from tests.test_traces import largest
 
 transformers = pytest.importorskip("transformers")
@@ -236,3 +237,10 @@ def test_what_cannot_be_done_is_refused(kind: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     with pytest.raises(RegardError, match=match):
         ask()  # type: ignore[no-untyped-call]
+
+
+def test_every_head_keeps_its_share_of_the_budget() -> None:
+    scores = torch.stack([torch.ones(200), torch.zeros(200)])[None]
+    for floor, least in ((0.29, 29), (0.57, 57), (0.58, 58), (0.2, 20)):
+        kept = shared(scores, torch.ones(1, 2, 200, dtype=torch.bool), 100, 0, floor)
+        assert kept.sum(-1).tolist() == [[200 - least, least]]

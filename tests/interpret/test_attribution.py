@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
+    CodeGenConfig,
+    CodeGenForCausalLM,
     FalconConfig,
     FalconForCausalLM,
     Gemma2Config,
@@ -20,6 +22,8 @@ from transformers import (
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     OPTConfig,
     OPTForCausalLM,
 )
@@ -29,6 +33,7 @@ from regard import RegardError, interpret, masks
 from regard.interpret import metrics
 from regard.interpret.attribution import Anatomy, HeadMatrices, circuits, pair_scores
 from regard.interpret.attribution.flow import _Network, flow
+from regard.interpret.attribution.model_anatomy import gain_of
 from regard.interpret.attribution.rollout import rollout
 from regard.models.causal import CausalConfig, CausalModel
 from tests.interpret.constructed import Dense
@@ -261,6 +266,11 @@ def tiny(family: str) -> nn.Module:
             model = OPTForCausalLM(OPTConfig(**wide, ffn_dim=16, word_embed_proj_dim=16))
         case "falcon":
             model = FalconForCausalLM(FalconConfig(**wide))
+        case "codegen":
+            named = {"n_positions": 16, "rotary_dim": 2}
+            model = CodeGenForCausalLM(CodeGenConfig(**wide, **named))
+        case "nemotron":
+            model = NemotronForCausalLM(NemotronConfig(**wide, **grouped))
         case "gemma2":
             model = Gemma2ForCausalLM(Gemma2Config(**wide, **grouped))
     for parameter in model.parameters():
@@ -268,10 +278,11 @@ def tiny(family: str) -> nn.Module:
     return model.eval()
 
 
+FAMILIES = ["regard", "gpt2", "llama", "neox"]
 IDS = torch.randint(1, 40, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("family", ["regard", "gpt2", "llama", "neox", "opt", "falcon"])
+@pytest.mark.parametrize("family", [*FAMILIES, "opt", "falcon", "codegen", "nemotron"])
 def test_direct_logits_add_up(family: str) -> None:
     model = tiny(family)
     found = interpret.direct_logits(model, IDS, 3, torch.tensor([5, 6]))
@@ -315,7 +326,7 @@ def test_what_is_not_a_sum_is_refused() -> None:
         interpret.direct_logits(capped, IDS)
 
 
-@pytest.mark.parametrize("family", ["regard", "gpt2", "llama", "neox"])
+@pytest.mark.parametrize("family", [*FAMILIES, "codegen", "nemotron"])
 def test_circuits(family: str) -> None:
     """Against the matrices of all pairs of tokens."""
     model: Any = tiny(family)
@@ -351,6 +362,57 @@ def test_circuits(family: str) -> None:
     read = norm(body.embedding[some]).detach().double()
     q, k, v, o = (t[0] for t in first.head(h))
     close(through.looks[0].score, float((read @ q @ k.T @ read.T / 2).max()), rtol=1e-5, atol=1e-5)
+    last = model.get_submodule(body.norm)
+    written = torch.randn(1, 16) - 0.5
+    with torch.no_grad():
+        given = (last(written) - last(-written)) @ body.unembedding[some].T / 2
+    said = circuits._said(model, body, norms=True)[some]
+    centred = written - written.mean() if isinstance(last, nn.LayerNorm) else written
+    scale = centred.square().mean().sqrt()
+    close(written.double() @ said.T / scale, given.double(), rtol=1e-4, atol=1e-4)
+
+
+class Centred(nn.Module):
+    """A norm whose name says nothing: gain, and 1 is added to it; with or without the mean."""
+
+    def __init__(self, wide: int, *, centres: bool) -> None:
+        super().__init__()
+        self.centres, self.weight = centres, nn.Parameter(torch.randn(wide))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x - x.mean(-1, keepdim=True) if self.centres else x
+        return x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (1 + self.weight)
+
+
+@pytest.mark.parametrize("centres", [False, True])
+@pytest.mark.parametrize("wide", [7, 16])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_what_a_norm_does_is_seen_in_what_it_gives(
+    centres: bool, wide: int, kind: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    norm = Centred(wide, centres=centres).to(kind)
+    gain, bias, found = gain_of(norm, torch.zeros(1, wide, dtype=kind))
+    assert found == centres
+    assert not bias.any()
+    close(gain, 1 + norm.weight.detach().double())
+
+
+def test_tokens_narrower_than_the_stream_are_refused() -> None:
+    config = OPTConfig(
+        vocab_size=40, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, ffn_dim=16,
+        word_embed_proj_dim=8,
+    )  # fmt: skip
+    model = OPTForCausalLM(config).eval()
+    with pytest.raises(RegardError, match=r"8 numbers[\s\S]*16"):
+        interpret.direct_logits(model, IDS)
+    with pytest.raises(RegardError, match=r"8 numbers[\s\S]*16"):
+        interpret.circuit(model, 0, 0)
+
+
+def test_blocks_that_drop_at_random_are_refused() -> None:
+    with pytest.raises(RegardError, match="training mode"):
+        interpret.circuit(tiny("gpt2").train(), 1, 0, after=1)
 
 
 def test_a_head_that_copies_has_copying_score_1() -> None:

@@ -130,3 +130,21 @@ def test_a_step_of_generating_has_too_few_queries() -> None:
     q, k = numbers(1, 2, 1, 4), numbers(1, 2, 40, 4)
     with pytest.raises(RegardError, match=r"(?s)32, with 1 queries.*use a trace of the prompt"):
         interpret.window_votes(regard.trace(q, k, k), 40)
+
+
+def test_a_window_as_long_as_the_text_keeps_all() -> None:
+    q, k = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8)
+    trace = regard.trace(q, k, k, mask=masks.causal())
+    kept = interpret.window_votes(trace, 6, window=6)
+    assert kept.scores.shape == (2, 2, 0)
+    assert kept.keep.tolist() == [[list(range(6))] * 2] * 2
+
+
+def test_numbers_of_keys_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Wrong types reach regard's own checks even when the shape-checking hook is on.
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    q, k = torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
+    trace = regard.trace(q, k, k, mask=masks.causal())
+    with pytest.raises(RegardError, match=r"keep[\s\S]*2\.5"):
+        interpret.heavy_hitters(trace, 2.5, recent=1)  # type: ignore[arg-type]
+    assert interpret.heavy_hitters(trace, 3, recent=1).keep.shape == (1, 2, 3)

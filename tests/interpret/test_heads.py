@@ -12,7 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BertConfig,
+    BertModel,
+    BloomConfig,
+    BloomForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import regard
 from regard import RegardError, interpret, masks, models
@@ -484,3 +491,23 @@ def test_softmax_of_sinks_is_still_a_share() -> None:
     total = float(sums.received.sum())
     assert total == pytest.approx(sum(q / (q + 1) for q in range(1, 5)))
     assert F.relu(sums.scores["first"][0]).max() <= sums.rows.max()
+
+
+def test_padding_that_is_hidden_by_a_bias_is_no_place_before() -> None:
+    """Bloom hides padding in the table of its position biases, not in a mask."""
+    torch.manual_seed(0)
+    config = BloomConfig(vocab_size=40, hidden_size=16, n_layer=1, n_head=2)
+    model = BloomForCausalLM(config).eval()
+    long, short = (torch.randint(3, 40, (1, n)) for n in (9, 6))
+    padded = {
+        "input_ids": torch.cat([long, F.pad(short, (3, 0), value=int(short[0, 4]))]),
+        "attention_mask": torch.tensor([[1] * 9, [0] * 3 + [1] * 6]),
+    }
+    alone, together = (
+        interpret.heads(model, texts, probes=False, random=False).records()
+        for texts in ([long, short], [padded])
+    )
+    for one, other in zip(alone, together, strict=True):
+        for name in ("previous", "duplicate", "induction", "nearby", "first"):
+            want, found = (row["scores"][name]["value"] for row in (one, other))
+            torch.testing.assert_close(found, want, atol=1e-5, rtol=0, equal_nan=True)

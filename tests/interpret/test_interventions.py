@@ -5,14 +5,20 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import regard
 from regard import RegardError, interpret, masks
@@ -337,6 +343,52 @@ def test_a_model_whose_sequences_depend_on_each_other_is_run_one_by_one() -> Non
     assert [row.effect for row in one] == [row.effect for row in many]
 
 
+class Said(NamedTuple):
+    logits: Tensor
+
+
+@dataclass
+class Told:
+    logits: Tensor
+
+
+class Kept:
+    """An output of a class that nobody knows."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+@pytest.mark.parametrize("kind", [Said, Told, Kept])
+@pytest.mark.parametrize("scale", [1.0, 1e-4])
+@pytest.mark.parametrize("which", [0, slice(None)])
+def test_outputs_of_any_class_are_told_apart(kind: Any, scale: float, which: Any) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, x: Tensor) -> Any:
+            return kind(self.model(x))
+
+    model, x, _ = dense_model()
+    wrapped = Wrapped(model).eval()
+    metric = lambda output: scale * output.logits[which, -1, 0]  # noqa: E731
+    one, many = (interpret.ablate(wrapped, x[:1], metric, batch=n) for n in (1, None))
+    close([row.effect for row in one], [row.effect for row in many], rtol=1e-4, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize("sequences", [1, 3, 8])
+@pytest.mark.parametrize("scale", [1.0, 1e-4])
+def test_batches_that_are_not_the_first_axis(sequences: int, scale: float) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 4, 32)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    x, metric = torch.randn(5, sequences, 16), lambda output: scale * output[-1, :, 0]
+    one, many = (interpret.ablate(model, x, metric, batch=n) for n in (1, None))
+    close([row.effect for row in one], [row.effect for row in many], rtol=1e-4, atol=1e-6 * scale)
+
+
 class Reads(nn.Module):
     """One attention call of somebody's, and what it is made of."""
 
@@ -554,6 +606,58 @@ def test_metrics() -> None:
     )
 
 
+def test_padding_on_either_side_does_not_count() -> None:
+    model, ids = llama(), torch.randint(3, 32, (1, 7), generator=torch.Generator().manual_seed(0))
+    none, real = torch.zeros(1, 3, dtype=torch.long), torch.ones(1, 7, dtype=torch.long)
+    alone = {"input_ids": ids, "attention_mask": real}
+    left = {name: torch.cat([none, given], 1) for name, given in alone.items()}
+    left["position_ids"] = (left["attention_mask"].cumsum(1) - 1).clamp_min(0)
+    right = {name: torch.cat([given, none], 1) for name, given in alone.items()}
+    places = {"left": 9, "right": 6}
+    for metric in (metrics.loss(), metrics.kl()):
+        want = interpret.ablate(model, alone, metric)
+        for text in (left, right):
+            found = interpret.ablate(model, text, metric)
+            close([row.changed for row in found], [row.changed for row in want])
+    for text, at in ((left, places["left"]), (right, places["right"])):
+        metric, same = (lambda output, at=at: output.logits[:, at, 5] for at in (at, 6))
+        found = interpret.ablate(model, text, metric, by="mean")
+        want = interpret.ablate(model, alone, same, by="mean")
+        close([row.changed for row in found], [row.changed for row in want])
+
+
+def test_the_loss_of_an_encoder_and_decoder_is_that_of_what_is_written() -> None:
+    torch.manual_seed(0)
+    config = BartConfig(
+        vocab_size=32, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16,
+        decoder_ffn_dim=16, encoder_attention_heads=2, decoder_attention_heads=2,
+    )  # fmt: skip
+    model = BartForConditionalGeneration(config).eval()
+    source, target = torch.randint(3, 32, (2, 2, 6))
+    text = {"input_ids": source, "decoder_input_ids": target}
+    text["attention_mask"] = torch.tensor([[1, 1, 1, 0, 0, 0]]).expand(2, -1)
+    with torch.no_grad():
+        output = model(**text)
+    want = nn.functional.cross_entropy(
+        output.logits[:, :-1].mT, target[:, 1:], reduction="none"
+    ).mean(-1)
+    outcome = metrics.Outcome(output, text, output)
+    close(metrics.loss().of(outcome), want)
+    outcome = metrics.Outcome(output.logits + output.logits.sin(), text, output)
+    then, now = output.logits.log_softmax(-1), outcome.output.log_softmax(-1)
+    close(metrics.kl().of(outcome), (then.exp() * (then - now)).sum(-1).mean(-1))
+    told = {"input_ids": source, "labels": target}
+    with pytest.raises(RegardError, match="decoder_input_ids"):
+        metrics.loss().of(metrics.Outcome(output, told, output))
+
+
+def test_a_text_without_a_next_token_has_no_loss() -> None:
+    with pytest.raises(RegardError, match="no next token"):
+        interpret.ablate(llama(), torch.tensor([[5]]), metrics.loss())
+    with pytest.raises(RegardError, match="no next token"):
+        interpret.ablate(llama(), torch.tensor([[5, 6, 7]]), metrics.loss(start=3))
+
+
 def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     # Wrong types reach regard's own checks even when the shape-checking hook is on.
     monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
@@ -588,6 +692,17 @@ def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_tuple_of_tensors_could_mean_two_things() -> None:
+    torch.manual_seed(0)
+    model = nn.Transformer(16, 2, 1, 1, 16, batch_first=True).eval()
+    source, target = torch.randn(2, 2, 5, 16)
+    metric = lambda output: output[:, -1, 0]  # noqa: E731
+    with pytest.raises(RegardError, match=r"(?s)two things.*\[\(a, b\)\].*list\(texts\)"):
+        interpret.ablate(model, (source, target), metric)
+    assert interpret.ablate(model, [(source, target)], metric).texts == 2
+    assert len(interpret.attribute(model, (source, target), metric, layers="*encoder*").tokens) == 2
+
+
 def test_nested_tensors_are_refused() -> None:
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 16, batch_first=True), 1)
     padded = torch.tensor([[False, False, True], [False, False, False]])

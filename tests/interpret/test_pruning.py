@@ -81,3 +81,16 @@ def test_a_trace_without_heads_is_refused() -> None:
     x = numbers(5, 4)
     with pytest.raises(RegardError, match=r"needs a trace that has heads\n +got: +a trace of 2-D"):
         interpret.prune(regard.trace(x, x, x), [1], 0.5)
+
+
+def test_a_share_is_not_rounded_up_by_how_numbers_are_written() -> None:
+    q = torch.randn(1, 1, 100, 4)
+    trace = regard.trace(q, q, q)
+    for share, many in ((0.07, 7), (0.55, 55), (0.29, 29), (0.005, 1), (0.0, 0), (1.0, 100)):
+        assert interpret.prune(trace, range(100), share).keep.shape == (1, many)
+
+
+def test_a_token_named_twice_is_refused() -> None:
+    q = torch.randn(1, 1, 10, 4)
+    with pytest.raises(RegardError, match=r"tokens=[\s\S]*twice"):
+        interpret.prune(regard.trace(q, q, q), [3, 3, 4], 0.5)

@@ -17,6 +17,7 @@ from regard.errors import RegardError
 from regard.interpret.choosing import Kept, strongest
 from regard.interpret.rows import received_from
 from regard.traces import Trace
+from regard.values import whole
 
 
 def heavy_hitters(trace: Trace, keep: int, *, recent: int) -> Kept:
@@ -76,14 +77,16 @@ def window_votes(
             accepted="pool 'max' or 'mean', and an odd width",
         )
     votes = received_from(trace, range(Q - window, Q), range(K - window))
-    pooled = max_pool1d if pool == "max" else avg_pool1d
-    scores = pooled(_by_key_head(trace, votes), width, stride=1, padding=width // 2)
+    scores = _by_key_head(trace, votes)
+    if window < K:
+        pooled = max_pool1d if pool == "max" else avg_pool1d
+        scores = pooled(scores, width, stride=1, padding=width // 2)
     return _keep(scores, keep, window, K)
 
 
 def _by_key_head(trace: Trace, scores: Float[Tensor, "b h k"]) -> Float[Tensor, "b g k"]:
-    G = trace.inputs.k.shape[1]
-    return scores.view(len(scores), G, -1, scores.shape[-1]).sum(2)
+    grouped: Tensor = scores.unflatten(1, (-1, trace.inputs.group))
+    return grouped.sum(2)
 
 
 def _keep(scores: Float[Tensor, "b g scored"], keep: int, last: int, K: int) -> Kept:
@@ -94,7 +97,7 @@ def _keep(scores: Float[Tensor, "b g scored"], keep: int, last: int, K: int) -> 
 
 
 def _check(keep: int, last: int, name: str, K: int) -> None:
-    if not 0 <= last <= keep <= K:
+    if not 0 <= whole(f"{name}=", last) <= whole("keep=", keep) <= K:
         raise RegardError(
             f"keep= counts the keys that stay, and the last {name}= are among them",
             got=f"keep={keep}, {name}={last}, with {K} keys",

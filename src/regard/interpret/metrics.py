@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
@@ -80,30 +80,48 @@ def log_odds(token: Token, at: int = -1) -> Metric:
 
 
 def loss(start: int = 0) -> Metric:
-    """The mean loss of the text's own next tokens, in nats; of those from a place on. Padding does
-    not count, where the text has an attention_mask."""
+    """The mean loss of the text's own next tokens, in nats; of those from a place on. Padding, and
+    what is predicted at it, does not count, where the text has an attention_mask. Of an encoder
+    and decoder, the text is decoder_input_ids."""
 
     def of(outcome: Outcome) -> Tensor:
-        ids, real = _ids(outcome.text)
-        logits = logits_of(outcome.output)[:, :-1]
-        each = cross_entropy(logits.mT.float(), ids[:, 1:], reduction="none")
-        counted = real[:, 1:].clone()
+        logits = logits_of(outcome.output)
+        ids = _ids(outcome.text, outcome.output)
+        if ids.shape != logits.shape[:2]:
+            raise RegardError(
+                "the loss of a text needs a prediction at each of its tokens",
+                got=f"logits {list(logits.shape)} for tokens {list(ids.shape)}",
+                do="give a function of the model's output as the metric",
+            )
+        each = cross_entropy(logits[:, :-1].mT.float(), ids[:, 1:], reduction="none")
+        real = _real(outcome)
+        counted = real[:, 1:] & real[:, :-1]
         counted[:, : max(start - 1, 0)] = False
-        return (each * counted).sum(-1) / counted.sum(-1)
+        if not counted.any(-1).all():
+            raise RegardError(
+                "a text has no next token whose loss could be told",
+                got=f"{ids.shape[1]} tokens with padding, counted from place {start}",
+                accepted="two tokens or more, and a start before the last",
+            )
+        return torch.where(counted, each, 0.0).sum(-1) / counted.sum(-1)
 
     return Metric("loss", of)
 
 
 def kl(at: int | None = None) -> Metric:
     """The divergence KL(unchanged ‖ changed) of what is predicted, in nats: the mean over places,
-    or at one. It is 0 for the unchanged model."""
+    or at one. It is 0 for the unchanged model. Padding does not count in the mean, where the text
+    has an attention_mask."""
 
     def of(outcome: Outcome) -> Tensor:
         now, then = (
             log_softmax(logits_of(output).float(), -1) for output in (outcome.output, outcome.clean)
         )
         each = kl_div(now, then, reduction="none", log_target=True).sum(-1)
-        return each.mean(-1) if at is None else each[:, at]
+        if at is not None:
+            return each[:, at]
+        real = _real(outcome)
+        return torch.where(real, each, 0.0).sum(-1) / real.sum(-1)
 
     return Metric("KL", of)
 
@@ -153,11 +171,38 @@ def _taken(numbers: Float[Tensor, "b v"], token: Token) -> Float[Tensor, "b"]:
     return numbers.gather(1, which[:, None])[:, 0]
 
 
-def _ids(text: Any) -> tuple[Tensor, Tensor]:
-    """The tokens of a text, and which of them are real."""
-    mask = None
+def real_places(
+    text: Any, size: tuple[int, int], name: str = "attention_mask"
+) -> Bool[Tensor, "b n"] | None:
+    """Which of the last places of a text are no padding, where it says so."""
+    mask = text.get(name) if isinstance(text, Mapping) else None
+    if not isinstance(mask, Tensor) or mask.ndim != 2:
+        return None
+    real = mask[:, -size[1] :].bool()
+    return real if real.shape == size else None
+
+
+def _real(outcome: Outcome) -> Bool[Tensor, "b n"]:
+    """Which places of the logits are no padding."""
+    logits = logits_of(outcome.output)
+    size = logits.shape[0], logits.shape[1]
+    side = _side(outcome.text, outcome.output)
+    real = real_places(outcome.text, size, f"{side}attention_mask")
+    real = torch.ones(size, dtype=torch.bool) if real is None else real
+    return real.to(logits.device)
+
+
+def _side(text: Any, output: Any) -> str:
+    """How arguments begin that are about what is predicted."""
+    named = isinstance(text, Mapping) and "decoder_input_ids" in text
+    return "decoder_" if named or hasattr(output, "encoder_last_hidden_state") else ""
+
+
+def _ids(text: Any, output: Any) -> Int[Tensor, "b n"]:
+    """The tokens of a text that are predicted."""
+    name = f"{_side(text, output)}input_ids"
     if isinstance(text, Mapping):
-        ids, mask = text.get("input_ids"), text.get("attention_mask")
+        ids = text.get(name)
     else:
         ids = text[0] if isinstance(text, (tuple, list)) else text
     if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
@@ -166,7 +211,6 @@ def _ids(text: Any) -> tuple[Tensor, Tensor]:
             got=type(ids).__name__
             if not isinstance(ids, Tensor)
             else f"{ids.dtype} {list(ids.shape)}",
-            accepted="texts that are tensors of tokens [batch, tokens], or have input_ids",
+            accepted=f"texts that are tensors of tokens [batch, tokens], or have {name}",
         )
-    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-    return ids, real
+    return ids

@@ -20,7 +20,13 @@ from torch import Tensor, nn
 from regard.display import table_html, table_text
 from regard.errors import RegardError
 from regard.interpret.attribution.head_matrices import HeadMatrices, head_matrices
-from regard.interpret.attribution.model_anatomy import Anatomy, anatomy, gain_of
+from regard.interpret.attribution.model_anatomy import (
+    Anatomy,
+    anatomy,
+    gain_of,
+    refuse_other_width,
+)
+from regard.interpret.interventions.runs import Runner
 from regard.visible import visible
 
 AT_ONCE = 2**22
@@ -109,8 +115,9 @@ def circuit(
     read each of them, alone: 0 for the embeddings themselves. Later heads of trained models often
     read what the first block makes of a token, and copy that. With `norms` the head reads through
     the norm before it, and what it writes goes through the gain of the last norm. `anatomy` and
-    `matrices` say where parts and projections are, if their names are not known. Positions are left
-    out: rotary ones count as if all tokens stood at one place.
+    `matrices` say where parts and projections are, if their names are not known. It is about the
+    matrices alone: biases, and norms of queries and keys, are left out, and so are positions:
+    rotary ones count as if all tokens stood at one place. Logits are divided by √d.
 
     >>> from regard import interpret, models
     >>> model = models.load("regard-small", device="cpu").model
@@ -125,6 +132,7 @@ def circuit(
             f"{path!r} has no such head", got=str(head), accepted=f"0 to {len(every.q) - 1}"
         )
     q, k, v, o = (t[0] for t in every.head(head))
+    refuse_other_width(model, body, len(q))
     at = torch.arange(len(body.embedding)) if tokens is None else torch.as_tensor(tokens)
     at = at.to(body.embedding.device)
     read, said = _read(model, body, layer, at, after, norms), _said(model, body, norms)[at]
@@ -158,7 +166,7 @@ def _alone(
         raise RegardError(
             "after= counts blocks", got=str(after), accepted=f"0 to {len(body.blocks)}"
         )
-    kept: list[Tensor] = []
+    model, kept = Runner(model).model, list[Tensor]()
 
     def keep(_: nn.Module, __: Any, out: Any) -> None:
         kept.append((out[0] if isinstance(out, (tuple, list)) else out)[:, 0].clone())

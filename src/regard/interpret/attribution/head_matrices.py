@@ -23,6 +23,9 @@ SIDE_BY_SIDE = ("c_attn", "qkv_proj", "qkv", "Wqkv")
 """One projection that gives all queries, then all keys, then all values."""
 HEAD_BY_HEAD = ("query_key_value",)
 """One that gives query, key and value of the first head, then of the next."""
+IN_FOUR_PARTS = ("CodeGenAttention",)
+"""Modules whose projection gives queries, values and keys of a quarter of the heads, then of the
+next."""
 COUNTS = ("heads", "num_heads", "num_attention_heads", "n_heads", "n_head")
 KEY_COUNTS = ("kv_heads", "num_key_value_heads", "num_kv_heads")
 
@@ -89,6 +92,9 @@ def _found(module: nn.Module, H: int, G: int) -> tuple[Tensor, Tensor, Tensor] |
     for name in (*SIDE_BY_SIDE, *HEAD_BY_HEAD):
         if _projects(inside(module, name)):
             every_one = linear_map(inside(module, name)).weight
+            if type(module).__name__ in IN_FOUR_PARTS:
+                q, v, k = every_one.unflatten(1, (4, 3, H // 4, -1)).permute(2, 1, 3, 0, 4)
+                return q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
             return _cut(every_one, H, G, head_by_head=name in HEAD_BY_HEAD)
     return None
 

@@ -19,7 +19,12 @@ from torch import Tensor, nn
 from regard.display import table_html, table_text
 from regard.errors import RegardError
 from regard.interpret.attribution.attributions import SHOWN, place_named
-from regard.interpret.attribution.model_anatomy import Anatomy, FrozenNorm, anatomy
+from regard.interpret.attribution.model_anatomy import (
+    Anatomy,
+    FrozenNorm,
+    anatomy,
+    refuse_other_width,
+)
 from regard.interpret.attribution.output_projections import Output, output_projection
 from regard.interpret.attribution.probes import Probe
 from regard.interpret.metrics import Token, logits_of
@@ -119,6 +124,7 @@ def direct_logits(
     stream = _Stream(model, body, at)
     with stream.listening():
         probe = Probe(model, text)
+    refuse_other_width(model, body, stream.last.shape[-1])
     logits = logits_of(probe.clean.output)[:, at].double()
     right = logits.argmax(-1) if token is None else torch.as_tensor(token, device=logits.device)
     right = right.expand(len(logits))

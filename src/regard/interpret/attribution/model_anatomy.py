@@ -127,6 +127,20 @@ def _unknown(model: nn.Module, what: str, names: Iterable[str]) -> RegardError:
     )
 
 
+def refuse_other_width(model: nn.Module, body: Anatomy, wide: int) -> None:
+    """Tokens are read into the stream, and said of it, as they are."""
+    for what, matrix in (("embedding", body.embedding), ("unembedding", body.unembedding)):
+        if matrix.shape[1] != wide:
+            raise RegardError(
+                f"between the {what} of this model and its stream is another projection",
+                got=f"{type(model).__name__}: {matrix.shape[1]} numbers for each token, "
+                f"a stream of {wide}",
+                accepted="tokens as wide as the stream",
+                do="multiply the two: dataclasses.replace(interpret.anatomy(model), "
+                f"{what}=..., ...)",
+            )
+
+
 class FrozenNorm:
     """A norm that has seen a stream: it centres, or does not, and multiplies with what it did then.
 
@@ -162,9 +176,21 @@ def gain_of(norm: nn.Module | None, like: Tensor) -> tuple[Tensor, Tensor, bool]
         return one, none, False
     weight, bias = getattr(norm, "weight", None), getattr(norm, "bias", None)
     added = none if bias is None else bias.detach().double()
-    if "rms" not in type(norm).__name__.lower():
-        return one if weight is None else weight.detach().double(), added, True
-    # Some multiply with 1 + weight: a vector of equal numbers tells.
+    # Numbers without a mean come out alike whether a norm centres or not; 16 makes its epsilon
+    # small, and is exact in every precision.
+    x = one.clone()
+    x[1::2] = -1
+    if wide % 2 and wide > 1:
+        x[-3:] = torch.tensor([2.0, -1.0, -1.0]).to(x)
     with torch.no_grad():
-        equal = torch.full((1, wide), 1e3, dtype=like.dtype, device=like.device)
-        return norm(equal)[0].double() - added, added, False
+        plain, shifted, turned = (
+            norm((16 * given)[None].to(like.dtype))[0].double() for given in (x, x + 3, -x)
+        )
+    found = (plain - turned) / 2 / x * x.square().mean().sqrt()
+    centres = bool((plain - shifted).abs().max() < 0.1 * plain.abs().max())
+    # Some multiply with 1 + weight. The parameter itself is exact in low precision, too.
+    own = one if weight is None else weight.detach().double()
+    exact = [own] if weight is None else [own, 1 + own]
+    gain = min(exact, key=lambda one: float((one - found).abs().max()))
+    gain = gain if (gain - found).abs().max() < 0.02 * found.abs().max() else found
+    return gain, added, centres

@@ -79,7 +79,7 @@ def _length(tokens: Float[Tensor, "b n"]) -> int:
         raise RegardError(
             "each text is one sequence",
             got=f"a batch of {B}",
-            do="give a list with one text for each: texts.split(1)",
+            do="give a list with one text for each: list(texts.split(1))",
         )
     if n <= FEWEST:
         raise RegardError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,6 +23,7 @@ from regard.interpret.interventions.experiment import (
 from regard.interpret.interventions.intervention import Intervention
 from regard.interpret.interventions.outputs import Place, Replaced
 from regard.interpret.interventions.runs import Runner, items, sequences
+from regard.interpret.metrics import real_places
 from regard.traces import Trace
 
 By = Literal["zero", "mean", "resample"]
@@ -91,18 +93,24 @@ def ablate(
 
 
 def _means(runner: Runner, texts: Sequence[Any]) -> dict[Place, Tensor]:
-    """The mean output [H, E] of each head, over all rows that see something."""
+    """The mean output [H, E] of each head, over all rows that see something and are no padding."""
     totals: dict[Place, tuple[Tensor, Tensor]] = {}
+    config = getattr(runner.model, "config", None)
+    one_text = not getattr(config, "is_encoder_decoder", False)
 
-    def look(place: Place, trace: Trace) -> None:
+    def look(text: Any, place: Place, trace: Trace) -> None:
         seeing = (trace.rows.lse > -torch.inf)[..., None]
-        out = trace.rows.out.double()
-        total, count = (out * seeing).sum((0, 2)), seeing.sum((0, 2))
+        B, _, Q, _ = trace.inputs.shape
+        real = real_places(text, (B, Q)) if one_text else None
+        if real is not None:
+            seeing = seeing & real.to(seeing.device)[:, None, :, None]
+        out = trace.rows.out.double().masked_fill(~seeing, 0.0)
+        total, count = out.sum((0, 2)), seeing.sum((0, 2))
         before = totals.get(place, (0, 0))
         totals[place] = before[0] + total, before[1] + count
 
     for text in texts:
-        runner.run(text, look=look)
+        runner.run(text, look=partial(look, text))
     return {place: total / count.clamp_min(1) for place, (total, count) in totals.items()}
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.interpret.interventions.activations import Activations
 from regard.interpret.interventions.effects import Effects, effects
-from regard.interpret.interventions.intervention import Heads, Intervention
+from regard.interpret.interventions.intervention import Heads, Intervention, UnevenBatchError
 from regard.interpret.interventions.outputs import Place
 from regard.interpret.interventions.runs import Runner, arguments, at_once, items, parts
 from regard.interpret.metrics import Outcome, measured, name_of
@@ -23,8 +23,10 @@ Progress = Callable[[int, int], None]
 """Told how many runs are done, of how many."""
 Metrics = Any
 """A function of the model's output, a `Metric`, or a list of one for each text."""
-NEAR = 1e-3
-"""What a run in a batch may differ by from one alone, as a share of the metric, and of 1."""
+NEAR = 0.01
+"""What an effect in a batch may differ by from that alone, as a share of it, beside rounding."""
+ROUNDING = 1e-5
+"""What the metric may differ by, as a share of it, in float32; more in lower precision."""
 
 
 class Planned(NamedTuple):
@@ -157,7 +159,11 @@ class Experiment:
     def _together(
         self, text: Any, metric: Any, clean: Clean, some: Sequence[Planned]
     ) -> list[Float[Tensor, "b"]] | None:
-        output = self.runner.run(text, [one.interventions for one in some])
+        try:
+            output = self.runner.run(text, [one.interventions for one in some])
+        except UnevenBatchError:
+            # Its sequences are along another axis than the first.
+            return None
         outputs = parts(output, len(some))
         if outputs is None:
             return None
@@ -174,12 +180,18 @@ class Experiment:
     ) -> list[Tensor] | None:
         """Values of a batch, if the intervention that did most does the same alone. A model whose
         batch entries depend on each other, or are laid out otherwise, would give itself away."""
-        moved = torch.stack([(value - own).abs().max() for value in values])
-        most = int(moved.nan_to_num(torch.inf).argmax())
-        alone = self._together(text, metric, clean, [some[most]])
-        assert alone is not None
-        near = torch.allclose(alone[0], values[most], rtol=NEAR, atol=NEAR, equal_nan=True)
-        return values if near else None
+        moved = torch.stack([(value - own).abs().max() for value in values]).nan_to_num(torch.inf)
+        # Of equals the last: a metric that reads the first entry of the batch finds it for all.
+        most = int((moved == moved.max()).nonzero()[-1])
+        single = self._together(text, metric, clean, [some[most]])
+        assert single is not None
+        (alone,), there = single, values[most]
+        if alone.shape != there.shape:
+            return None
+        size = torch.maximum(alone.abs(), own.abs())
+        allowed = NEAR * (alone - own).abs() + self.runner.rounding(ROUNDING) * size
+        near = ((alone - there).abs() <= allowed) | (alone.isnan() & there.isnan())
+        return values if near.all() else None
 
 
 def heads_named(heads: Heads) -> str:

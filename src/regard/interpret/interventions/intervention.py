@@ -24,6 +24,10 @@ Heads = Mapping[str, Sequence[int]]
 """Numbers of heads by the path of their layer."""
 
 
+class UnevenBatchError(RegardError):
+    """A batch that is not made of as many equal parts as there are interventions."""
+
+
 @dataclass
 class CallPart:
     """Some batch entries and heads of a seen call, each head with keys and values of its own."""
@@ -75,7 +79,7 @@ def changed_output(
         )
     B, H = x.shape[:2]
     if B % len(together):
-        raise RegardError(
+        raise UnevenBatchError(
             f"the batch of {path!r} is not made of equal parts",
             got=f"{B} batch entries for {len(together)} interventions",
             do="pass batch=1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -80,6 +81,11 @@ class Runner:
             )
         self.model = model
 
+    def rounding(self, share: float) -> float:
+        """The share that numbers of this model may differ by, from one of float32."""
+        kinds = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
+        return max([share, *(4 * torch.finfo(kind).eps for kind in kinds)])
+
     @torch.no_grad()
     def run(
         self,
@@ -111,6 +117,13 @@ def items(texts: Any) -> list[Any]:
     """The texts, each as a model takes it: a tensor, arguments by name, or several in order."""
     if isinstance(texts, (Tensor, Mapping)):
         return [texts]
+    if isinstance(texts, tuple) and len(texts) > 1 and isinstance(texts[0], Tensor):
+        raise RegardError(
+            "a tuple of tensors could mean two things: one text whose arguments are in order, or "
+            "several texts",
+            got=f"{len(texts)} tensors in a tuple",
+            do="say which: [(a, b)] for one text, list(texts) for several",
+        )
     listed = list(texts)
     if not listed or any(isinstance(one, str) for one in listed):
         raise RegardError(
@@ -164,6 +177,8 @@ def parts(output: Any, many: int) -> list[Any] | None:
     """The output for each intervention of a batch; None where it cannot be told apart."""
     if many == 1:
         return [output]
+    if not isinstance(output, (Tensor, Mapping, tuple, list)):
+        return None
     found = [_part(output, place, many) for place in range(many)]
     return None if any(part is _NONE for part in found) else found
 
@@ -180,8 +195,10 @@ def _part(output: Any, place: int, many: int) -> Any:
         inside = {name: _part(given, place, many) for name, given in output.items()}
         whole = all(part is not _NONE for part in inside.values())
         return type(output)(**inside) if whole else _NONE
-    if isinstance(output, (tuple, list)) and not hasattr(output, "_fields"):
+    if isinstance(output, (tuple, list)):
         listed = [_part(given, place, many) for given in output]
-        return _NONE if any(one is _NONE for one in listed) else type(output)(listed)
+        if any(one is _NONE for one in listed):
+            return _NONE
+        return type(output)(*listed) if hasattr(output, "_fields") else type(output)(listed)
     # A cache of keys and the like: no metric is made of it.
-    return output
+    return _NONE if is_dataclass(output) else output

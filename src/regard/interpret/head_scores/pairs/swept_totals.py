@@ -47,6 +47,9 @@ class Sweep:
             w = w * self.sides.query.real[:, None, q, None]
         self.received[..., k[0] : k[-1] + 1] += w.sum(-2)
         seen = open_pairs(self.x, q, k)[:, 0] & self.sides.query.real[:, q, None]
+        if self.sides.key.padded:
+            # Some models hide padding by a bias, of which the mask knows nothing.
+            seen = seen & self.sides.key.real[:, None, k]
         kinds = []
         if self.token_sums is not None:
             same, after = self._tokens(q, k)
