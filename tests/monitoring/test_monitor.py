@@ -720,10 +720,12 @@ class Odd(NonFinite):
 
 def test_an_error_of_a_rule_costs_its_findings_only() -> None:
     m = model()
-    with regard.Monitor(m, every=1, rules=[Odd()]) as monitor:
+    with regard.Monitor(m, every=1, rules=[Odd(), LogitExplosion(above=-9), Odd()]) as monitor:
         m(X)
-        told_of(monitor.step, r"(?s)judging a report.*KeyError: 'no such number'")
-    assert monitor.history[0].findings == ()
+        told_of(
+            monitor.step, r"(?s)judging a report.*KeyError: 'no such number'", "logit explosion"
+        )
+    assert [finding.rule for finding in monitor.history[0].findings] == ["logit explosion"]
     assert list(monitor.history[0].layers) == ["layers.0", "layers.1"]
 
 
