@@ -88,7 +88,7 @@ def heads(
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
     if json:
-        typer.echo(json_text.dumps(plain(found, model), ensure_ascii=False))
+        typer.echo(json_text.dumps(plain(found, model)))
     else:
         _tell(found, model)
     if out is not None:
