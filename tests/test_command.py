@@ -105,6 +105,29 @@ def test_a_command_runs(tmp_path: Path) -> None:
     assert said.startswith("regard: the text cannot be read")
 
 
+@pytest.mark.parametrize("args", [["--help"], ["lab"], ["doctor"]])
+def test_what_cannot_be_encoded_is_a_question_mark(args: list[str]) -> None:
+    code, said, _ = asked(*args, LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    assert code == 0, said
+    assert "?" in said
+
+
+def test_a_model_reads_where_files_are_not_utf8_by_default() -> None:
+    text = ("view", "--terminal", "--model", "regard-small", "a red ball")
+    code, said, _ = asked(*text, LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    assert code == 0, said
+    assert "regard-small reads 4 tokens" in said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full disk")
+def test_a_full_disk_is_told_of_in_words() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "regard", "lab"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "regard: what it says cannot be written: No space left on device\n"
+
+
 def test_nothing_is_said_of_a_numpy_that_nothing_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     def app(prog_name: str) -> None:
         warnings.warn("Failed to initialize NumPy: No module named 'numpy'", stacklevel=1)

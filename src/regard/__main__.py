@@ -1,6 +1,6 @@
 """`python -m regard` is the command `regard`."""
 
-from regard.cli import app
+from regard_command import main
 
 if __name__ == "__main__":
-    app(prog_name="regard")
+    main()

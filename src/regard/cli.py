@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +27,11 @@ class Explained(TyperGroup):
             return super().invoke(ctx)
         except regard.RegardError as error:
             typer.echo(f"regard: {error}", err=True)
+            raise typer.Exit(2) from None
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            typer.echo(f"regard: what it says cannot be written: {error.strerror}", err=True)
             raise typer.Exit(2) from None
 
 

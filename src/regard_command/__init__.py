@@ -7,6 +7,7 @@ them; every command is handed to `regard.cli`.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import warnings
@@ -36,6 +37,9 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command: here, or in `regard.cli` if one of its commands is meant."""
+    # What a terminal or a pipe cannot encode is shown as a question mark, not as a traceback.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     if any(word in COMMANDS for word in _words()):
         # PyTorch says when it is imported that there is no numpy. Nothing here needs it.
         warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)

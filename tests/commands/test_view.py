@@ -168,6 +168,24 @@ def test_a_trace_file_is_known_by_its_bytes_too(file: Path) -> None:
     assert output(other).replace("renamed", "run.regard") == output(file)
 
 
+def test_a_folder_is_no_text(tmp_path: Path) -> None:
+    assert "that is a folder, which is no text" in refused(tmp_path)
+    assert "there is no word in the text" in refused("")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "marked.txt"
+    path.write_text("the reader reads", encoding="utf-8-sig")
+    assert named_subject.text_of(str(path)) == "the reader reads"
+
+
+def test_a_picture_of_no_format_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.commands.view.subject_of", None)
+    assert "in a format that its name tells" in refused("a b", "--picture", tmp_path / "map.txt")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [

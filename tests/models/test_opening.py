@@ -65,6 +65,19 @@ def test_embedded_models_are_read_from_the_package(
     assert reader.longest == 48
 
 
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "float16"])
+def test_models_of_this_package_are_read_in_the_precision_that_was_asked_for(
+    dtype: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("tokenizers")
+    written(causal(), tmp_path)
+    reader = models.load(str(tmp_path), dtype=dtype, device="cpu")
+    kept = torch.float32 if dtype == "auto" else getattr(torch, dtype)
+    assert {weight.dtype for weight in reader.model.parameters()} == {kept}
+    with pytest.raises(RegardError, match="unknown dtype"):
+        models.load(str(tmp_path), dtype="int8", device="cpu")
+
+
 def test_a_folder_of_transformers_has_the_same_face(tmp_path: Path) -> None:
     reader = models.load(str(write(tmp_path / "llama")), device="cpu")
     assert isinstance(reader, HuggingFaceReader)

@@ -720,10 +720,12 @@ class Odd(NonFinite):
 
 def test_an_error_of_a_rule_costs_its_findings_only() -> None:
     m = model()
-    with regard.Monitor(m, every=1, rules=[Odd()]) as monitor:
+    with regard.Monitor(m, every=1, rules=[Odd(), LogitExplosion(above=-9), Odd()]) as monitor:
         m(X)
-        told_of(monitor.step, r"(?s)judging a report.*KeyError: 'no such number'")
-    assert monitor.history[0].findings == ()
+        told_of(
+            monitor.step, r"(?s)judging a report.*KeyError: 'no such number'", "logit explosion"
+        )
+    assert [finding.rule for finding in monitor.history[0].findings] == ["logit explosion"]
     assert list(monitor.history[0].layers) == ["layers.0", "layers.1"]
 
 
@@ -901,3 +903,19 @@ def test_large_negative_numbers_hide_as_minus_infinity_does(hidden: float) -> No
     want, got = told(-math.inf), told(hidden)
     for name, value in want.items():
         torch.testing.assert_close(got[name], value)
+
+
+@pytest.mark.parametrize("sink", [None, torch.tensor([0.5, -1.0, 2.0, 0.0])])
+def test_rows_that_large_negative_numbers_hide_whole_are_empty(sink: torch.Tensor | None) -> None:
+    q, k = (torch.randn(2, 4, 14, 8, generator=torch.Generator().manual_seed(i)) for i in (1, 2))
+
+    def told(value: float) -> torch.Tensor:
+        """Left padding, as float masks have it: the rows of the padding see no key."""
+        mask = torch.full((14, 14), value).triu(1)
+        mask[:, :3] = value
+        of = regard.trace(q, k, k, bias=regard.biases.dense(mask), sink=sink)
+        return Telemetry.of(of).stacked()
+
+    want, got = told(-math.inf), told(-1e9)
+    assert want[1].tolist() == [6.0] * 4
+    torch.testing.assert_close(got, want)

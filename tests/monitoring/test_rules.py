@@ -144,6 +144,11 @@ def test_a_head_that_is_twice_as_far_gone_is_told_of_again() -> None:
     assert told == [[("a", 1)], [], [], [("a", 1)], [], [], [("a", 1)]]
 
 
+def test_what_stays_infinite_is_told_of_once() -> None:
+    told = told_of(Judge([LogitExplosion()], quiet=2), *[{"a": {"max_logit": (math.inf, 5.0)}}] * 9)
+    assert told == [[("a", 0)], *[[]] * 8]
+
+
 def test_young_models_get_time() -> None:
     """Every head begins uniform, whatever a window is."""
     flat = {"entropy": (0.99, 0.99)}

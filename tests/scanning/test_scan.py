@@ -284,6 +284,32 @@ class Unmasked(torch.nn.Module):
         return out
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("some.txt", b"a b\n\nc \xff d\n", "line 3"),
+        ("some.jsonl", b'{"text": "a"}\n{"words": "b"}\n', "line 2"),
+        ("some.jsonl", b'{"text": "a"}\n{"text": 1}\n', "'text' is a int"),
+    ],
+)
+def test_lines_that_are_no_texts_are_refused_before_anything_is_written(
+    name: str, content: bytes, says: str, job: Job, tmp_path: Path
+) -> None:
+    path, out = tmp_path / name, tmp_path / "out"
+    path.write_bytes(content)
+    with pytest.raises(RegardError, match="a text cannot be read") as refused:
+        scan(replace(job, texts=(str(path),), folder=str(out)))
+    assert says in str(refused.value)
+    assert not out.exists()
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    for name, content in (("a.txt", "first\nsecond\n"), ("b.jsonl", '{"text": "third"}\n')):
+        (tmp_path / name).write_text(content, encoding="utf-8-sig")
+    corpus = Corpus([str(tmp_path)])
+    assert list(corpus.texts(range(3))) == ["first", "second", "third"]
+
+
 def test_texts_whose_rows_look_at_padding_are_read_apart(texts: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Unmasked().eval()

@@ -22,9 +22,6 @@ from regard.view.terminal import PlainConsole
 
 def plain_console() -> Console:
     """Standard output, as text."""
-    # A terminal that cannot encode a character shows a question mark, not a traceback.
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")
     return PlainConsole()
 
 

@@ -76,7 +76,9 @@ def heads(
     given = passages() if texts is None else lines_of(texts)
     if out is not None:
         # Before the work: matplotlib is an extra, and may be missing.
-        from regard.view.pictures import head_scores_picture
+        from regard.view.pictures import head_scores_picture, ink
+
+        ink.format_of(out)
     with progress_bar() as bar:
         task = bar.add_task("loading", total=None)
         reader = load(model, dtype=dtype, device=device, progress=shown_on(bar, task))
@@ -86,7 +88,7 @@ def heads(
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
     if json:
-        typer.echo(json_text.dumps(plain(found, model), ensure_ascii=False))
+        typer.echo(json_text.dumps(plain(found, model)))
     else:
         _tell(found, model)
     if out is not None:

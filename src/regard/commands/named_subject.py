@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def default_model(text: str, how: Spelling) -> str:
 def text_of(name: str) -> str:
     """The text of a file, or of standard input for -."""
     try:
-        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise RegardError(
             "the text cannot be read",
@@ -82,8 +83,15 @@ def _source(text: list[str] | None) -> str | Path | None:
         return text_of("-")
     if len(text) == 1 and "\n" not in text[0]:
         path = Path(text[0])
-        if _is_file(path):
+        if _is(Path.is_file, path):
             return path if _holds_traces(path) else text_of(text[0])
+        if text[0] and _is(Path.is_dir, path):
+            raise RegardError(
+                "that is a folder, which is no text",
+                got=repr(text[0]),
+                accepted="a trace file, a text file, or a text",
+                do="name a file in it; as a text of one word it can come from standard input (-)",
+            )
         if path.suffix in (".regard", ".safetensors", ".txt", ".md") and " " not in text[0]:
             raise RegardError(
                 "there is no such file", got=repr(text[0]), accepted="a trace file or a text file"
@@ -91,9 +99,9 @@ def _source(text: list[str] | None) -> str | Path | None:
     return " ".join(text)
 
 
-def _is_file(path: Path) -> bool:
+def _is(kind: Callable[[Path], bool], path: Path) -> bool:
     try:
-        return path.is_file()
+        return kind(path)
     except (OSError, ValueError):  # too long for a name, or characters that none can have
         return False
 

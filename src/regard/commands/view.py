@@ -140,6 +140,11 @@ def view(
             got="--compare, and an option that shows or writes it elsewhere",
             do="leave --terminal, --plain, --numbers, --call, --picture and --page away",
         )
+    if picture is not None:
+        # Before the work: matplotlib is an extra, and may be missing.
+        from regard.view.pictures import ink
+
+        ink.format_of(picture)
     wanted = Wanted(layer, head, token, call, numbers, plain, dark, kind)
     writing = picture is not None or page is not None
     why = "" if serving or here or writing else why_not()

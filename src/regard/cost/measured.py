@@ -111,7 +111,7 @@ def _called(kind: str) -> str:
 def processor() -> str:
     """The name of this machine's processor where the system tells it, else its kind."""
     names = Path("/proc/cpuinfo")
-    lines = names.read_text().splitlines() if names.exists() else []
+    lines = names.read_text("utf-8", "replace").splitlines() if names.exists() else []
     told = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return told[0] if told else platform.machine()
 

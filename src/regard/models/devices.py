@@ -1,10 +1,16 @@
-"""Where a model runs."""
+"""Where a model runs, and in which precision."""
 
 from __future__ import annotations
 
 import torch
 
 from regard.errors import RegardError
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 def chosen_device(device: str) -> torch.device:
@@ -25,3 +31,16 @@ def chosen_device(device: str) -> torch.device:
             accepted="auto, cpu, cuda or cuda:1",
         ) from None
     return where
+
+
+def chosen_dtype(dtype: str) -> torch.dtype | None:
+    """None for `auto`.
+
+    >>> chosen_dtype("bfloat16")
+    torch.bfloat16
+    """
+    if dtype == "auto":
+        return None
+    if dtype not in DTYPES:
+        raise RegardError("unknown dtype", got=repr(dtype), accepted=", ".join(["auto", *DTYPES]))
+    return DTYPES[dtype]

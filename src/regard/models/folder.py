@@ -51,8 +51,10 @@ def is_own(folder: Path) -> bool:
         return False
 
 
-def read(folder: Path, device: torch.device) -> tuple[Model, Tokenizer]:
-    """The model, in float32 and ready to read, and its tokenizer."""
+def read(
+    folder: Path, device: torch.device, dtype: torch.dtype = torch.float32
+) -> tuple[Model, Tokenizer]:
+    """The model, ready to read, and its tokenizer."""
     try:
         about = read_json(folder / "config.json")
         config, made = KINDS[about.pop("model_type")]
@@ -76,7 +78,7 @@ def read(folder: Path, device: torch.device) -> tuple[Model, Tokenizer]:
             got=f"{folder}: {len(tokenizer)} tokens for a model of {sizes.vocabulary}",
             accepted="the tokenizer.json that the model was trained with",
         )
-    ready: Model = model.eval().to(device)
+    ready: Model = model.eval().to(device, dtype)
     return ready, tokenizer
 
 

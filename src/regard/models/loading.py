@@ -16,16 +16,10 @@ from transformers.utils import logging
 
 from regard.errors import RegardError
 from regard.files import expanded, is_folder, is_there
-from regard.models.devices import chosen_device
+from regard.models.devices import chosen_device, chosen_dtype
 from regard.models.fetching import Tell, fetching_bar
 from regard.models.staging import CONFIG, INDEX, WEIGHTS, WORDS, configuration, shards, staged
 from regard.stopping import UnwantedError
-
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 class Loaded(NamedTuple):
@@ -188,11 +182,8 @@ def _could_be_a_name(name: str) -> bool:
 
 
 def _type(dtype: str, device: torch.device) -> torch.dtype | str:
-    if dtype == "auto":
-        return torch.float32 if device.type == "cpu" else "auto"
-    if dtype not in DTYPES:
-        raise RegardError("unknown dtype", got=repr(dtype), accepted=", ".join(["auto", *DTYPES]))
-    return DTYPES[dtype]
+    usual = torch.float32 if device.type == "cpu" else "auto"
+    return chosen_dtype(dtype) or usual
 
 
 @contextmanager

@@ -7,11 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, overload
 
+import torch
+
 from regard.errors import RegardError
 from regard.files import expanded, is_folder
 from regard.models import folder as own
 from regard.models.card import Card
-from regard.models.devices import chosen_device
+from regard.models.devices import chosen_device, chosen_dtype
 from regard.models.fetching import Tell
 from regard.models.installed import MODELS, OWN
 from regard.models.readers import HuggingFaceReader, OwnReader, OwnTranslator, Reader
@@ -81,13 +83,15 @@ def load(
 
     `name` is this package's own `regard-small`, one that lies in an installed package
     (`regard-king-james`, `smollm2`, `minilm`), a folder, or a name on the Hugging Face hub. Weights
-    are never unpickled, and code that comes with a model is never run. `progress` is told what is
-    being done (fetching, reading, …), how much of it is, and of how much: 0 if that is not known.
+    are never unpickled, and code that comes with a model is never run. `dtype` is "float32",
+    "bfloat16", "float16" or "auto": float32 on a CPU and for models of this package. `progress` is
+    told what is being done (fetching, reading, …), how much of it is, and of how much: 0 if that is
+    not known.
     """
-    where = chosen_device(device)
+    where, kept = chosen_device(device), chosen_dtype(dtype)
     place = own_place(name) if name in NAMES else expanded(name)
     if own.is_own(place):
-        model, tokenizer = own.read(place, where)
+        model, tokenizer = own.read(place, where, kept or torch.float32)
         kind = OwnTranslator if isinstance(model, TranslatorModel) else OwnReader
         card = Card.read(place / "card.json")
         return kind(name, model, tokenizer, card, model.config.longest)

@@ -20,7 +20,7 @@ from regard.monitoring.callbacks import huggingface_callback, lightning_callback
 from regard.monitoring.projections import refuse_flat, reshard
 from regard.monitoring.qk_clip import QKClip, patterns
 from regard.monitoring.ranks import Ranks
-from regard.monitoring.reports import Finding, Report
+from regard.monitoring.reports import Report
 from regard.monitoring.rules import RULES, Judge, Rule
 from regard.monitoring.telemetry import Readings
 from regard.monitoring.training_watch import LOOKING, TrainingWatch
@@ -276,9 +276,9 @@ class Monitor:
         if not looks:
             return report
         self.history.append(report)
-        self._found: list[tuple[Rule, Finding]] = []
-        with self._troubles.during("judging a report"):
-            self._found = self._judge.findings(list(self.history))
+        self._found = self._judge.findings(
+            list(self.history), lambda: self._troubles.during("judging a report")
+        )
         report = replace(report, findings=tuple(finding for _, finding in self._found))
         self.history[-1] = report
         return report

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from statistics import median
 from typing import ClassVar, Literal
@@ -301,11 +302,20 @@ class Judge:
         """The window in which a rule last spoke of a layer."""
         self._windows = 0
 
-    def findings(self, history: Sequence[Report]) -> list[tuple[Rule, Finding]]:
-        """What is to be told at the end of a history, at most one of each rule."""
+    def findings(
+        self,
+        history: Sequence[Report],
+        spared: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> list[tuple[Rule, Finding]]:
+        """What is to be told at the end of a history, at most one of each rule. Each is asked
+        within `spared`, so that one that fails takes nothing from the others."""
         self._windows += 1
-        found = ((rule, self._finding(rule, history)) for rule in self.rules)
-        return [(rule, finding) for rule, finding in found if finding is not None]
+        found: list[tuple[Rule, Finding]] = []
+        for rule in self.rules:
+            with spared():
+                finding = self._finding(rule, history)
+                found += [] if finding is None else [(rule, finding)]
+        return found
 
     def _finding(self, rule: Rule, history: Sequence[Report]) -> Finding | None:
         found = rule.breaking(history)
@@ -341,7 +351,7 @@ class Judge:
         if spoke is not None and self._windows - spoke < self.quiet:
             return False
         told = self._told.get((rule, which))
-        return told is None or told.well_again or far >= 2 * told.far
+        return told is None or told.well_again or (far >= 2 * told.far and far > told.far)
 
 
 def _lasted(rule: Rule) -> str:

@@ -99,13 +99,19 @@ class Readings(NamedTuple):
         layers, calls = len(traces), [trace.rows for trace in traces]
         x = _together([trace.inputs for trace in traces])
         with torch.autocast(x.q.device.type, enabled=False):
-            sums = Sums.of([Looks.of(trace) for trace in traces], layers)
+            looks = [Looks.of(trace) for trace in traces]
             max_logit, lse = (_cat([getattr(c, n) for c in calls]) for n in ("max_logit", "lse"))
+            places = open_places(x)
+            if isinstance(x.bias, Dense):
+                # Rows that such a mask hides whole are empty. Each of these calls is read alone.
+                max_logit = max_logit.masked_fill(places == int(x.sink is not None), -torch.inf)
+                looks = [looks[0]._replace(rows=looks[0].rows._replace(max_logit=max_logit))]
+            sums = Sums.of(looks, layers)
             seeing = max_logit.isfinite()
             mean = _mean_logit_of_band(x)
             if mean is None:
                 mean = traces[0].second_pass.mean_logit(x)
-            room = open_places(x).to(lse.dtype).clamp_min(1).log().expand_as(lse)
+            room = places.to(lse.dtype).clamp_min(1).log().expand_as(lse)
             out = _cat([call.out for call in calls])
             size: Tensor = torch.linalg.vector_norm(out, dim=-1, dtype=lse.dtype)
             whole = size.isfinite()

@@ -64,13 +64,14 @@ class Corpus:
             try:
                 with opened(path) as file:
                     file.seek(self._start[number])
-                    line = file.readline().decode("utf-8").rstrip("\r\n")
-            except (OSError, UnicodeDecodeError) as error:
+                    line = file.readline()
+            except OSError as error:
                 raise self._unreadable(number, str(error)) from None
-            yield self._text(number, line) if path.suffix in LINES else line
+            yield self._text(number, line)
 
     def _indexed(self, i: int, path: Path) -> bytes:
-        """Note where the lines of a file begin; the hash of its bytes."""
+        """Note where the lines of a file begin; the hash of its bytes. All are read as texts once,
+        so that one that is none is told of before hours of work, and not amid them."""
         digest, start = hashlib.sha256(), 0
         try:
             with opened(path) as file:
@@ -80,6 +81,7 @@ class Corpus:
                         self._file.append(i)
                         self._line.append(number)
                         self._start.append(start)
+                        self._text(len(self) - 1, line)
                     start += len(line)
         except OSError as error:
             raise RegardError(
@@ -89,10 +91,16 @@ class Corpus:
             ) from None
         return digest.digest()
 
-    def _text(self, number: int, line: str) -> str:
+    def _text(self, number: int, line: bytes) -> str:
+        begins = self._start[number] == 0  # where other programs put a byte order mark
         try:
-            found = json.loads(line)
+            said = line.decode("utf-8-sig" if begins else "utf-8").rstrip("\r\n")
+            if self.files[self._file[number]].suffix not in LINES:
+                return said
+            found = json.loads(said)
             text = found[FIELD] if isinstance(found, dict) else found
+        except UnicodeDecodeError as error:
+            raise self._unreadable(number, str(error)) from None
         except (ValueError, KeyError, RecursionError) as error:
             raise self._unreadable(number, f"{type(error).__name__} {error}") from None
         if not isinstance(text, str):
@@ -123,7 +131,8 @@ def files_of(names: Sequence[str]) -> list[Path]:
             raise RegardError(
                 "there are no texts of that name",
                 got=repr(name),
-                accepted=f"a file, a pattern such as 'part-*.txt', or a folder with {READ} in it",
+                accepted="a file, a pattern such as 'part-*.txt', or a folder with files that end "
+                f"in {', '.join(READ)}",
             )
         found += some
     return found

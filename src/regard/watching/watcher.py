@@ -266,7 +266,7 @@ class Watch:
             trace = trace.detach()
         if self.heads is not None:
             trace = trace[:, list(self.heads)]
-        self._kept.take(path, trace, self._runs - 1, held=held)
+        self._take(path, trace, held=held)
         return None
 
     def _caller(self) -> str:
@@ -302,6 +302,10 @@ class Watch:
     def _due(self) -> bool:
         """Whether the run of the model that begins is looked at."""
         return self._runs % self.every == 0
+
+    def _take(self, path: str, trace: Trace, *, held: bool) -> None:
+        """Keep a call; who watches for something else takes that of it."""
+        self._kept.take(path, trace, self._runs - 1, held=held)
 
     def _start(self, *, asks: bool) -> None:
         self._started = True

@@ -176,3 +176,15 @@ def test_several_at_once_and_functions(tmp_path: Path) -> None:
 def test_what_is_no_place_for_reports(to: Any) -> None:
     with pytest.raises(RegardError, match=r"a path that ends in \.jsonl"):
         writers(to)
+
+
+def test_folders_with_numbers_behind_a_dot_are_folders(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    there = tmp_path / "run.of.today"
+    there.mkdir()
+    for folder in (tmp_path / "lr0.001", tmp_path / "v1.2", there):
+        [writer] = writers(str(folder))
+        assert isinstance(writer, TensorBoard)
+        writer.close()
+    with pytest.raises(RegardError, match="to= says where reports go"):
+        writers(str(tmp_path / "run.csv"))

@@ -147,8 +147,11 @@ def _writer(to: Any) -> Writer:
             return WeightsAndBiases()
         if to == "mlflow":
             return MLflow()
-        if kind in (".jsonl", ""):
-            return JsonLines(to) if kind else TensorBoard(to)
+        if kind == ".jsonl":
+            return JsonLines(to)
+        # lr0.001 and v1.2 are folders: no file's kind is a number.
+        if not kind or kind[1:].isdigit() or os.path.isdir(to):
+            return TensorBoard(to)
     elif isinstance(to, Writer) and not isinstance(to, type):
         return to
     elif hasattr(to, "add_scalar"):

@@ -173,6 +173,22 @@ def sheet(
         yield Sheet(figure, ink, family, missing)
 
 
+def format_of(path: Path) -> str:
+    """In which format a picture of that name is written.
+
+    >>> format_of(Path("map.SVG"))
+    '.svg'
+    """
+    kind = path.suffix.lower()
+    if kind not in FORMATS:
+        raise RegardError(
+            "a picture is written in a format that its name tells",
+            got=repr(path.name),
+            accepted=", ".join(f"a name that ends in {kind}" for kind in FORMATS),
+        )
+    return kind
+
+
 def save(
     figure: Figure,
     path: str | os.PathLike[str],
@@ -187,13 +203,7 @@ def save(
     same bytes: nothing of the date or of the run is in the file.
     """
     path = Path(path)
-    kind = path.suffix.lower()
-    if kind not in FORMATS:
-        raise RegardError(
-            "a picture is written in a format that its name tells",
-            got=repr(path.name),
-            accepted=", ".join(f"a name that ends in {kind}" for kind in FORMATS),
-        )
+    kind = format_of(path)
     if width is not None and not LEAST <= width <= MOST:
         raise RegardError(
             "width= is that of the picture in millimetres",

@@ -85,7 +85,7 @@ def _key(command: list[str]) -> str:
         program = Path(command[0]).resolve().stat()
         what = [*command, program.st_size, program.st_mtime_ns, *_cpu()]
         sources = sorted(SOURCES.iterdir())
-        what += [path.read_text() for path in sources if path.suffix in (".c", ".h")]
+        what += [path.read_text("utf-8") for path in sources if path.suffix in (".c", ".h")]
     except (OSError, RuntimeError) as error:
         raise UnavailableError(f"what it depends on is not known: {error}") from None
     return hashlib.sha256(repr(what).encode()).hexdigest()[:16]
@@ -93,7 +93,7 @@ def _key(command: list[str]) -> str:
 
 def _cpu() -> list[str]:
     """What -march=native depends on."""
-    first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
+    first = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n\n", 1)[0].splitlines()
     known = ("vendor", "cpu family", "model", "stepping", "flags", "CPU ", "Features")
     return [platform.machine(), *(line for line in first if line.startswith(known))]
 
