@@ -117,7 +117,7 @@ class TrainingWatch(Watch):
     def _due(self) -> bool:
         return torch.is_grad_enabled()
 
-    def _take(self, path: str, trace: Trace, *, held: bool) -> None:
+    def _take(self, path: str, trace: Trace) -> None:
         self.seen.layer(path)
         if path not in self._ranks.held:
             self._ranks.hold(path, self.model.get_submodule(path), trace)

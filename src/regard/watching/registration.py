@@ -21,6 +21,16 @@ def offer() -> None:
         sys.meta_path.insert(0, _Waiting())
 
 
+def imported_huggingface() -> Any:
+    """What is known of Hugging Face models, if one may exist: regard does not import their
+    library by itself."""
+    if MODULE not in sys.modules:
+        return None
+    from regard.watching import huggingface
+
+    return huggingface
+
+
 class _Waiting(MetaPathFinder):
     """Finds nothing itself; it hears that a module is about to be imported."""
 

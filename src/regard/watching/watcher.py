@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 from collections.abc import Callable
 from types import TracebackType
@@ -21,9 +20,10 @@ from regard.watching.entrances import UNFINISHED, follow, leave_alone
 from regard.watching.followed_run import FollowedRun
 from regard.watching.gaps import Gaps
 from regard.watching.graph_breaks import uncompiled
-from regard.watching.kept import KeptCalls
+from regard.watching.kept import KeptCalls, held_by_autograd
 from regard.watching.pytorch import AttentionMode, FastPath, refuse_on_ranks, replaced
 from regard.watching.reach import Reach, needs_asking, never_attends
+from regard.watching.registration import imported_huggingface
 
 
 class Watch:
@@ -82,7 +82,7 @@ class Watch:
             raise RegardError("this watch is attached already", do="detach() it first")
         self._gaps.clear()
         self._run.elsewhere = 0
-        huggingface, modules = _huggingface(), list(self.model.named_modules())
+        huggingface, modules = imported_huggingface(), list(self.model.named_modules())
         every = [module for _, module in modules]
         if huggingface is None:
             self._refuse_others()
@@ -162,10 +162,10 @@ class Watch:
 
     def _refuse_gaps(self) -> None:
         """Nothing that ran and attended may be missing from what was seen."""
-        self._gaps.refuse(self.seen, self._runs, _huggingface())
+        self._gaps.refuse(self.seen, self._runs, imported_huggingface())
 
     def _warn_of_gaps(self) -> None:
-        missed = self._gaps.missed(_huggingface())
+        missed = self._gaps.missed(imported_huggingface())
         if missed:
             text = "attention layers ran, but their attention was not seen: " + ", ".join(missed)
             warnings.warn(RegardWarning(text), stacklevel=3)
@@ -256,17 +256,9 @@ class Watch:
         path = self._caller()
         if self.layers is not None and not self._wanted(path):
             return None
-        x = trace.inputs
-        # What autograd holds, nobody writes to unnoticed.
-        held = torch.is_grad_enabled() and all(t.requires_grad for t in (x.q, x.k, x.v))
         if self.gradients:
             self._refuse_untied(path)
-        # What only adds up takes no part in autograd, and leaves the trace to its call.
-        elif self.keep == "traces" or self.heads is not None:
-            trace = trace.detach()
-        if self.heads is not None:
-            trace = trace[:, list(self.heads)]
-        self._take(path, trace, held=held)
+        self._take(path, trace)
         return None
 
     def _caller(self) -> str:
@@ -303,8 +295,14 @@ class Watch:
         """Whether the run of the model that begins is looked at."""
         return self._runs % self.every == 0
 
-    def _take(self, path: str, trace: Trace, *, held: bool) -> None:
+    def _take(self, path: str, trace: Trace) -> None:
         """Keep a call; who watches for something else takes that of it."""
+        held = held_by_autograd(trace)
+        # What only adds up takes no part in autograd, and leaves the trace to its call.
+        if not self.gradients and (self.keep == "traces" or self.heads is not None):
+            trace = trace.detach()
+        if self.heads is not None:
+            trace = trace[:, list(self.heads)]
         self._kept.take(path, trace, self._runs - 1, held=held)
 
     def _start(self, *, asks: bool) -> None:
@@ -355,16 +353,6 @@ def _nothing() -> None:
 def _runs_again() -> bool:
     """What runs during the backward pass runs again: gradient checkpointing."""
     return torch._C._current_graph_task_id() != -1
-
-
-def _huggingface() -> Any:
-    """What is known of Hugging Face models, if one may exist: regard does not import their
-    library by itself."""
-    if "transformers.modeling_utils" not in sys.modules:
-        return None
-    from regard.watching import huggingface
-
-    return huggingface
 
 
 def watch(

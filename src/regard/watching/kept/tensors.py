@@ -92,6 +92,12 @@ class _Copied(NamedTuple):
         return not waits and torch.equal(copy, tensor)
 
 
+def held_by_autograd(trace: Trace) -> bool:
+    """Whether autograd holds what was attended to: nobody writes to that unnoticed."""
+    x = trace.inputs
+    return torch.is_grad_enabled() and all(t.requires_grad for t in (x.q, x.k, x.v))
+
+
 def version(tensor: Tensor) -> int | None:
     """How often was written to a tensor; None for one that does not tell."""
     return None if tensor.is_inference() else tensor._version
