@@ -17,7 +17,8 @@ import triton.language as tl
 
 from regard.backends.triton.launches import cuda_driver
 from regard.backends.triton.launches import launched as launching
-from regard.backends.triton.launches.binaries import MAP, MapOf, layout
+from regard.backends.triton.launches.binaries import MAP, Binary, MapOf, layout
+from regard.backends.triton.launches.binaries import Loaded as OnCard
 from regard.backends.triton.launches.cuda_driver import Parameter, Tiling
 from regard.backends.triton.launches.launched import Directly, Launched, One, recorded, together
 from regard.errors import RegardError
@@ -215,6 +216,24 @@ def test_parameters_are_written_where_the_binary_has_them() -> None:
     assert written[64:192] == b"m" * 128
     assert written[192:196] == struct.pack("<f", 0.5)
     assert written[196:] == bytes(20)
+
+
+def test_what_stays_is_packed_once() -> None:
+    """And addresses are written where they were, also that at the beginning of a tensor map."""
+    given = [Parameter(0, 8), Parameter(8, 4), Parameter(16, 8), Parameter(64, 128),
+             Parameter(192, 4), Parameter(200, 8)]  # fmt: skip
+    takes = ("*", "i32", "*", MAP, "fp32")
+    form = layout(takes, given)
+    assert form is not None
+    offsets = tuple(place.offset for place in given)
+    loaded = OnCard(Binary(b"", "kernel", 4, 0, takes, ()), 1, form, offsets)
+    described = (77).to_bytes(8, "little") + b"m" * 120
+    held, values, places = loaded.holding([5, -7, 6, described, 0.5], [0, 2, 3])
+    for place, address in zip(places, (1 << 40, 3, 1 << 47), strict=True):
+        values[place] = address
+    there = (1 << 47).to_bytes(8, "little") + b"m" * 120
+    assert held.form.pack(*values) == form.pack(1 << 40, -7, 3, there, 0.5)
+    assert (held.function, held.threads) == (loaded.function, loaded.threads)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,23 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from regard import masks
+from regard.backends.contract import Tabled
 from regard.backends.passes import Pull
 from regard.backends.triton import replay
+from regard.backends.triton.forward import Memory
 from regard.backends.triton.launches import launched as launching
 from regard.backends.triton.launches.launched import Directly, Launched, One
 from regard.backends.triton.operators import _passes
 from regard.backends.triton.pairs import INTERPRETED
-from regard.backends.triton.replay import RepeatedPass, RepeatedPull
+from regard.backends.triton.replay import (
+    Address,
+    Fresh,
+    RepeatedPass,
+    RepeatedPull,
+    Step,
+    _few_tensors,
+)
+from regard.backends.triton.replay import made as made_anew
 from regard.inputs import AttentionInputs, check
 
 pytestmark = pytest.mark.skipif(INTERPRETED.value, reason="interpreted kernels are not launched")
@@ -44,6 +54,9 @@ class Loaded:
 
     def __call__(self, grid: Any, stream: int, values: list[Any]) -> None:
         self.made.append((self.name, list(values)))
+
+    def holding(self, values: list[Any], addresses: list[int]) -> tuple[Loaded, list[Any], Any]:
+        return self, values, addresses
 
 
 def kinds(arguments: tuple[Any, ...], are_strides: Iterator[bool]) -> Iterator[str]:
@@ -102,14 +115,15 @@ def inputs(q: Tensor, k: Tensor, v: Tensor, mask: masks.Mask | None) -> Attentio
 MASKS = {"none": None, "causal": masks.causal(), "tiles": masks.dilated(3)}
 
 
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "few tensors"])
 @pytest.mark.parametrize("alike", [False, True], ids=["three tensors", "one for all"])
 @pytest.mark.parametrize("statistics", [True, False])
 @pytest.mark.parametrize("mask", MASKS)
-def test_a_forward_pass(made: Made, mask: str, statistics: bool, alike: bool) -> None:
+def test_a_forward_pass(made: Made, mask: str, statistics: bool, alike: bool, keeps: bool) -> None:
     first, second = tensors(0), tensors(1)
     first = first[:1] * 3 if alike else first
     x = inputs(*first, MASKS[mask])
-    repeated = RepeatedPass(_passes, x.beside_tensors(), statistics)
+    repeated = RepeatedPass(_passes, x.beside_tensors(), statistics, keeps=keeps)
     rows, kept = repeated(*first)
     before = list(made)
     made.clear()
@@ -127,6 +141,56 @@ def test_a_forward_pass(made: Made, mask: str, statistics: bool, alike: bool) ->
     assert values[:1] == [second[0].data_ptr()]
     assert {t.data_ptr() for t in second} <= set(values)
     assert {t.data_ptr() for t in first}.isdisjoint(values)
+
+
+@pytest.mark.parametrize("queries", [1, 7])
+def test_in_few_tensors_nothing_overlaps(made: Made, queries: int) -> None:
+    """All that a pass writes, where its memory is that of three tensors."""
+    q, k, v = tensors(0, n=4096)
+    x = inputs(q[:, :, :queries], k, v, masks.causal())
+    repeated = RepeatedPass(_passes, x.beside_tensors(), True, keeps=False)
+    rows, _ = repeated(x.q, x.k, x.v)
+    apart = repeated.passes.forward(x, statistics=True)[0]
+    assert type(rows) is type(apart)
+    made.clear()
+    again, scratch = repeated(x.q, x.k, x.v)
+    assert isinstance(again, Tabled)
+    assert [t.shape for t in again] == [t.shape for t in apart]
+    assert [t.dtype for t in again] == [t.dtype for t in apart]
+    assert all(t.data_ptr() % 16 == 0 for t in again)
+    taken = {value for _, values in made for value in values}
+    parts = [*again, *again.table[3:]]
+    assert {t.data_ptr() for t in parts} <= taken
+    ends = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in [*parts, scratch])
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
+
+
+def test_scratch_memory_has_a_place_for_each() -> None:
+    rows = (1, 3, 5)
+    parts = {
+        "out": torch.empty(*rows, 8), "lse": torch.empty(rows), "norm": torch.empty(2, *rows),
+        "largest": torch.empty(rows), "entropy": torch.empty(rows), "first": torch.empty(rows),
+        "marks": torch.empty(7, dtype=torch.int8), "mixed": torch.empty(4, *rows, 8),
+        "sums": torch.empty(3, 4, *rows),
+    }  # fmt: skip
+    fresh = [Fresh.like(parts[name]) for name in Memory._fields]
+    addresses = [Address(i, 3 + i, 0) for i in range(len(fresh))]
+    step = Step(None, (1, 1, 1), [0] * len(fresh), addresses, [], [])  # type: ignore[arg-type]
+    left, (again,) = _few_tensors([*fresh], [step], statistics=True)
+    memory = dict(zip(Memory._fields, made_anew(left, torch.device("cpu")), strict=True))
+    assert {name for name, t in memory.items() if t is not None} == {"out", "largest", "norm"}
+    names = [*Memory._fields]
+    ends: dict[str, list[tuple[int, int]]] = {"out": [], "largest": [], "norm": []}
+    for name, (_, tensor, offset) in zip(names, again.addresses, strict=True):
+        assert offset % 16 == 0
+        ends[names[tensor - 3]].append((offset, offset + parts[name].nbytes))
+    assert [len(found) for found in ends.values()] == [1, 4, 4]
+    for name, found in ends.items():
+        whole = memory[name]
+        assert whole is not None
+        found.sort()
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(found))
+        assert found[-1][1] <= whole.untyped_storage().nbytes()
 
 
 def test_other_memory_for_each(made: Made) -> None:

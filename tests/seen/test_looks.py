@@ -6,6 +6,7 @@ import copy
 import gc
 import threading
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard import biases, masks
+from regard.backends.contract import Tabled
 from regard.seen import Layer, Waiting, looks, statistics
 from regard.traces import Trace
 
@@ -51,6 +53,43 @@ def added(traces: list[list[Trace]], *, together: bool) -> list[Layer]:
             layer.take(trace, 0, keep=False, waiting=waiting if together else None)
     waiting.settle()
     return layers
+
+
+def tabled(trace: Trace, *, first: bool) -> Trace:
+    """With its statistics in one tensor, as kernels write them."""
+    out, lse, max_logit, entropy = trace.rows
+    parts = [max_logit, entropy, lse]
+    if first:
+        parts.append(trace.second_pass.first_logit(trace.inputs))
+    return replace(trace, rows=Tabled(out, torch.stack(parts)))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("call", CALLS)
+def test_statistics_in_one_tensor(call: str, first: bool) -> None:
+    traces = [[traced(10 * i + j, **CALLS[call]) for j in range(3)] for i in range(2)]
+    tables = [[tabled(trace, first=first) for trace in of_layer] for of_layer in traces]
+    agree(added(tables, together=True), added(traces, together=False))
+    agree(added(tables, together=False), added(traces, together=False))
+    one, other = tables[0][0], traces[0][0]
+    assert all(map(torch.equal, one.rows, other.rows))
+    assert torch.equal(one.rows.lse, other.rows.lse)
+    assert torch.equal(copy.deepcopy(one).lse, other.lse)
+    assert torch.equal(one[:, 1:].entropy, other[:, 1:].entropy)
+    assert one.rows[2] is one.rows.max_logit
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_other_largest_logits(first: bool) -> None:
+    trace = traced(0)
+    other = torch.full_like(trace.max_logit, 7.0)
+    found = [
+        statistics.Sums.of([looks.Looks.of(each).reaching(other)], 1)
+        for each in (trace, tabled(trace, first=first))
+    ]
+    for one, beside in zip(*found, strict=True):
+        torch.testing.assert_close(one, beside)
+    assert (found[0].largest == 7).all()
 
 
 def agree(some: list[Layer], others: list[Layer]) -> None:

@@ -7,8 +7,9 @@ into by any second pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -48,6 +49,49 @@ class Noted(Rows):
     made of them, such as a choice of heads, has it no more."""
 
     first: Float[Tensor, "b h q"]
+
+
+class Tabled(Rows):
+    """Rows whose statistics lie in one tensor, which is taken apart when one of them is asked for.
+    Most calls of a model that is watched are only added up, and making a tensor takes a while."""
+
+    table: Float[Tensor, "n b h q"]
+    """The largest logit, the entropy and the log-sum-exp of each row, and perhaps the logit of the
+    first key."""
+
+    def __new__(cls, out: Tensor, table: Tensor) -> Tabled:
+        self = super().__new__(cls, out, table, table, table)
+        self.table = table
+        return self
+
+    @cached_property
+    def _parts(self) -> tuple[Tensor, ...]:
+        return self.table.unbind()
+
+    @property
+    def lse(self) -> Tensor:
+        return self._parts[2]
+
+    @property
+    def max_logit(self) -> Tensor:
+        return self._parts[0]
+
+    @property
+    def entropy(self) -> Tensor:
+        return self._parts[1]
+
+    def at_hand(self) -> tuple[Tensor, ...]:
+        return self.out, self.table
+
+    def __iter__(self) -> Iterator[Tensor]:
+        max_logit, entropy, lse, *_ = self._parts
+        return iter((self.out, lse, max_logit, entropy))
+
+    def __getitem__(self, which: Any) -> Any:
+        return tuple(self)[which]
+
+    def __reduce__(self) -> Any:
+        return Rows, tuple(self)
 
 
 class LogitSpread(NamedTuple):

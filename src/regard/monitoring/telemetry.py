@@ -105,7 +105,7 @@ class Readings(NamedTuple):
             if isinstance(x.bias, Dense):
                 # Rows that such a mask hides whole are empty. Each of these calls is read alone.
                 max_logit = max_logit.masked_fill(places == int(x.sink is not None), -torch.inf)
-                looks = [looks[0]._replace(rows=looks[0].rows._replace(max_logit=max_logit))]
+                looks = [looks[0].reaching(max_logit)]
             sums = Sums.of(looks, layers)
             seeing = max_logit.isfinite()
             mean = _mean_logit_of_band(x)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.backends.contract import Noted
+from regard.backends.contract import Noted, Tabled
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask, pairs
 from regard.scores.comparison import Dot
@@ -38,7 +38,7 @@ class Looked(NamedTuple):
 class Looks(NamedTuple):
     """The rows of a call, and the first key's logits or what they are computed of."""
 
-    rows: Looked
+    rows: Looked | None
     kind: Hashable
     """Calls with the same can be added up together."""
     held: int
@@ -53,24 +53,31 @@ class Looks(NamedTuple):
     """As it was bound to the call, where they are not."""
     given: Mask | None = None
     """As it was given: held, because calls are told apart by which one it is."""
+    table: Float[Tensor, "n b h q"] | None = None
+    """In the place of `rows`, and perhaps of `first`: what they are, in this order."""
 
     @staticmethod
     def of(trace: Trace, *, waits: bool = False) -> Looks:
         """Of a call, to be added up at once or, if it waits, later."""
-        rows = trace.rows
-        looked = Looked(rows.max_logit, rows.entropy, rows.lse)
-        lse = rows.lse
+        x, rows = trace.inputs, trace.rows
+        if isinstance(rows, Tabled):
+            table = rows.table
+            held = table.numel() * table.element_size()
+            first = None if len(table) > len(Looked._fields) else trace.second_pass.first_logit(x)
+            alike = (table.shape, table.dtype, table.device)
+            return Looks(None, alike, held, first, table=table)
+        _, lse, max_logit, entropy = rows
+        looked = Looked(max_logit, entropy, lse)
         held = 4 * lse.numel() * lse.element_size()
-        if isinstance(rows, Noted):
-            return Looks(looked, (lse.shape, lse.dtype, lse.device), held, rows.first)
-        x = trace.inputs
+        if isinstance(rows, Noted) or trace.backend == "triton":
+            first = rows.first if isinstance(rows, Noted) else trace.second_pass.first_logit(x)
+            return Looks(looked, (lse.shape, lse.dtype, lse.device), held, first)
         q, k, mask, comparison = x.q, x.k, x.mask, x.comparison
         size = q.numel() * q.element_size()
         plain = x.bias is None and x.softcap is None and 0 < size <= SHORT and k.shape[2] > 0
         plain = plain and type(comparison) is Dot and (mask is None or trace.mask is not None)
-        if trace.backend == "triton" or not plain:
-            with torch.no_grad():
-                first = trace.second_pass.first_logit(x)
+        if not plain:
+            first = trace.second_pass.first_logit(x)
             return Looks(looked, (lse.shape, lse.dtype, lse.device), held, first)
         key = k.select(2, 0)
         # What waits must stay what it was. In training autograd sees to that; elsewhere a cache may
@@ -88,6 +95,13 @@ class Looks(NamedTuple):
         hidden = (mask, trace.mask) if span is None else (None, None)
         return Looks(looked, kind, held + size, None, q, key, comparison.scale, span, *hidden)
 
+    def reaching(self, max_logit: Float[Tensor, "b h q"]) -> Looks:
+        """The same with other largest logits."""
+        if self.table is not None:
+            return self._replace(table=torch.cat([max_logit[None], self.table[1:]]))
+        assert self.rows is not None
+        return self._replace(rows=self.rows._replace(max_logit=max_logit))
+
 
 def _span(x: AttentionInputs) -> tuple[int, int] | None:
     """From which row to which the first key is seen, if that is told by a band."""
@@ -102,12 +116,29 @@ def _span(x: AttentionInputs) -> tuple[int, int] | None:
 
 
 @torch.no_grad()
+def looked_at(
+    calls: Sequence[Looks],
+) -> tuple[Float[Tensor, "3 n b h q"], Float[Tensor, "n b h q"]]:
+    """What the rows of calls of one kind saw, and the logits of their first keys, in fresh
+    memory."""
+    tables = [call.table for call in calls if call.table is not None]
+    if not tables:
+        rows = [call.rows for call in calls if call.rows is not None]
+        stacked = torch.stack([row for of_calls in zip(*rows, strict=True) for row in of_calls])
+        return stacked.unflatten(0, (3, -1)), first_logits(calls)
+    stacked = torch.stack(tables, 1)
+    return stacked[:3], stacked[3] if len(stacked) > 3 else first_logits(calls)
+
+
+@torch.no_grad()
 def first_logits(calls: Sequence[Looks]) -> Float[Tensor, "n b h q"]:
     """The logit of the first key in each row of calls of one kind."""
     known = [call.first for call in calls if call.first is not None]
     if known:
         return torch.stack(known)
-    call, dtype = calls[0], calls[0].rows.lse.dtype
+    call = calls[0]
+    assert call.rows is not None
+    dtype = call.rows.lse.dtype
     q = torch.stack([call.q for call in calls if call.q is not None])
     key = torch.stack([call.key for call in calls if call.key is not None])
     with torch.autocast(q.device.type, enabled=False):

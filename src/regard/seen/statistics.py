@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.seen.looks import Looks, first_logits
+from regard.seen.looks import Looks, looked_at
 from regard.traces import Trace
 
 MANY = 2**27
@@ -78,13 +78,11 @@ class Sums(NamedTuple):
     @torch.no_grad()
     def of(calls: Sequence[Looks], layers: int) -> Sums:
         """From calls of one kind, equally many of each layer, those of a layer together."""
-        rows = [
-            row for of_calls in zip(*(call.rows for call in calls), strict=True) for row in of_calls
-        ]
-        looked = torch.stack(rows).unflatten(0, (3, layers, -1))
+        looked, first = looked_at(calls)
+        looked = looked.unflatten(1, (layers, -1))
         max_logit, _, lse = looked.unbind()
         size = max_logit.abs()
-        below = first_logits(calls).view_as(max_logit).sub_(max_logit)
+        below = first.view_as(max_logit).sub_(max_logit)
         share(below, max_logit, size, lse)
         ill = ~(size < math.inf)
         over = (-4, -3, -1)
@@ -155,11 +153,14 @@ class Waiting:
     def put(self, whose: Adds, trace: Trace) -> None:
         """A call. Of a short one only its rows and what the first key needs wait."""
         looks = Looks.of(trace, waits=True)
+        x = trace.inputs
+        lse = looks.table if looks.rows is None else looks.rows.lse
+        assert lse is not None
+        tied = x.q.requires_grad or x.k.requires_grad or lse.requires_grad
         with _changing:
             self._calls.append((whose, looks))
             self._held += looks.held
-            inside = (trace.inputs.q, trace.inputs.k, looks.rows.lse)
-            self._tied |= any(t.requires_grad for t in inside)
+            self._tied |= tied
         if self._held >= MANY:
             self.settle()
 

@@ -60,7 +60,7 @@ def run(x: AttentionInputs, *, statistics: bool) -> Rows:
 def repeated(x: AttentionInputs, *, statistics: bool) -> Repeated:
     """Further calls of a kind: the launches of the first, with other addresses."""
     rest, learned = x.beside_tensors(), x.needs_grad
-    attend = RepeatedPass(_passes, rest, statistics)
+    attend = RepeatedPass(_passes, rest, statistics, keeps=learned)
     way = Way(attend, RepeatedPull(_passes))
 
     def again(q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:

@@ -3,13 +3,14 @@ same launches with other addresses. All that was decided and checked for the fir
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.backends.contract import Rows
+from regard.backends.contract import Rows, Tabled
 from regard.backends.passes import Passes, Pull
 from regard.backends.triton import cudnn
 from regard.backends.triton.backward import launch as launch_pulling
@@ -32,6 +33,9 @@ from regard.backends.triton.layout import rule_of
 from regard.backends.triton.rules import Rule
 from regard.backends.triton.tuning import forward_settings
 from regard.inputs import AttentionInputs
+
+_GIVEN = 3
+"""Tensors that a forward pass is given: q, k and v."""
 
 
 class Address(NamedTuple):
@@ -63,6 +67,19 @@ class Step(NamedTuple):
     maps: list[Map]
     rules: list[Rule]
     """Their tensors lie where the values say, as long as they are kept."""
+
+    def held(self) -> Step:
+        """The same, with all that stays packed once. Tensor maps stay but for the address that
+        they begin with, if they do."""
+        found = list(self.addresses)
+        for parameter, tensor, number, shape, strides in self.maps:
+            if self.loaded.maps_of(number, shape, strides).rest is None:
+                return self
+            found.append(Address(parameter, tensor, 0))
+        found.sort()
+        loaded, values, places = self.loaded.holding(self.values, [a.parameter for a in found])
+        addresses = [a._replace(parameter=at) for a, at in zip(found, places, strict=True)]
+        return Step(loaded, self.grid, values, addresses, [], self.rules)
 
     def launch(self, stream: int, tensors: list[int]) -> None:
         values = self.values.copy()
@@ -108,22 +125,28 @@ def made(parts: Sequence[Fresh | None], device: torch.device) -> list[Tensor | N
 class RepeatedPass:
     """The forward pass of one kind of call, from q, k and v."""
 
-    def __init__(self, passes: Passes, rest: tuple[Any, ...], statistics: bool) -> None:
+    def __init__(
+        self, passes: Passes, rest: tuple[Any, ...], statistics: bool, *, keeps: bool = True
+    ) -> None:
         self.passes, self.rest, self.statistics = passes, rest, statistics
+        self.keeps = keeps
+        """Whether what a backward pass needs is wanted: else it is scratch memory."""
         self.replay: tuple[list[Fresh | None], list[Step]] | None = None
         self.handed: tuple[float, bool] | None = None
         """Of calls that cuDNN takes: the scale, and whether they are causal."""
-        self.asked = False
+        self.asked = self.tabled = False
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Tensor]:
         if self.replay is None:
             return self._first(q, k, v)
         fresh, steps = self.replay
-        found = () if self.handed is None else cudnn.forward(q, k, v, *self.handed)
-        memory = [*found, *made(fresh[len(found) :], q.device)]
+        if self.handed is None:
+            memory = made(fresh, q.device)
+        else:
+            memory = [*cudnn.forward(q, k, v, *self.handed), *made(fresh[2:], q.device)]
         launch_again(steps, [q, k, v, *memory])
         to = Memory._make(memory)
-        return to.rows(), to.norm
+        return Tabled(to.out, to.largest) if self.tabled else to.rows(), to.norm
 
     def _first(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Tensor]:
         # Distinct objects even for one tensor: launches identify tensors by object.
@@ -143,6 +166,9 @@ class RepeatedPass:
             fresh = [
                 None if t is None else Fresh.like(t, zero=how.hopper and t is to.marks) for t in to
             ]
+            if not self.keeps and not _mapped(steps):
+                fresh, steps = _few_tensors(fresh, steps, statistics=self.statistics)
+                self.tabled = self.statistics
             self.replay, self.handed = (fresh, steps), handed
         return to.rows(), to.norm
 
@@ -198,6 +224,61 @@ class RepeatedPull:
         return to[:3]
 
 
+_SCRATCH = [Memory._fields.index(name) for name in ("norm", "marks", "mixed", "sums")]
+"""Memory that nobody reads once a forward pass is over, unless a backward pass follows."""
+_TABLE = [Memory._fields.index(name) for name in ("largest", "entropy", "lse", "first")]
+"""As `Tabled` has them."""
+_ALIGNED = 16
+"""Bytes at a multiple of which kernels were compiled to find memory."""
+
+
+def _mapped(steps: list[Step]) -> bool:
+    """Whether statistics or scratch memory have tensor maps that are made for each launch, which
+    are of whole tensors."""
+    found = {one.tensor - _GIVEN for step in steps for one in step.maps}
+    return not found.isdisjoint([*_SCRATCH, *_TABLE])
+
+
+def _few_tensors(
+    fresh: list[Fresh | None], steps: list[Step], *, statistics: bool
+) -> tuple[list[Fresh | None], list[Step]]:
+    """The memory and the launches of a forward pass with all statistics in one tensor, and all
+    scratch memory in another: in the places of the first of each."""
+    left = fresh.copy()
+    moved: dict[int, tuple[int, int]] = {}
+    """Which tensor another is in, and at which byte."""
+    scratch = {at: part for at in _SCRATCH if (part := fresh[at]) is not None and not part.zero}
+    size = 0
+    for at, part in scratch.items():
+        left[at] = None
+        moved[at] = _SCRATCH[0], size
+        size += _aligned(math.prod(part.shape) * part.dtype.itemsize)
+    left[_SCRATCH[0]] = Fresh((size,), (1,), torch.uint8, False, None)
+    if statistics:
+        table = {at: part for at in _TABLE if (part := fresh[at]) is not None}
+        lse = fresh[_TABLE[2]]
+        assert lse is not None
+        step = _aligned(math.prod(lse.shape) * lse.dtype.itemsize)
+        for i, at in enumerate(table):
+            left[at] = None
+            moved[at] = _TABLE[0], i * step
+        shape, strides = (len(table), *lse.shape), (step // lse.dtype.itemsize, *lse.strides)
+        left[_TABLE[0]] = Fresh(shape, strides, lse.dtype, False, None)
+
+    def again(address: Address) -> Address:
+        parameter, tensor, offset = address
+        if tensor - _GIVEN not in moved:
+            return address
+        to, start = moved[tensor - _GIVEN]
+        return Address(parameter, _GIVEN + to, start + offset)
+
+    return left, [step._replace(addresses=[*map(again, step.addresses)]) for step in steps]
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
 def launch_again(steps: list[Step], tensors: Sequence[Tensor | None]) -> None:
     """The same launches, for tensors in the order in which `steps_of` was given them."""
     addresses = [0 if t is None else t.data_ptr() for t in tensors]
@@ -246,7 +327,7 @@ def _step(
             maps.append(Map(parameter, whose, len(maps), shape, strides))
         else:
             addresses.append(Address(parameter, whose, tensor.data_ptr() - owner.data_ptr()))
-    return Step(loaded, one.grid, done.expanded(one.values), addresses, maps, rules)
+    return Step(loaded, one.grid, done.expanded(one.values), addresses, maps, rules).held()
 
 
 def _owner(tensor: Tensor, tensors: list[Tensor | None], given: int) -> int | None:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, UntypedStorage
 
-from regard.backends.contract import Noted, Rows
+from regard.backends.contract import Noted, Rows, Tabled
 from regard.masks.algebra import Mask
 from regard.traces import Trace
 from regard.transforms import transformed
@@ -39,7 +39,7 @@ class KeptTensors:
             return trace
         # The memory of others is the model's to use again.
         own = {id(t) for t in (x.q, x.k, x.v) if not held}
-        if not held and type(rows) in (Rows, Noted):
+        if not held and type(rows) in (Rows, Noted, Tabled):
             rows = Rows(rows.out.clone(), *rows[1:])
         return replace(
             trace,

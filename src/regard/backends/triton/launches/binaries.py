@@ -86,17 +86,21 @@ class Loaded:
     """A kernel on a GPU, launched with its parameters: addresses, numbers, and for a tensor map the
     tensor's address, lengths and strides."""
 
-    def __init__(self, binary: Binary, function: int, form: struct.Struct) -> None:
+    def __init__(
+        self, binary: Binary, function: int, form: struct.Struct, offsets: tuple[int, ...]
+    ) -> None:
         self.binary = binary
         self.function = function
         self.form = form
+        self.offsets = offsets
+        """Of its parameters, in bytes."""
         self.threads = 32 * binary.warps
         self._maps: dict[tuple[Any, ...], MapOf] = {}
 
     def __call__(self, grid: tuple[int, int, int], stream: int, values: Sequence[Any]) -> None:
-        memory = cuda_driver.memory
-        self.form.pack_into(memory.buffer, 0, *values)
-        memory.size.value = self.form.size
+        form, memory = self.form, cuda_driver.memory
+        form.pack_into(memory.buffer, 0, *values)
+        memory.size.value = form.size
         how = self.function, grid, self.threads, self.binary.shared, stream
         error = cuda_driver.launch(*how)
         if error == cuda_driver.INVALID_CONTEXT:
@@ -105,17 +109,41 @@ class Loaded:
         if error:
             cuda_driver.check_launch(error)
 
+    def holding(
+        self, values: Sequence[Any], addresses: Sequence[int]
+    ) -> tuple[Loaded, list[Any], list[int]]:
+        """The same kernel for launches that differ by some addresses, given by their parameters in
+        order: it takes these, and all between two of them as bytes, so that a launch packs few
+        values. With its values, and where the addresses are among them."""
+        whole = self.form.pack(*values)
+        form, at = "<", 0
+        held: list[Any] = []
+        places: list[int] = []
+        for parameter in addresses:
+            offset = self.offsets[parameter]
+            form += f"{offset - at}sQ"
+            held += [whole[at:offset], 0]
+            places.append(len(held) - 1)
+            at = offset + 8
+        form += f"{len(whole) - at}s"
+        held.append(whole[at:])
+        return Loaded(self.binary, self.function, struct.Struct(form), ()), held, places
+
     def map_of(
         self, index: int, address: int, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> bytes:
         """The tensor map of a tensor, for parameter `index` among the tensor maps."""
+        return self.maps_of(index, shape, strides).at(address)
+
+    def maps_of(self, index: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> MapOf:
+        """The tensor maps of all tensors of one shape, for parameter `index` among them."""
         key = (index, shape, strides)
         found = self._maps.get(key)
         if found is None:
             if len(self._maps) >= _MAPS:
                 self._maps.clear()
             found = self._maps[key] = MapOf(self.binary.tilings[index], shape, strides)
-        return found.at(address)
+        return found
 
 
 class MapOf:
@@ -157,8 +185,10 @@ def load(binary: Binary) -> Loaded | None:
     """A kernel on the current GPU; None where its parameters are not what its binary says."""
     _enter_context()
     function = cuda_driver.load(binary.code, binary.name, binary.shared)
-    form = layout(binary.takes, cuda_driver.parameters(function))
-    return None if form is None else Loaded(binary, function, form)
+    given = cuda_driver.parameters(function)
+    form = layout(binary.takes, given)
+    offsets = tuple(place.offset for place in given)
+    return None if form is None else Loaded(binary, function, form, offsets)
 
 
 def _enter_context() -> None:
