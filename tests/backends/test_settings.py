@@ -119,3 +119,14 @@ def test_of_a_card_that_is_there_pytorch_tells(monkeypatch: pytest.MonkeyPatch) 
     found = cards._found.__wrapped__(device)
     assert found == cards.Card(7, 65_536, 20)
     assert not found.copies
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_every_width_is_ours_or_cudnn_s(capability: int) -> None:
+    """Narrow heads, which Hopper's kernel does not take, are cuDNN's however long the text."""
+    with on(capability):
+        for width in (1, 8, 16, 17, 32, 64, 128, 256, 300):
+            for n in (16, 16384):
+                quicker = tuning.outruns_cudnn(_call(torch.bfloat16, width, "causal", n, n, 8))
+                wide = width in (64, 128, 256)
+                assert quicker == (capability == 90 and wide and n == 16384), (width, n)

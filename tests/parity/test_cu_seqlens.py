@@ -12,6 +12,7 @@ from torch import Tensor
 import regard
 from regard import biases, masks
 from regard.backends.tiled import walk
+from tests.parity import cases
 from tests.parity.agreement import Named, assert_as_exact, errors
 from tests.parity.test_flex import MISSING
 
@@ -30,16 +31,18 @@ APART = [(name, KEYS) for name in OPTIONS if name != "alibi"]
 each = pytest.mark.parametrize(("name", "keys"), ALIKE + APART, ids=str)
 
 
-def ends(lengths: tuple[int, ...]) -> Tensor:
-    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+def ends(lengths: tuple[int, ...], device: str = "cpu") -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
 
 
-def draw(keys: tuple[int, ...], dtype: torch.dtype, seed: int) -> list[Tensor]:
+def draw(
+    keys: tuple[int, ...], dtype: torch.dtype, seed: int, device: str = "cpu"
+) -> list[Tensor]:
     """q, k, v and a sink; as wide as PyTorch's kernels want them."""
     source = torch.Generator().manual_seed(seed)
     shapes = [(sum(LENGTHS), 4, 8), (sum(keys), 2, 8), (sum(keys), 2, 8), (4,)]
     drawn = [torch.randn(shape, generator=source, dtype=torch.float64) for shape in shapes]
-    return [t.to(torch.float32).to(dtype).requires_grad_() for t in drawn]
+    return [t.to(torch.float32).to(device, dtype).requires_grad_() for t in drawn]
 
 
 def named(answers: list[Tensor], learned: list[Tensor], *, gradients: bool) -> Named:
@@ -51,7 +54,7 @@ def named(answers: list[Tensor], learned: list[Tensor], *, gradients: bool) -> N
         given = torch.autograd.grad(answers, learned, pulls, allow_unused=True)
         for i, (t, grad) in enumerate(zip(learned, given, strict=True)):
             found[f"gradient {i}"] = torch.zeros_like(t) if grad is None else grad
-    return {name: t.detach() for name, t in found.items()}
+    return {name: t.detach().cpu() for name, t in found.items()}
 
 
 def alone(name: str, keys: tuple[int, ...], dtype: torch.dtype, seed: int, n: int) -> Named:
@@ -68,15 +71,19 @@ def alone(name: str, keys: tuple[int, ...], dtype: torch.dtype, seed: int, n: in
 
 
 def check(
-    name: str, keys: tuple[int, ...], backend: str, dtype: torch.dtype = torch.float32
+    name: str,
+    keys: tuple[int, ...],
+    backend: str,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
 ) -> None:
     observes = backend not in ("sdpa", "flex")
     gradients = backend != "flex"
-    learned = draw(keys, dtype, 0)
+    learned = draw(keys, dtype, 0, device)
     options = OPTIONS[name] | ({"sink": learned[3]} if "sink" in OPTIONS[name] else {})
-    options |= {"backend": backend, "cu_seqlens": (ends(LENGTHS), ends(keys))}
+    options |= {"backend": backend, "cu_seqlens": (ends(LENGTHS, device), ends(keys, device))}
     if keys == LENGTHS:
-        options["cu_seqlens"] = ends(LENGTHS)
+        options["cu_seqlens"] = ends(LENGTHS, device)
     if not gradients:
         learned = [t.detach() for t in learned]
     if observes:
@@ -131,14 +138,15 @@ def test_by_pytorch(name: str, keys: tuple[int, ...]) -> None:
     ("name", "keys"), [("sink", LENGTHS), ("alibi", LENGTHS), ("window", KEYS)], ids=str
 )
 def test_kernels(name: str, keys: tuple[int, ...]) -> None:
-    check(name, keys, "triton")
+    check(name, keys, "triton", device=cases.DEVICE)
 
 
 @pytest.mark.interpreted
 def test_kernels_in_inference_mode() -> None:
     """And afterwards with gradients, by what was not made for inference."""
-    q, k, v, _ = draw(LENGTHS, torch.float32, 0)
-    options: dict[str, Any] = {"cu_seqlens": ends(LENGTHS), "mask": masks.causal()}
+    q, k, v, _ = draw(LENGTHS, torch.float32, 0, cases.DEVICE)
+    cu_seqlens = ends(LENGTHS, cases.DEVICE)
+    options: dict[str, Any] = {"cu_seqlens": cu_seqlens, "mask": masks.causal()}
     with torch.inference_mode():
         found = regard.attention(q, k, v, **options, backend="triton")
     learned = regard.attention(q, k, v, **options, backend="triton")

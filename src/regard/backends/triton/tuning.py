@@ -96,8 +96,9 @@ def outruns_cudnn(x: AttentionInputs) -> bool:
     """Whether the output alone comes sooner from ours, measured on an H200."""
     if x.dropout:
         return False
-    long = min(x.shape.Q, x.shape.K) >= LONG[_width(x)]
-    return (long and fits_hopper(x)) or _heads_fill_hopper(x)
+    if fits_hopper(x) and min(x.shape.Q, x.shape.K) >= LONG[_width(x)]:
+        return True
+    return _heads_fill_hopper(x)
 
 
 def _width(x: AttentionInputs) -> int:
