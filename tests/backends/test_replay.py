@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -13,13 +14,13 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from regard import masks
-from regard.backends.contract import Tabled
+from regard.backends.contract import Rows, Tabled
 from regard.backends.passes import Pull
 from regard.backends.triton import replay
 from regard.backends.triton.forward import Memory
 from regard.backends.triton.launches import launched as launching
 from regard.backends.triton.launches.launched import Directly, Launched, One
-from regard.backends.triton.operators import _passes
+from regard.backends.triton.operators import _passes, repeated
 from regard.backends.triton.pairs import INTERPRETED
 from regard.backends.triton.replay import (
     Address,
@@ -191,6 +192,25 @@ def test_scratch_memory_has_a_place_for_each() -> None:
         found.sort()
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(found))
         assert found[-1][1] <= whole.untyped_storage().nbytes()
+
+
+class Mark:
+    """Something that can be referred to weakly."""
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_nothing_of_a_call_that_learns_is_held(made: Made, statistics: bool) -> None:
+    """Its graph goes with its output, and with that its tensors."""
+    q, k, v = (t.requires_grad_() for t in tensors(0))
+    again = repeated(inputs(q, k, v, masks.causal()), statistics=statistics)
+    for _ in range(2):
+        found = again(q, k, v)
+        node = (found.out if isinstance(found, Rows) else found).grad_fn
+        assert node is not None
+        mark = Mark()
+        node.metadata["mark"], held = mark, weakref.ref(mark)
+        del found, node, mark
+        assert held() is None
 
 
 def test_other_memory_for_each(made: Made) -> None:

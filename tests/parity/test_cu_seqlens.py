@@ -35,9 +35,7 @@ def ends(lengths: tuple[int, ...], device: str = "cpu") -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
 
 
-def draw(
-    keys: tuple[int, ...], dtype: torch.dtype, seed: int, device: str = "cpu"
-) -> list[Tensor]:
+def draw(keys: tuple[int, ...], dtype: torch.dtype, seed: int, device: str = "cpu") -> list[Tensor]:
     """q, k, v and a sink; as wide as PyTorch's kernels want them."""
     source = torch.Generator().manual_seed(seed)
     shapes = [(sum(LENGTHS), 4, 8), (sum(keys), 2, 8), (sum(keys), 2, 8), (4,)]
@@ -84,6 +82,8 @@ def check(
     options |= {"backend": backend, "cu_seqlens": (ends(LENGTHS, device), ends(keys, device))}
     if keys == LENGTHS:
         options["cu_seqlens"] = ends(LENGTHS, device)
+    if "bias" in options:
+        options["bias"] = options["bias"].to(device)
     if not gradients:
         learned = [t.detach() for t in learned]
     if observes:

@@ -297,7 +297,10 @@ def register(
             ctx.save_for_backward(rows.out, rows.lse, keeps, rows.entropy, q, k, v)
             ctx.rest = way.pulled, rest
             ctx.set_materialize_grads(False)
-            ctx.mark_non_differentiable(rows.max_logit)
+            # In the place of an entropy that nobody asked for may stand a tensor of other calls
+            # too, which must not hold on to this one.
+            asked = rows.entropy.numel() == rows.lse.numel()
+            ctx.mark_non_differentiable(rows.max_logit, *() if asked else (rows.entropy,))
             return tuple(rows)
 
         @staticmethod
