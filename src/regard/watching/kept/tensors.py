@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from regard.backends.contract import Noted, Rows, Tabled
+from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask
 from regard.traces import Trace
 from regard.transforms import transformed
@@ -37,16 +38,18 @@ class KeptTensors:
         x, rows, mask = trace.inputs, trace.rows, trace.mask
         if x.q.is_meta or transformed([x.q, x.k, x.v]):
             return trace
-        # The memory of others is the model's to use again.
-        own = {id(t) for t in (x.q, x.k, x.v) if not held}
         if not held and type(rows) in (Rows, Noted, Tabled):
             rows = Rows(rows.out.clone(), *rows[1:])
-        return replace(
-            trace,
-            inputs=x.map_tensors(lambda t: self._copied(t) if id(t) in own else self._lasting(t)),
-            rows=rows,
-            mask=None if mask is None else self._lasting_mask(mask),
-        )
+        # The memory of others is the model's to use again. Calls share keys and values.
+        copied = self._lasting if held else self._copied
+        k = copied(x.k)
+        v = k if x.v is x.k else copied(x.v)
+        q = k if x.q is x.k else self._lasting(x.q) if held else _copy(x.q)
+        if len(x.tensors()) > 3:
+            x = x.map_tensors(self._lasting)
+        inputs = AttentionInputs(q, k, v, *x.beside_tensors())
+        mask = None if mask is None else self._lasting_mask(mask)
+        return replace(trace, inputs=inputs, rows=rows, mask=mask)
 
     def _lasting_mask(self, mask: Mask) -> Mask:
         """Layers that share a mask go on sharing one."""
