@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measuring import write
+from measuring import RESULTS, write
 from torch import Tensor
 from torch.nn.functional import normalize, scaled_dot_product_attention
 
@@ -197,12 +197,16 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="fewer and shorter sequences")
     options.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options.add_argument("--gates", action="store_true", help="on cuda: gates and the delta rule")
+    options.add_argument("--out", type=Path, default=RESULTS, help="folder for --gates")
     asked = options.parse_args()
     quick = asked.quick
     if asked.device == "cuda":
         import linear_gpu
 
-        (linear_gpu.main_gates if asked.gates else linear_gpu.main)(quick=quick)
+        if asked.gates:
+            linear_gpu.main_gates(quick=quick, folder=asked.out)
+        else:
+            linear_gpu.main(quick=quick)
         return
     torch.set_num_threads(1)
     lengths = [1024] if quick else [1024, 4096, 16384]

@@ -91,9 +91,10 @@ def write(
     lines += [f"- {key}: {value}" for key, value in about.items()]
     for title, rows in tables.items():
         lines += ["", f"## {title}", ""]
-        heads = list(rows[0])
+        # A peer that refuses a call is missing there.
+        heads = list(dict.fromkeys(head for row in rows for head in row))
         lines += ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
-        lines += ["| " + " | ".join(_cell(row[h]) for h in heads) + " |" for row in rows]
+        lines += ["| " + " | ".join(_cell(row.get(h)) for h in heads) + " |" for row in rows]
     text = "\n".join(lines) + "\n"
     print(text)
     if folder is not None:
