@@ -23,12 +23,19 @@ class Side:
     real: Bool[Tensor, "b n"]
     """Which places are no padding."""
     ids: Int[Tensor, "b n"] | None = None
+    whole: bool = False
+    """Whether all places are known to be real: a device need not be asked, and waited for."""
 
     _among: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @staticmethod
     def of_places(batch: int, places: int, device: torch.device) -> Side:
-        return Side(torch.ones(batch, places, dtype=torch.bool, device=device))
+        return Side(torch.ones(batch, places, dtype=torch.bool, device=device), whole=True)
+
+    @staticmethod
+    def of_tokens(ids: Int[Tensor, "b n"]) -> Side:
+        """All of them real."""
+        return Side(torch.ones_like(ids, dtype=torch.bool), ids, whole=True)
 
     @property
     def places(self) -> int:
@@ -36,7 +43,7 @@ class Side:
 
     @cached_property
     def padded(self) -> bool:
-        return not bool(self.real.all())
+        return not self.whole and not bool(self.real.all())
 
     @cached_property
     def first(self) -> Int[Tensor, "b"]:
@@ -71,7 +78,7 @@ class Side:
         known = self._among.get(id(ids))
         if known is not None and known[0] is ids:
             return known[1]
-        found = torch.isin(self.ids, ids.to(self.ids.device)) & self.real
+        found = torch.isin(self.ids, ids.to(self.ids.device, non_blocking=True)) & self.real
         found[torch.arange(len(found), device=found.device), self.first] = False
         self._among[id(ids)] = ids, found
         return found

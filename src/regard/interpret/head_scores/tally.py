@@ -38,6 +38,8 @@ class Tally:
         """By layer and scores: [scores, texts, heads, 2], what is divided and by what."""
         self._offsets: dict[str, Tensor] = {}
         """By layer: [texts, heads, offsets, 2]."""
+        self._strongest: list[tuple[list[str], Tensor]] = []
+        """Layers that have equally many heads, and of these, once settled: [layers, heads]."""
 
     def add(self, path: str, index: Int[Tensor, "b"], found: Mapping[str, Sum]) -> None:
         """By the name of a score."""
@@ -59,29 +61,24 @@ class Tally:
     def _unit(self, index: Int[Tensor, "b"], like: Tensor) -> Int[Tensor, "b"]:
         return (index * self.units // self.texts).to(like.device, non_blocking=True)
 
-    def strongest_offsets(self) -> dict[str, list[int]]:
-        """By layer, the fixed offset that gets most, for each head: 1 is the token before."""
-        chosen = {path: self._strongest(table) for path, table in self._offsets.items()}
-        # Layers have equally many heads, most often: a card is then waited for once.
-        found: dict[str, list[int]] = {}
-        for paths, stacked in _together(chosen):
-            found |= dict(zip(paths, stacked.tolist(), strict=True))
-        return found
-
-    def _strongest(self, table: Float[Tensor, "texts h offsets 2"]) -> Int[Tensor, "h"]:
-        total = table.sum(0, dtype=torch.float64)
-        # An offset that few rows have says little of a head.
-        common = total[..., 1] >= total[..., 1].amax(-1, keepdim=True) / 2
-        share = torch.where(common, total[..., 0] / total[..., 1].clamp_min(1), -1.0)
-        return share.argmax(-1) - REACH
-
     def settle_offsets(self) -> None:
         """Keep of all offsets the strongest, as the score "offset"."""
-        for path, table in self._offsets.items():
-            chosen = self._strongest(table)
-            at = (chosen + REACH).view(1, -1, 1, 1).expand(len(table), -1, 1, 2)
-            strongest = table.gather(2, at)[:, :, 0].double()
-            self._sums.setdefault(path, {})["offset",] = strongest[None]
+        totals = {path: table.sum(0, dtype=torch.float64) for path, table in self._offsets.items()}
+        self._strongest = [(paths, _strongest(total)) for paths, total in _together(totals)]
+        for paths, chosen in self._strongest:
+            at = (chosen + REACH)[:, None, :, None, None]
+            for path, place in zip(paths, at, strict=True):
+                table = self._offsets[path]
+                strongest = table.gather(2, place.expand(len(table), -1, 1, 2))[:, :, 0]
+                self._sums.setdefault(path, {})["offset",] = strongest.double()[None]
+
+    def strongest_offsets(self) -> dict[str, list[int]]:
+        """By layer, the fixed offset that gets most, for each head, once they are settled: 1 is the
+        token before."""
+        found: dict[str, list[int]] = {}
+        for paths, chosen in self._strongest:
+            found |= dict(zip(paths, chosen.tolist(), strict=True))
+        return found
 
     def estimates(self, seed: int = 0) -> dict[str, dict[str, Estimates]]:
         """By layer, each score of each head: sums over texts divided, and 95 % of what texts drawn
@@ -120,6 +117,13 @@ def _together(by_path: Mapping[str, Tensor]) -> Iterator[tuple[list[str], Tensor
         alike[tensor.shape, tensor.device].append(path)
     for paths in alike.values():
         yield paths, torch.stack([by_path[path] for path in paths])
+
+
+def _strongest(total: Float[Tensor, "layers h offsets 2"]) -> Int[Tensor, "layers h"]:
+    # An offset that few rows have says little of a head.
+    common = total[..., 1] >= total[..., 1].amax(-1, keepdim=True) / 2
+    share = torch.where(common, total[..., 0] / total[..., 1].clamp_min(1), -1.0)
+    return share.argmax(-1) - REACH
 
 
 def ratio(table: Float[Tensor, "*heads 2"]) -> Float[Tensor, "*heads"]:
