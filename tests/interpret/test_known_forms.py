@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from regard import interpret
 from regard.interpret.head_scores import known_forms
-from regard.interpret.head_scores.sides import Side
-from regard.interpret.head_scores.text_batches import Texts
 
 QUICK: dict[str, Any] = {"random": False, "probes": False}
 IDS = torch.randint(40, (1, 9), generator=torch.Generator().manual_seed(1))
@@ -161,23 +159,3 @@ def test_what_is_remembered_holds_no_model() -> None:
     assert here() is None
     assert part() is None
     assert key not in known_forms._KNOWN
-
-
-def test_no_device_is_asked_whether_texts_without_padding_have_some() -> None:
-    # A tensor on "meta" has no numbers that could be asked for.
-    ids = torch.zeros(1, 9, dtype=torch.long, device="meta")
-    assert not Side.of_places(1, 9, ids.device).padded
-    (batch,) = Texts(nn.Identity(), [ids, ids]).batches()
-    assert not batch.sides[0].padded
-    assert not Texts(nn.Identity(), [{"input_ids": ids}]).sides[0][0].padded
-
-
-def test_the_tokens_of_texts_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Tensor] = []
-    listed = Tensor.tolist
-    monkeypatch.setattr(Tensor, "tolist", lambda self: (asked.append(self), listed(self))[1])
-    texts = Texts(nn.Identity(), [IDS, IDS[:, :4], {"input_ids": IDS, "attention_mask": IDS > 9}])
-    every = texts.counts()
-    assert sum(every.values()) == 9 + 4 + int((IDS > 9).sum())
-    assert texts.counts() == every
-    assert len(asked) == 1

@@ -57,12 +57,11 @@ def known_form(runner: Runner, text: Any) -> Form:
     found = known.forms.get(kind)
     if found is None:
         found = form_of(runner, text)
-        # A run may change a model: caches of cosines grow.
-        if _State.of(model) == state:
-            if len(known.forms) >= MOST:
-                known.forms.clear()
-            known.forms[kind] = found
-            _KNOWN[key] = known
+        if len(known.forms) >= MOST:
+            known.forms.clear()
+        # Known of the model as it was before: if a run changes it, the next one shows it again.
+        known.forms[kind] = found
+        _KNOWN[key] = known
     return found
 
 

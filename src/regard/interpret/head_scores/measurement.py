@@ -244,7 +244,7 @@ class Survey:
             self.leaks.append((sums.received * ~key.real[:, None]).sum() > 0)
         # Windows or frames of one text count as its rows.
         parts = len(sums.rows) // len(index)
-        index = index.repeat_interleave(parts)
+        index = index if parts == 1 else index.repeat_interleave(parts)
         if sums.offsets is not None:
             tally.add_offsets(path, index, sums.offsets)
         tally.add(path, index, sums.scores | self._of_tokens(path, sums, sides, trace, writing))

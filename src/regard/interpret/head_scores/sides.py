@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -11,9 +12,18 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.backends.questions.kin import Kin, kin_of
+from regard.inputs import AttentionInputs
+from regard.masks.algebra import Mask
+from regard.values import Shape
 
 NOTHING = -1
 """In place of a token, which is 0 or more."""
+
+
+class _Seen(NamedTuple):
+    mask: Mask | None
+    shape: Shape
+    device: torch.device
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +37,7 @@ class Side:
     """Whether all places are known to be real: a device need not be asked, and waited for."""
 
     _among: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _counted: dict[str, tuple[_Seen, Tensor]] = field(default_factory=dict)
 
     @staticmethod
     def of_places(batch: int, places: int, device: torch.device) -> Side:
@@ -70,6 +81,14 @@ class Side:
         asks = self.ids.where(self.real, NOTHING - 1)
         same, after = (kin_of(asks, kind, earlier=earlier) for kind in keys.kinds)
         return same, after
+
+    def counted(self, what: str, x: AttentionInputs, count: Callable[[], Tensor]) -> Tensor:
+        """What follows from these queries and a mask alone, which most layers have in common."""
+        seen = _Seen(x.mask, x.shape, x.q.device)
+        known = self._counted.get(what)
+        if known is None or known[0].mask is not seen.mask or known[0][1:] != seen[1:]:
+            self._counted[what] = known = seen, count()
+        return known[1]
 
     def among(self, ids: Int[Tensor, "v"]) -> Bool[Tensor, "b n"]:
         """The places of some tokens, the first place of a sequence aside."""
