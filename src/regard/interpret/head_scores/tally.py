@@ -45,7 +45,7 @@ class Tally:
         """By the name of a score."""
         if not found:
             return
-        both = torch.stack([torch.stack(each, -1) for each in found.values()])
+        both = torch.stack([torch.stack(each) for each in zip(*found.values(), strict=True)], -1)
         tables = self._sums.setdefault(path, {})
         if tuple(found) not in tables:
             tables[tuple(found)] = both.new_zeros(len(found), self.units, *both.shape[2:])
@@ -92,21 +92,21 @@ class Tally:
             for paths, stacked in _together(by_path):
                 tables = stacked.cpu()
                 values = ratio(tables.sum(2)).tolist()
+                unknown = [math.nan] * tables.shape[3]
                 counted = (tables[..., 1] > 0).any(-1).sum(2).tolist()
                 for i, path in enumerate(paths):
                     for j, name in enumerate(names):
-                        ends = self._ends(tables[i, j], counted[i][j], seed)
+                        ends = unknown, unknown
+                        if counted[i][j] > 1:
+                            ends = self._ends(tables[i, j], seed)
                         found[path][name] = Estimates(values[i][j], *ends)
         return found
 
     def _ends(
-        self, table: Float[Tensor, "texts h 2"], counted: int, seed: int
+        self, table: Float[Tensor, "texts h 2"], seed: int
     ) -> tuple[list[float], list[float]]:
-        if counted <= 1:
-            unknown = [math.nan] * table.shape[1]
-            return unknown, unknown
         drawn = ratio(torch.einsum("nt,thc->nhc", draws(self.units, seed), table))
-        low, high = drawn.nanquantile(torch.tensor(ENDS, dtype=torch.float64), 0).tolist()
+        low, high = ends_of(drawn).tolist()
         return low, high
 
 
@@ -128,6 +128,27 @@ def _strongest(total: Float[Tensor, "layers h offsets 2"]) -> Int[Tensor, "layer
 
 def ratio(table: Float[Tensor, "*heads 2"]) -> Float[Tensor, "*heads"]:
     return torch.where(table[..., 1] > 0, table[..., 0] / table[..., 1], math.nan)
+
+
+def ends_of(drawn: Float[Tensor, "n h"]) -> Float[Tensor, "2 h"]:
+    """The quantiles that 95 % lie between, where there are numbers.
+
+    >>> ends_of(torch.arange(201.0, dtype=torch.float64)[:, None]).tolist()
+    [[5.0], [195.0]]
+    """
+    if bool(drawn.isnan().any()):
+        return drawn.nanquantile(torch.tensor(ENDS, dtype=drawn.dtype), 0)
+    # The few that lie farthest out are sooner found than all are sorted.
+    by_head, most = drawn.T.contiguous(), len(drawn) - 1
+    low, high = (math.floor(end * most) for end in ENDS)
+    below = by_head.topk(min(low + 2, most + 1), largest=False).values[:, low:]
+    above = by_head.topk(most + 1 - high).values.flip(1)[:, :2]
+    return torch.stack(
+        [
+            torch.lerp(two[:, 0], two[:, -1], end * most % 1)
+            for two, end in zip((below, above), ENDS, strict=True)
+        ]
+    )
 
 
 _DRAWN: dict[tuple[int, int], Tensor] = {}
