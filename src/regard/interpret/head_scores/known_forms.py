@@ -53,7 +53,9 @@ def known_form(runner: Runner, text: Any) -> Form:
     key = id(model)
     known = _KNOWN.get(key)
     if known is None or known.model() is not model or known.state != state:
-        known = _Known(ref(model, lambda _: _KNOWN.pop(key, None)), state, {})
+        # Bound here: when Python ends, models may outlive this module.
+        forget = _KNOWN.pop
+        known = _Known(ref(model, lambda _: forget(key, None)), state, {})
     found = known.forms.get(kind)
     if found is None:
         found = form_of(runner, text)
