@@ -18,8 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.interpret.head_scores.known_forms import known_form
-from regard.interpret.head_scores.model_form import Last, Size, matrix_of
+from regard.interpret.head_scores.model_form import Last, Size, form_of, matrix_of
 from regard.interpret.interventions.outputs import Place
 from regard.interpret.interventions.runs import Runner
 from regard.interpret.rows import matching
@@ -88,7 +87,7 @@ class Writing:
 
 def writing_of(runner: Runner, text: Any, layers: str | Sequence[str] = "*") -> Writing:
     """The weights by which heads write, where it is sure which these are."""
-    model, form = runner.model, known_form(runner, text)
+    model, form = runner.model, form_of(runner, text)
     sizes = {path: form.sizes[path] for path in matching(form.sizes, layers)}
     last = [place for place in form.calls if place[0] in sizes][-1]
     if form.last is None:
