@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.interpret.head_scores.copying import CLEAR, Writing, writing_of
+from regard.interpret.head_scores.device_answers import answers
 from regard.interpret.head_scores.head_table import Column, HeadRow, HeadScores, OwnScores
 from regard.interpret.head_scores.links.link_table import Links
 from regard.interpret.head_scores.links.linking import links_of
@@ -145,6 +146,8 @@ class Survey:
         self.texts, self.kinds, self.writing, self.paths = texts, kinds, writing, set(paths)
         self.arcs, self.progress, self.total, self.done = arcs, progress, total, 0
         self.arc_sums = ArcSums()
+        self.leaks: list[Tensor] = []
+        """Of the calls of one batch: whether a row looks at padding."""
 
     def tally(self) -> Tally:
         """Of all texts."""
@@ -160,8 +163,7 @@ class Survey:
         tally = Tally(1 if said is None else len(said))
         if said is None:
             return tally
-        side = Side(torch.ones_like(said, dtype=torch.bool), said)
-        batch = Batch(said, (side,), torch.arange(len(said)))
+        batch = Batch(said, (Side.of_tokens(said),), torch.arange(len(said)))
 
         def note(path: str, sums: CallSums, sides: Sides, trace: Trace) -> None:
             found = {f"probe {name}": sums.scores[name] for name in PROBED if name in sums.scores}
@@ -191,6 +193,9 @@ class Survey:
                 self._note(tally, path, sums, sides, trace, batch, writing)
 
             self._run(model, batch, note, arcs)
+            leaks, self.leaks = self.leaks, []
+            if any(answers(leaks)):
+                raise Leaks
             self.done += len(batch.numbers)
             if self.progress is not None:
                 self.progress(min(self.done, self.total), self.total)
@@ -235,11 +240,11 @@ class Survey:
         writing: Writing,
     ) -> None:
         index, key = batch.numbers, sides.key
-        if sides.key.padded and bool((sums.received * ~key.real[:, None]).sum() > 0):
-            raise Leaks
+        if key.padded:
+            self.leaks.append((sums.received * ~key.real[:, None]).sum() > 0)
         # Windows or frames of one text count as its rows.
         parts = len(sums.rows) // len(index)
-        index = index.repeat_interleave(parts)
+        index = index if parts == 1 else index.repeat_interleave(parts)
         if sums.offsets is not None:
             tally.add_offsets(path, index, sums.offsets)
         tally.add(path, index, sums.scores | self._of_tokens(path, sums, sides, trace, writing))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -11,9 +12,18 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.backends.questions.kin import Kin, kin_of
+from regard.inputs import AttentionInputs
+from regard.masks.algebra import Mask
+from regard.values import Shape
 
 NOTHING = -1
 """In place of a token, which is 0 or more."""
+
+
+class _Seen(NamedTuple):
+    mask: Mask | None
+    shape: Shape
+    device: torch.device
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,12 +33,20 @@ class Side:
     real: Bool[Tensor, "b n"]
     """Which places are no padding."""
     ids: Int[Tensor, "b n"] | None = None
+    whole: bool = False
+    """Whether all places are known to be real: a device need not be asked, and waited for."""
 
     _among: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _counted: dict[str, tuple[_Seen, Tensor]] = field(default_factory=dict)
 
     @staticmethod
     def of_places(batch: int, places: int, device: torch.device) -> Side:
-        return Side(torch.ones(batch, places, dtype=torch.bool, device=device))
+        return Side(torch.ones(batch, places, dtype=torch.bool, device=device), whole=True)
+
+    @staticmethod
+    def of_tokens(ids: Int[Tensor, "b n"]) -> Side:
+        """All of them real."""
+        return Side(torch.ones_like(ids, dtype=torch.bool), ids, whole=True)
 
     @property
     def places(self) -> int:
@@ -36,7 +54,7 @@ class Side:
 
     @cached_property
     def padded(self) -> bool:
-        return not bool(self.real.all())
+        return not self.whole and not bool(self.real.all())
 
     @cached_property
     def first(self) -> Int[Tensor, "b"]:
@@ -64,6 +82,14 @@ class Side:
         same, after = (kin_of(asks, kind, earlier=earlier) for kind in keys.kinds)
         return same, after
 
+    def counted(self, what: str, x: AttentionInputs, count: Callable[[], Tensor]) -> Tensor:
+        """What follows from these queries and a mask alone, which most layers have in common."""
+        seen = _Seen(x.mask, x.shape, x.q.device)
+        known = self._counted.get(what)
+        if known is None or known[0].mask is not seen.mask or known[0][1:] != seen[1:]:
+            self._counted[what] = known = seen, count()
+        return known[1]
+
     def among(self, ids: Int[Tensor, "v"]) -> Bool[Tensor, "b n"]:
         """The places of some tokens, the first place of a sequence aside."""
         assert self.ids is not None
@@ -71,7 +97,7 @@ class Side:
         known = self._among.get(id(ids))
         if known is not None and known[0] is ids:
             return known[1]
-        found = torch.isin(self.ids, ids.to(self.ids.device)) & self.real
+        found = torch.isin(self.ids, ids.to(self.ids.device, non_blocking=True)) & self.real
         found[torch.arange(len(found), device=found.device), self.first] = False
         self._among[id(ids)] = ids, found
         return found

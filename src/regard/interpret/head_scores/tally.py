@@ -38,12 +38,14 @@ class Tally:
         """By layer and scores: [scores, texts, heads, 2], what is divided and by what."""
         self._offsets: dict[str, Tensor] = {}
         """By layer: [texts, heads, offsets, 2]."""
+        self._strongest: list[tuple[list[str], Tensor]] = []
+        """Layers that have equally many heads, and of these, once settled: [layers, heads]."""
 
     def add(self, path: str, index: Int[Tensor, "b"], found: Mapping[str, Sum]) -> None:
         """By the name of a score."""
         if not found:
             return
-        both = torch.stack([torch.stack(each, -1) for each in found.values()])
+        both = torch.stack([torch.stack(each) for each in zip(*found.values(), strict=True)], -1)
         tables = self._sums.setdefault(path, {})
         if tuple(found) not in tables:
             tables[tuple(found)] = both.new_zeros(len(found), self.units, *both.shape[2:])
@@ -59,29 +61,24 @@ class Tally:
     def _unit(self, index: Int[Tensor, "b"], like: Tensor) -> Int[Tensor, "b"]:
         return (index * self.units // self.texts).to(like.device, non_blocking=True)
 
-    def strongest_offsets(self) -> dict[str, list[int]]:
-        """By layer, the fixed offset that gets most, for each head: 1 is the token before."""
-        chosen = {path: self._strongest(table) for path, table in self._offsets.items()}
-        # Layers have equally many heads, most often: a card is then waited for once.
-        found: dict[str, list[int]] = {}
-        for paths, stacked in _together(chosen):
-            found |= dict(zip(paths, stacked.tolist(), strict=True))
-        return found
-
-    def _strongest(self, table: Float[Tensor, "texts h offsets 2"]) -> Int[Tensor, "h"]:
-        total = table.sum(0, dtype=torch.float64)
-        # An offset that few rows have says little of a head.
-        common = total[..., 1] >= total[..., 1].amax(-1, keepdim=True) / 2
-        share = torch.where(common, total[..., 0] / total[..., 1].clamp_min(1), -1.0)
-        return share.argmax(-1) - REACH
-
     def settle_offsets(self) -> None:
         """Keep of all offsets the strongest, as the score "offset"."""
-        for path, table in self._offsets.items():
-            chosen = self._strongest(table)
-            at = (chosen + REACH).view(1, -1, 1, 1).expand(len(table), -1, 1, 2)
-            strongest = table.gather(2, at)[:, :, 0].double()
-            self._sums.setdefault(path, {})["offset",] = strongest[None]
+        totals = {path: table.sum(0, dtype=torch.float64) for path, table in self._offsets.items()}
+        self._strongest = [(paths, _strongest(total)) for paths, total in _together(totals)]
+        for paths, chosen in self._strongest:
+            at = (chosen + REACH)[:, None, :, None, None]
+            for path, place in zip(paths, at, strict=True):
+                table = self._offsets[path]
+                strongest = table.gather(2, place.expand(len(table), -1, 1, 2))[:, :, 0]
+                self._sums.setdefault(path, {})["offset",] = strongest.double()[None]
+
+    def strongest_offsets(self) -> dict[str, list[int]]:
+        """By layer, the fixed offset that gets most, for each head, once they are settled: 1 is the
+        token before."""
+        found: dict[str, list[int]] = {}
+        for paths, chosen in self._strongest:
+            found |= dict(zip(paths, chosen.tolist(), strict=True))
+        return found
 
     def estimates(self, seed: int = 0) -> dict[str, dict[str, Estimates]]:
         """By layer, each score of each head: sums over texts divided, and 95 % of what texts drawn
@@ -95,21 +92,21 @@ class Tally:
             for paths, stacked in _together(by_path):
                 tables = stacked.cpu()
                 values = ratio(tables.sum(2)).tolist()
+                unknown = [math.nan] * tables.shape[3]
                 counted = (tables[..., 1] > 0).any(-1).sum(2).tolist()
                 for i, path in enumerate(paths):
                     for j, name in enumerate(names):
-                        ends = self._ends(tables[i, j], counted[i][j], seed)
+                        ends = unknown, unknown
+                        if counted[i][j] > 1:
+                            ends = self._ends(tables[i, j], seed)
                         found[path][name] = Estimates(values[i][j], *ends)
         return found
 
     def _ends(
-        self, table: Float[Tensor, "texts h 2"], counted: int, seed: int
+        self, table: Float[Tensor, "texts h 2"], seed: int
     ) -> tuple[list[float], list[float]]:
-        if counted <= 1:
-            unknown = [math.nan] * table.shape[1]
-            return unknown, unknown
         drawn = ratio(torch.einsum("nt,thc->nhc", draws(self.units, seed), table))
-        low, high = drawn.nanquantile(torch.tensor(ENDS, dtype=torch.float64), 0).tolist()
+        low, high = ends_of(drawn).tolist()
         return low, high
 
 
@@ -122,8 +119,36 @@ def _together(by_path: Mapping[str, Tensor]) -> Iterator[tuple[list[str], Tensor
         yield paths, torch.stack([by_path[path] for path in paths])
 
 
+def _strongest(total: Float[Tensor, "layers h offsets 2"]) -> Int[Tensor, "layers h"]:
+    # An offset that few rows have says little of a head.
+    common = total[..., 1] >= total[..., 1].amax(-1, keepdim=True) / 2
+    share = torch.where(common, total[..., 0] / total[..., 1].clamp_min(1), -1.0)
+    return share.argmax(-1) - REACH
+
+
 def ratio(table: Float[Tensor, "*heads 2"]) -> Float[Tensor, "*heads"]:
     return torch.where(table[..., 1] > 0, table[..., 0] / table[..., 1], math.nan)
+
+
+def ends_of(drawn: Float[Tensor, "n h"]) -> Float[Tensor, "2 h"]:
+    """The quantiles that 95 % lie between, where there are numbers.
+
+    >>> ends_of(torch.arange(201.0, dtype=torch.float64)[:, None]).tolist()
+    [[5.0], [195.0]]
+    """
+    if bool(drawn.isnan().any()):
+        return drawn.nanquantile(torch.tensor(ENDS, dtype=drawn.dtype), 0)
+    # The few that lie farthest out are sooner found than all are sorted.
+    by_head, most = drawn.T.contiguous(), len(drawn) - 1
+    low, high = (math.floor(end * most) for end in ENDS)
+    below = by_head.topk(min(low + 2, most + 1), largest=False).values[:, low:]
+    above = by_head.topk(most + 1 - high).values.flip(1)[:, :2]
+    return torch.stack(
+        [
+            torch.lerp(two[:, 0], two[:, -1], end * most % 1)
+            for two, end in zip((below, above), ENDS, strict=True)
+        ]
+    )
 
 
 _DRAWN: dict[tuple[int, int], Tensor] = {}

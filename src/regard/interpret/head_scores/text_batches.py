@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -66,6 +66,7 @@ class Texts:
         """Whether texts of unlike length may be put together: whether padding is looked at is seen
         when they are."""
         self._roles: dict[str, tuple[int, int]] | None = None
+        self._counts: Counter[int] | None = None
 
     def _call(self, text: Any) -> Any:
         """What a model is called with for a string, or for two if it reads one and writes one."""
@@ -113,8 +114,9 @@ class Texts:
         longest = max(map(len, rows))
         # Filled up with a token of the text itself, which any model knows.
         ids = torch.stack([torch.cat([r, r[-1:].expand(longest - len(r))]) for r in rows])
-        lengths = torch.tensor([len(r) for r in rows], device=ids.device)
-        side = Side(torch.arange(longest, device=ids.device) < lengths[:, None], ids)
+        lengths = torch.tensor([len(r) for r in rows]).to(ids.device, non_blocking=True)
+        real = torch.arange(longest, device=ids.device) < lengths[:, None]
+        side = Side(real, ids, whole=all(len(r) == longest for r in rows))
         call: Any = ids
         if side.padded and _takes_mask(self.model):
             call = {"input_ids": ids, "attention_mask": side.real.long()}
@@ -188,12 +190,17 @@ class Texts:
 
     def counts(self) -> Counter[int]:
         """How often each token stands in the texts."""
-        found: Counter[int] = Counter()
-        for sides in self.sides:
-            for side in sides:
-                if side.ids is not None:
-                    found.update(side.ids[side.real].tolist())
-        return found
+        if self._counts is None:
+            told = [s for sides in self.sides for s in sides if s.ids is not None]
+            by_device: defaultdict[torch.device, list[Tensor]] = defaultdict(list)
+            for side in told:
+                assert side.ids is not None
+                real = side.ids.flatten() if side.whole else side.ids[side.real]
+                by_device[real.device].append(real)
+            self._counts = Counter()
+            for tokens in by_device.values():
+                self._counts.update(torch.cat(tokens).tolist())
+        return self._counts
 
     def rare(self) -> Int[Tensor, "v"]:
         """The least frequent tokens, which make up a tenth of the texts at most; those that stand
@@ -240,8 +247,7 @@ def sides_of(call: Any) -> tuple[Side, ...]:
         told = [(t, None) for t in tensors if _whole(t)][:2]
     if told:
         return tuple(
-            Side(torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool(), ids)
-            for ids, mask in told
+            Side.of_tokens(ids) if mask is None else Side(mask.bool(), ids) for ids, mask in told
         )
     args, kwargs = arguments(call)
     shaped = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.ndim > 1]

@@ -10,7 +10,7 @@ from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
 from regard.interpret.head_scores.pairs.pair_totals import OFFSETS, REACH, PairTotals
 from regard.interpret.head_scores.pairs.weight_blocks import looks_back, open_at
-from regard.interpret.head_scores.sides import Sides
+from regard.interpret.head_scores.sides import Side, Sides
 from regard.traces import Trace
 
 
@@ -35,7 +35,7 @@ def asked_totals(trace: Trace, sides: Sides) -> PairTotals | None:
         found = asks.offset_sums(x, lse, REACH)
         if found is None:
             return None
-        offsets, offset_rows = found.double(), _rows_by_offset(x, sides)
+        offsets, offset_rows = found.double(), _rows_by_offset(x, sides.query)
     tokens, token_rows = None, torch.zeros(B, 2, dtype=torch.long, device=lse.device)
     if sides.query.ids is not None and sides.key.ids is not None:
         kin = sides.query.own_kin if sides.own else sides.query.kin(sides.key, earlier=False)
@@ -59,10 +59,15 @@ def _away(
     return gives @ (query + (x.shape.K - x.shape.Q)) - received @ key
 
 
-def _rows_by_offset(x: AttentionInputs, sides: Sides) -> Int[Tensor, "b offsets"]:
+def _rows_by_offset(x: AttentionInputs, side: Side) -> Int[Tensor, "b offsets"]:
+    """How many rows may see something at each offset."""
+    return side.counted("rows by offset", x, lambda: _count_by_offset(x, side))
+
+
+def _count_by_offset(x: AttentionInputs, side: Side) -> Int[Tensor, "b offsets"]:
     query = torch.arange(x.shape.Q, device=x.q.device)[:, None]
     offset = torch.arange(-REACH, REACH + 1, device=x.q.device)
     key = query + (x.shape.K - x.shape.Q) - offset
     inside = (key >= 0) & (key < x.shape.K)
-    seen = open_at(x, query, key.clamp(0, x.shape.K - 1)) & inside & sides.query.real[..., None]
+    seen = open_at(x, query, key.clamp(0, x.shape.K - 1)) & inside & side.real[..., None]
     return seen.sum(1).expand(x.shape.B, -1)

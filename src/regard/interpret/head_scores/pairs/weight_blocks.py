@@ -58,10 +58,10 @@ def open_pairs(
 
 
 def open_at(
-    x: AttentionInputs, queries: Int[Tensor, "*at"], keys: Int[Tensor, "*at"]
-) -> Bool[Tensor, "b *at"]:
-    """Which of some pairs, given one by one, are allowed: [B or 1, *at]. Masks that differ between
-    heads, and biases that hide pairs, are not asked."""
+    x: AttentionInputs, queries: Int[Tensor, "*#at"], keys: Int[Tensor, "*#at"]
+) -> Bool[Tensor, "b *#at"]:
+    """Which of some pairs, given one by one, are allowed: broadcasts to [B, *at]. Masks that differ
+    between heads, and biases that hide pairs, are not asked."""
     allowed = torch.ones(1, 1, 1, dtype=torch.bool, device=queries.device)
     if x.mask is None:
         return allowed
