@@ -124,8 +124,7 @@ def test_says_what_a_weight_is_not():
 
 
 @pytest.mark.parametrize("rule", ["head", "delta"])
-def test_kernels_run_by_name_alone(rule, monkeypatch):
-    """Until a card has told how fast they are."""
+def test_kernels_are_asked_for_wherever_they_may_run(rule, monkeypatch):
     asked = []
 
     def takes(backend, *_):
@@ -136,4 +135,4 @@ def test_kernels_run_by_name_alone(rule, monkeypatch):
     q, k, v = (t.double() for t in torch.randn(3, 2, 2, 70, 5))
     for backend in (None, "tiled"):
         call(q, k, v, *numbers(rule, 70), backend=backend)
-    assert asked == ["tiled"]
+    assert asked == [None, "tiled"]

@@ -37,8 +37,9 @@ def gated(
 
     `log_decay` is 0 or less: one number for each key head and token (k's axes without the last), or
     one for each channel too (k's axes). It is causal by itself; `mask` adds `padding(lengths)` or
-    `documents(ids)`. PyTorch's operations run it; `backend="triton"` asks for Triton's kernels, on
-    CUDA and with one decay for each head, and says why they cannot run a call.
+    `documents(ids)`. On CUDA Triton's kernels run it from 64 tokens on, with one decay for each
+    head; PyTorch's operations do the rest. `backend` asks for "triton" or "tiled" by name, and says
+    why kernels cannot run a call.
 
     >>> import torch
     >>> from regard import linear

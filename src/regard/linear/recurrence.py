@@ -58,9 +58,7 @@ class Recurrence:
             start = state.sums
         runs, before = self.runs(None if state is None else state.last)
         tensors = x.q, x.k, x.v, self.log_decay, self.beta, start
-        # Who names the kernels gets them: on a card they were only checked in bfloat16, width 64.
-        named = self.backend is not None
-        if named and takes_kernels(self.backend, tensors, N, self._why_not):
+        if takes_kernels(self.backend, tensors, N, self._why_not):
             out, last = self._in_kernels(start, runs, before)
         else:
             start = x.k.new_zeros(shape, dtype=self.dtype) if start is None else start
