@@ -25,6 +25,8 @@ if find_spec("hypothesis"):
             suppress_health_check=[HealthCheck.too_slow],
         )
 torch.set_num_threads(1)
+# Little of what tests make waits for the garbage collector, which looks through all that is there.
+gc.set_threshold(10_000)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -24,8 +24,10 @@ for line in sys.stdin:
     program, *said = given
     child = os.fork()
     if not child:
-        # A shell's background jobs, and all they start, are deaf to Ctrl+C; this one is not to be.
+        # A shell's background jobs, and all they start, are deaf to Ctrl+C, and those of nohup to
+        # a terminal that is closed; this one is not to be.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         for path, number in zip(said, (1, 2)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
         code = 0

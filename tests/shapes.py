@@ -2,19 +2,35 @@
 
 jaxtyping's decorator binds the signature at each call and checks arguments a second time with the
 result, which takes a third of the time of all tests. What stands in for it here checks each once,
-and makes the check of a function when it is first called. Errors are told by jaxtyping's own.
+around the call, and makes the check of a function when it is first called. Axes that have no more
+than names are compared here. Whatever is wrong is told by jaxtyping's own.
 """
 
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from types import FunctionType
+from typing import Any, get_args
 
 import jaxtyping
+import torch
 from beartype import BeartypeConf, beartype
-from jaxtyping import TypeCheckError, _decorator, _storage
+from jaxtyping import AbstractArray, TypeCheckError, _array_types, _decorator, _storage
+from torch import Tensor
 
-check = beartype(conf=BeartypeConf(is_pep484_tower=True))
+
+class GivenError(Exception):
+    """A function was given what it may not be."""
+
+
+class ReturnedError(Exception):
+    """A function returned what it may not."""
+
+
+_CONFIGURATION = BeartypeConf(
+    is_pep484_tower=True, violation_param_type=GivenError, violation_return_type=ReturnedError
+)
+check = beartype(conf=_CONFIGURATION)
 _thorough = jaxtyping.jaxtyped
 
 
@@ -32,34 +48,34 @@ def jaxtyped(fn: Any = None, *, typechecker: Any) -> Any:
     return _checked(fn, typechecker)
 
 
+_NO_AXES: tuple[dict[str, Any], ...] = ({}, {}, {}, {})
+
+
 def _checked(fn: Callable[..., Any], typechecker: Any) -> Callable[..., Any]:
-    signature = _understood(fn)
-    checks: list[tuple[Callable[..., Any], Callable[..., Any] | None]] = []
+    types = _understood(fn)
+    measured = any(map(_has_axes, types.values()))
+    checking: Callable[..., Any] | None = None
 
     @functools.wraps(fn)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
+        nonlocal checking
         if jaxtyping.config.jaxtyping_disable:
             return fn(*args, **kwargs)
-        if not checks:
-            checks.append(_checks(fn, signature))
-        (given, returned), memos = checks[0], _storage.push_shape_memo({})
+        if checking is None:
+            checking = check(_typed(fn, types))
+        memos = _storage.push_shape_memo({}) if measured else _NO_AXES
         try:
-            try:
-                given(*args, **kwargs)
-            except Exception:
-                # Raises as well, and says what was wrong.
-                return _thorough(fn, typechecker=typechecker)(*args, **kwargs)
-            out = fn(*args, **kwargs)
-            if returned is not None:
-                try:
-                    returned(out)
-                except Exception as error:
-                    name, axes = f"{fn.__module__}.{fn.__qualname__}", _storage.shape_str(memos)
-                    raise TypeCheckError(f"{name} returned what it may not.\n{axes}") from error
-            return out
+            return checking(*args, **kwargs)
+        except GivenError:
+            # Raises as well, and says what was wrong.
+            return _thorough(fn, typechecker=typechecker)(*args, **kwargs)
+        except ReturnedError as error:
+            name, axes = f"{fn.__module__}.{fn.__qualname__}", _storage.shape_str(memos)
+            raise TypeCheckError(f"{name} returned what it may not.\n{axes}") from error
         finally:
-            _storage.pop_shape_memo()
+            if measured:
+                _storage.pop_shape_memo()
 
     # Who looks for the caller of a function passes over such names.
     wrapped.__code__ = wrapped.__code__.replace(co_filename="<@tests.shapes>")
@@ -70,12 +86,10 @@ _types: dict[tuple[str, str], Any] = {}
 """What annotations mean, by module and text; those that have a meaning where they stand."""
 
 
-def _understood(fn: Callable[..., Any]) -> inspect.Signature:
+def _understood(fn: Callable[..., Any]) -> dict[str, Any]:
     """Its annotations as types; what is not known yet where a function is made may be anything."""
 
     def meant(annotation: Any) -> Any:
-        if annotation is inspect.Signature.empty:
-            return Any
         if not isinstance(annotation, str):
             return annotation
         found = _types.get((fn.__module__, annotation), Any)
@@ -84,24 +98,55 @@ def _understood(fn: Callable[..., Any]) -> inspect.Signature:
             _types[fn.__module__, annotation] = found
         return found
 
-    signature = inspect.signature(fn)
-    given = [p.replace(annotation=meant(p.annotation)) for p in signature.parameters.values()]
-    return signature.replace(parameters=given, return_annotation=meant(signature.return_annotation))
+    return {name: meant(annotation) for name, annotation in fn.__annotations__.items()}
 
 
-def _checks(
-    fn: Callable[..., Any], signature: inspect.Signature
-) -> tuple[Callable[..., Any], Callable[..., Any] | None]:
-    """Of what a function is given, and of what it returns."""
-    named = fn.__name__, fn.__qualname__, fn.__module__
-    asked = signature.replace(return_annotation=Any)
-    arguments = check(_decorator._make_fn_with_signature(*named, asked, output=False))
-    if signature.return_annotation is Any:
-        return arguments, None
-    only = inspect.Signature(return_annotation=signature.return_annotation)
-    returned, name = _decorator._make_fn_with_signature(*named, only, output=True)
-    returned = check(returned)
-    return arguments, lambda out: returned(**{name: out})
+def _has_axes(annotation: Any) -> bool:
+    if isinstance(annotation, type) and issubclass(annotation, AbstractArray):
+        return True
+    return any(map(_has_axes, get_args(annotation)))
+
+
+def _typed(fn: Callable[..., Any], types: dict[str, Any]) -> Callable[..., Any]:
+    """The same function, whose annotations are types."""
+    typed = FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__)
+    typed.__kwdefaults__, typed.__annotations__ = fn.__kwdefaults__, types
+    typed.__module__, typed.__qualname__ = fn.__module__, fn.__qualname__
+    return typed
+
+
+asked = type(AbstractArray).__instancecheck__
+
+
+def is_such(annotation: Any, value: Any) -> bool:
+    """Whether a value is what an annotation says; jaxtyping is asked where that is not plain."""
+    if isinstance(value, Tensor):
+        names, shape = _names(annotation, value.dtype), value.shape
+        if names is not None and len(names) == len(shape):
+            sizes = _storage.get_shape_memo()[0]
+            for name, size in zip(names, shape, strict=True):
+                if sizes.get(name, size) != size:
+                    break
+            else:
+                sizes.update(zip(names, shape, strict=True))
+                return True
+    return asked(annotation, value)
+
+
+@functools.cache
+def _names(annotation: Any, dtype: torch.dtype) -> tuple[str, ...] | None:
+    """Those of its axes, if they are all that a tensor of that dtype is asked for."""
+    names = [getattr(axis, "name", None) for axis in annotation.dims]
+    plain = [_array_types._NamedDim(name, broadcastable=False, treepath=False) for name in names]
+    if list(annotation.dims) != plain or len({*names}) != len(names):
+        return None
+    _storage.push_shape_memo({})
+    try:
+        empty = torch.empty([0] * len(names), dtype=dtype, device="meta")
+        return tuple(names) if asked(annotation, empty) else None
+    finally:
+        _storage.pop_shape_memo()
 
 
 jaxtyping.jaxtyped = jaxtyped
+type(AbstractArray).__instancecheck__ = is_such

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NoReturn
 
 import jaxtyping
+import numpy as np
 import pytest
 import torch
-from jaxtyping import Float, TypeCheckError
-from torch import Tensor
+from jaxtyping import Bool, Float, Float32, Shaped, TypeCheckError, _storage
+from torch import Tensor, nn
 
 pytest.importorskip("beartype")
 
@@ -105,5 +107,47 @@ def test_what_is_wrong_is_found(call: Any, said: str, monkeypatch: pytest.Monkey
 
 
 def test_arguments_that_do_not_fit_are_a_type_error() -> None:
-    with pytest.raises(TypeError, match="missing a required argument: 'y'"):
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
         rows(X)  # type: ignore[call-arg]
+
+
+KINDS = [Float[Tensor, "n d"], Float32[Tensor, "n d"], Bool[Tensor, "n d"], Shaped[Tensor, "n d"],
+         Float[np.ndarray, "n d"], Float[nn.Parameter, "n d"]]  # fmt: skip
+AXES = [
+    "",
+    "n",
+    "n d",
+    "d n",
+    "m d",
+    "n n",
+    "n m d",
+    "_ n",
+    "2 n",
+    "#n d",
+    "... n",
+    "*n d",
+    "n n+1",
+]
+VALUES = [None, 1.0, np.ones((2, 3)), nn.Parameter(X), X.bfloat16(), X.long(), X > 0, torch.ones(3),
+          torch.tensor(1.0), X, X.mT, X[:2], X[:1], X[:, :1], X[None], X[:0]]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *(Float[Tensor, axes] for axes in AXES)])
+def test_values_are_what_jaxtyping_says_they_are(kind: Any) -> None:
+    """Alone, and after another whose axes are known; and as much is known of axes afterwards."""
+
+    def found(asked: Any, *pairs: tuple[Any, Any]) -> list[Any]:
+        said: list[Any] = []
+        _storage.push_shape_memo({})
+        for annotation, value in pairs:
+            try:
+                said.append(asked(annotation, value))
+            except jaxtyping.AnnotationError as error:
+                said.append(str(error))
+        said.append(_storage.get_shape_memo())
+        _storage.pop_shape_memo()
+        return said
+
+    for value, (first, before) in product(VALUES, product([Float[Tensor, "n d"], kind], VALUES)):
+        pairs = (first, before), (kind, value)
+        assert found(shapes.is_such, *pairs) == found(shapes.asked, *pairs)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -72,6 +72,17 @@ def two(tmp_path: Path) -> OwnTranslator:
     made = models.load(str(written(translator(), tmp_path / "two")), device="cpu")
     assert isinstance(made, OwnTranslator)
     return made
+
+
+@pytest.mark.parametrize("made", [causal, translator])
+def test_what_is_loaded_is_what_was_saved_and_nothing_is_drawn(made: Any, tmp_path: Path) -> None:
+    model = made()
+    folder, before = written(model, tmp_path / "model"), torch.get_rng_state()
+    loaded = models.load(str(folder), device="cpu").model.state_dict()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert loaded.keys() == model.state_dict().keys()
+    for name, weight in model.state_dict().items():
+        assert torch.equal(loaded[name], weight.half().float()), name
 
 
 @torch.no_grad()

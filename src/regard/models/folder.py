@@ -60,8 +60,7 @@ def read(
         config, made = KINDS[about.pop("model_type")]
         path = folder / "model.safetensors"
         sizes = config(**about)
-        _check(sizes, stored_shapes(path), made)
-        model = made(sizes)
+        model = _unfilled(sizes, stored_shapes(path), made).to_empty(device="cpu")
         model.load_state_dict(load_file(path))
     except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
         if isinstance(error, RegardError) and "cut short" in str(error):
@@ -82,8 +81,8 @@ def read(
     return ready, tokenizer
 
 
-def _check(config: Any, stored: dict[str, list[int]], made: type[Any]) -> None:
-    """Whether the sizes are those of the weights; before anything is made by them."""
+def _unfilled(config: Any, stored: dict[str, list[int]], made: type[Any]) -> Model:
+    """The model, if its sizes are those of the weights; no numbers are drawn that these replace."""
     for name in ("vocabulary", "d_model", "layers", "heads", "longest"):
         value = getattr(config, name)
         if type(value) is not int or value < 1:
@@ -95,8 +94,10 @@ def _check(config: Any, stored: dict[str, list[int]], made: type[Any]) -> None:
     if config.d_model * config.vocabulary > 1 << 50:
         raise ValueError(f"so large? d_model={config.d_model}, vocabulary={config.vocabulary}")
     with torch.device("meta"):
-        asked = {name: list(t.shape) for name, t in made(config).state_dict().items()}
+        model: Model = made(config)
+    asked = {name: list(t.shape) for name, t in model.state_dict().items()}
     odd = sorted(n for n in asked.keys() | stored.keys() if asked.get(n) != stored.get(n))
     if odd:
         name = odd[0]
         raise ValueError(f"{name} of shape {stored.get(name)}, for {asked.get(name)}")
+    return model
