@@ -10,6 +10,7 @@ import torch
 
 import regard
 from regard import RegardError, biases, masks, scores
+from regard.backends.passes import Call
 from regard.scores.comparison import Dot, Nearness, TanhSum
 from regard.values import Value, decode, encode
 
@@ -192,6 +193,24 @@ def test_detach_cuts_from_autograd():
     score = scores.general(weight)
     assert score.tensors()[0].requires_grad
     assert not score.detach().tensors()[0].requires_grad
+
+
+def test_what_operators_are_told_is_read_once_until_a_class_is_defined_anew():
+    """As in a notebook, where a cell is run again."""
+    text, integers, floats, _ = encode((Dot(1.0), masks.causal(offset=3), None))
+    told = Call((text, integers, floats, None, 0.0))
+    x = torch.zeros(1, 1, 2, 4)
+
+    def read() -> masks.Mask | None:
+        return told.inputs(x, x, x, None, None).mask
+
+    first = read()
+    assert first == masks.causal(offset=3)
+    assert read() is first
+    type("DefinedHere", (Value,), {})
+    Value._kinds.pop("DefinedHere")
+    assert read() is not first
+    assert read() == first
 
 
 def test_every_kind_has_its_own_name():

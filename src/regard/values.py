@@ -167,8 +167,12 @@ class Value:
     """Parts that are given, and printed, by name."""
     _kinds: ClassVar[dict[str, type[Value]]] = {}
 
+    kinds_made: ClassVar[int] = 0
+    """How many classes of values have been defined, some perhaps anew under an old name."""
+
     def __init_subclass__(cls) -> None:
         Value._kinds[cls.__name__] = cls
+        Value.kinds_made += 1
 
     def _parts(self) -> list[Any]:
         return [getattr(self, name) for name in self.__match_args__]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -149,10 +150,28 @@ class Call(NamedTuple):
         *tensors: Tensor,
     ) -> AttentionInputs:
         text, integers, floats, softcap, dropout = self.told
-        comparison, mask, bias = decode(text, integers, floats, tensors, here=True)
+        if '"tensor"' in text or '"local"' in text or not _plain((*integers, *floats)):
+            comparison, mask, bias = decode(text, integers, floats, tensors, here=True)
+        else:
+            told = text, tuple(integers), tuple(floats)
+            comparison, mask, bias = _decoded(*told, kinds=Value.kinds_made)
         return AttentionInputs(
             q, k, v, comparison, mask, bias, softcap, sink, dropout, seed  # type: ignore[arg-type]
         )  # fmt: skip
+
+
+def _plain(numbers: tuple[Any, ...]) -> bool:
+    """Whether they are none of the compiler's, which have no value."""
+    return all(type(number) in (int, float) for number in numbers)
+
+
+@lru_cache(256)
+def _decoded(
+    text: str, integers: tuple[int, ...], floats: tuple[float, ...], *, kinds: int
+) -> list[Value | None]:
+    """Values made of numbers alone: all layers and steps of a compiled model have the same. They
+    are others once a class of values is defined anew, as in a notebook."""
+    return decode(text, integers, floats, (), here=True)
 
 
 def taken_apart(x: AttentionInputs) -> tuple[Call, list[Tensor | None]]:
