@@ -30,12 +30,7 @@ def test_memory_grows_as_n_squared_eager_and_as_n_fused() -> None:
     assert found["fused"][-1]["bytes"] < 0.1 * last["bytes"]
 
 
-def test_a_window_is_quicker_where_texts_are_long() -> None:
-    with seeded(0):
-        found = cost.measure(("window", "fused"), (8192,), 3, lambda: None)
-    window, full = (found[form][0] for form in ("window", "fused"))
-    # Some nine times on a quiet machine.
-    assert window["seconds"] < full["seconds"]
+def test_a_window_is_foreseen_to_be_quicker_where_texts_are_long() -> None:
     less, more = (cost.foreseen(form, 8192, MACHINE) for form in ("window", "fused"))
     assert less["predicted_seconds"] < 0.1 * more["predicted_seconds"]
 
