@@ -10,7 +10,7 @@ import torch
 import regard
 from regard import masks
 from regard.backends.tiled import forward, pieces
-from regard.stopping import stoppable
+from regard.stopping import stoppable, telling
 from regard.view.atlas import on_cores
 from regard.view.subjects import vectors
 from tests.models.tiny import tokenizer
@@ -55,6 +55,22 @@ def test_work_ends_at_its_next_step(
     with stoppable(check), pytest.raises(TimeoutError):
         work()
     work()
+
+
+@pytest.mark.parametrize("loop", [True, False], ids=["compiled", "uncompiled"])
+def test_attention_tells_how_far_it_is(
+    loop: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "LOT", 1)
+    if not loop:
+        request.getfixturevalue("uncompiled")
+    far: list[float] = []
+    with telling(lambda done, total: far.append(done / total)):
+        traced()
+    assert far[0] == 0
+    assert len(far) > 4
+    assert far == sorted(far)
+    assert 0.7 < far[-1] < 1
 
 
 def test_attention_and_questions_end_without_the_compiled_loop(

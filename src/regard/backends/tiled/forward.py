@@ -29,6 +29,7 @@ from regard.backends.tiled.walk import Cut, RowTile, slabs, tile_size
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import FeatureProduct
+from regard.stopping import step
 
 
 class Sums(NamedTuple):
@@ -59,6 +60,7 @@ def _walk(x: AttentionInputs, sums: Sums, *, statistics: bool) -> None:
     memory = _Memory(x, statistics)
     for slab in slabs(x, is_finite=is_finite):
         for tile in slab.row_tiles():
+            step(tile.rows.start, x.shape.Q)
             tally = _Tally(tile, memory, statistics)
             for cut in tile.cuts:
                 tally.add(cut)
