@@ -25,12 +25,14 @@ from regard.backends.triton.pairs import INTERPRETED
 from regard.backends.triton.replay import (
     Address,
     Fresh,
+    Map,
     RepeatedPass,
     RepeatedPull,
     Step,
     _few_tensors,
 )
 from regard.backends.triton.replay import made as made_anew
+from regard.backends.triton.replay import steps_of as replay_steps
 from regard.inputs import AttentionInputs, check
 
 pytestmark = pytest.mark.skipif(INTERPRETED.value, reason="interpreted kernels are not launched")
@@ -192,6 +194,27 @@ def test_scratch_memory_has_a_place_for_each() -> None:
         found.sort()
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(found))
         assert found[-1][1] <= whole.untyped_storage().nbytes()
+
+
+def test_tensors_with_maps_of_their_own_stay_apart(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a tensor map, made anew for each launch, is of a whole tensor."""
+    x = inputs(*tensors(0), masks.causal())
+    for name, few in (("v", True), ("lse", False), ("norm", False)):
+        at = ("q", "k", "v", *Memory._fields).index(name)
+        described = Map(0, at, 0, (), ())
+
+        def steps(*args: Any, described: Map = described) -> list[Step] | None:
+            found = replay_steps(*args)
+            return found and [step._replace(maps=[described]) for step in found]
+
+        monkeypatch.setattr(replay, "steps_of", steps)
+        monkeypatch.setattr(replay, "launch_again", lambda *_: None)
+        repeated = RepeatedPass(_passes, x.beside_tensors(), True, keeps=False)
+        repeated(x.q, x.k, x.v)
+        again, _ = repeated(x.q, x.k, x.v)
+        assert isinstance(again, Tabled) == few, name
 
 
 class Mark:

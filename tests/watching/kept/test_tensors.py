@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import regard
+from regard.backends.contract import Tabled
 from regard.watching.kept.tensors import KeptTensors
 
 MODES = [torch.no_grad, torch.inference_mode, torch.enable_grad]
@@ -89,6 +91,19 @@ def test_calls_share_the_copy_of_what_they_share() -> None:
         other = kept.lasting(regard.trace(torch.randn(1, 4, 1, 8), k, k)).inputs
     assert torch.equal(other.k, k)
     assert not torch.equal(one.k, k)
+
+
+def test_an_output_beside_a_table_of_statistics() -> None:
+    """As kernels write them."""
+    trace = regard.trace(*torch.randn(3, 1, 2, 5, 8))
+    out, lse, max_logit, entropy = (t.clone() for t in trace.rows)
+    rows = Tabled(trace.rows.out, torch.stack([max_logit, entropy, lse]))
+    kept = KeptTensors().lasting(replace(trace, rows=rows))
+    trace.rows.out.zero_()
+    assert torch.equal(kept.out, out)
+    assert torch.equal(kept.lse, lse)
+    assert torch.equal(kept.max_logit, max_logit)
+    assert torch.equal(kept.entropy, entropy)
 
 
 def test_what_is_repeated_is_held_once() -> None:
