@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import regard
 from regard.backends.contract import Tabled
+from regard.watching.kept import tensors as kept_tensors
 from regard.watching.kept.tensors import KeptTensors
 
 MODES = [torch.no_grad, torch.inference_mode, torch.enable_grad]
@@ -104,6 +105,20 @@ def test_an_output_beside_a_table_of_statistics() -> None:
     assert torch.equal(kept.lse, lse)
     assert torch.equal(kept.max_logit, max_logit)
     assert torch.equal(kept.entropy, entropy)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_is_copied_twice(mode: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where a mask holds tensors, which are looked at too."""
+    with mode():
+        q, k, v = torch.randn(3, 1, 2, 5, 8).unbind()
+        trace = regard.trace(q, k, v, mask=regard.masks.keep(torch.rand(5, 5) < 0.5))
+        copied: list[Tensor] = []
+        copy = kept_tensors._copy
+        monkeypatch.setattr(kept_tensors, "_copy", lambda t: copied.append(t) or copy(t))
+        KeptTensors().lasting(trace)
+    sizes = [t.shape for t in copied if t.is_floating_point()]
+    assert len(sizes) == 3
 
 
 def test_what_is_repeated_is_held_once() -> None:

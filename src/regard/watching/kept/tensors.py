@@ -45,9 +45,10 @@ class KeptTensors:
         k = copied(x.k)
         v = k if x.v is x.k else copied(x.v)
         q = k if x.q is x.k else self._lasting(x.q) if held else _copy(x.q)
-        if len(x.tensors()) > 3:
-            x = x.map_tensors(self._lasting)
         inputs = AttentionInputs(q, k, v, *x.beside_tensors())
+        if len(x.tensors()) > 3:
+            own = {id(t) for t in (q, k, v)}
+            inputs = inputs.map_tensors(lambda t: t if id(t) in own else self._lasting(t))
         mask = None if mask is None else self._lasting_mask(mask)
         return replace(trace, inputs=inputs, rows=rows, mask=mask)
 
