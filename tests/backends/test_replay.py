@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,9 +14,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+import regard
 from regard import masks
 from regard.backends.contract import Rows, Tabled
-from regard.backends.passes import Pull
+from regard.backends.passes import Passes, Pull, taken_apart
 from regard.backends.triton import replay
 from regard.backends.triton.forward import Memory
 from regard.backends.triton.launches import launched as launching
@@ -279,3 +281,84 @@ def test_gradients_of_more_go_the_long_way(made: Made) -> None:
     rows, kept = RepeatedPass(_passes, x.beside_tensors(), True)(x.q, x.k, x.v)
     pull(x, rows, kept, Pull(torch.ones_like(rows.out), torch.ones_like(rows.lse), None))
     assert not pull.known
+
+
+def operated(x: AttentionInputs, *, statistics: bool = True) -> tuple[Tensor, ...]:
+    """A call as compiled programs make it."""
+    call, (q, k, v, sink, seed, *own) = taken_apart(x)
+    found: tuple[Tensor, ...] = torch.ops.regard.triton(
+        q, k, v, sink, seed, own, *call.told, statistics, False
+    )
+    return found
+
+
+@pytest.fixture
+def long_ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Passes that are decided anew."""
+    found: list[str] = []
+
+    def counted(name: str) -> Any:
+        whole = getattr(Passes, name)
+
+        def run(*given: Any, **how: Any) -> Any:
+            found.append(name)
+            return whole(*given, **how)
+
+        return run
+
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(Passes, name, counted(name))
+    return found
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_an_operator_replays_what_is_all_in_numbers(
+    made: Made, long_ways: list[str], statistics: bool
+) -> None:
+    for seed in range(3):
+        x = inputs(*tensors(seed, 168 + 8 * statistics), masks.causal())
+        found = operated(x, statistics=statistics)
+        launched = {value for _, values in made for value in values}
+        made.clear()
+        mine = [x.q, x.k, x.v, *(t for t in found if t.numel())]
+        assert {t.data_ptr() for t in mine} <= launched
+        assert len(mine) == (8 if statistics else 6)
+    assert not long_ways
+
+
+def test_an_operator_replays_gradients(made: Made, long_ways: list[str]) -> None:
+    for seed in range(3):
+        q, k, v = (t.requires_grad_() for t in tensors(seed, 184))
+        out, *_ = operated(inputs(q, k, v, masks.causal()))
+        made.clear()
+        given = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+        launched = {value for _, values in made for value in values}
+        assert {t.data_ptr() for t in (q, k, v, out, *given)} <= launched
+    assert not long_ways
+
+
+OTHERS: dict[str, Callable[[AttentionInputs], AttentionInputs]] = {
+    "a sink": lambda x: replace(x, sink=torch.zeros(4)),
+    "dropout": lambda x: replace(x, dropout=0.1, seed=torch.tensor(1)),
+    "a bias": lambda x: replace(x, bias=regard.biases.alibi(torch.ones(4))),
+    "lengths": lambda x: replace(x, mask=masks.prefix(7).bind(x.shape, x.q.device)),
+    "lists": lambda x: replace(x, mask=masks.dilated(3).bind(x.shape, x.q.device)),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_an_operator_decides_about_more_than_numbers_each_time(
+    made: Made, long_ways: list[str], other: str
+) -> None:
+    for seed in range(2):
+        operated(OTHERS[other](inputs(*tensors(seed), None)))
+    assert long_ways == ["forward"] * 2
+
+
+def test_what_an_operator_gives_is_its_own(made: Made) -> None:
+    """Where nobody asked for statistics too: autograd writes on what stands in their place."""
+    found = [operated(inputs(*tensors(seed), None), statistics=False) for seed in range(3)]
+    for _, _, largest, entropy, _ in found:
+        assert not largest.numel()
+        assert not entropy.numel()
+    assert len({t.untyped_storage()._cdata for some in found for t in some}) == 15

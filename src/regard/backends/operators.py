@@ -1,10 +1,9 @@
 """A backend's passes as operators of torch.library, so that torch.compile and torch.export see one
 opaque node with known shapes, whatever the lengths and however it is run.
 
-Where nobody looks at operators, calls go past them: torch.library takes a quarter of a millisecond
-to call one, as long as a GPU takes for thousands of tokens, and its operators have no forward mode
-(their tangents would be zero without a word). What `torch.func` and forward mode see is in
-functions.py."""
+Where nobody looks at operators, calls go past them: torch.library takes longer to call one than a
+GPU takes for a thousand tokens, and its operators have no forward mode (their tangents would be
+zero without a word). What `torch.func` and forward mode see is in functions.py."""
 
 # No deferred annotations here: torch.library reads the types to make the operators' schemas.
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from regard.backends.contract import Rows
 from regard.backends.functions import UNCOMPILED, Attend, Pulled, refuse_second
-from regard.backends.passes import Call, Given, Moved, Passes, Pull, floating, taken_apart
+from regard.backends.passes import Call, Given, Moved, Operated, Passes, Pull, floating, taken_apart
 from regard.between_graphs import between_graphs
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
@@ -54,14 +53,16 @@ def register(
     empty_out: Callable[[Tensor, Tensor], Tensor],
     *,
     reads: bool = False,
+    inside: Operated | None = None,
 ) -> Operators:
     """Make operators regard::{name}, regard::{name}_backward and regard::{name}_tangent.
 
     `empty_kept` gives, from an lse, an empty tensor like the one that the forward pass keeps, and
-    `empty_out`, from q and v, one like its output. With `reads` they are regard::{name}_reads and
-    so on, and look at tensors on the host: the compiler leaves them out of the CUDA graphs that it
-    records.
+    `empty_out`, from q and v, one like its output. `inside` runs the passes for the operators. With
+    `reads` they are regard::{name}_reads and so on, and look at tensors on the host: the compiler
+    leaves them out of the CUDA graphs that it records.
     """
+    operated = inside or Operated(passes)
     name = f"{passes.name}_reads" if reads else passes.name
     tags = (torch.Tag.cudagraph_unsafe,) if reads else ()
 
@@ -84,7 +85,7 @@ def register(
         _refuse_forward_mode(name)
         call = Call((text, integers, floats, softcap, dropout))
         x = call.inputs(q, k, v, sink, seed, *tensors)
-        rows, keeps = passes.forward(x, statistics=statistics)
+        rows, keeps = operated.forward(call, x, statistics=statistics)
         return *rows, keeps
 
     @there.register_fake
@@ -125,7 +126,7 @@ def register(
         call = Call((text, integers, floats, softcap, dropout))
         x = call.inputs(q, k, v, sink, seed, *tensors)
         rows, pull = Rows(out, lse, lse, entropy), Pull(g_out, g_lse, g_entropy)
-        given = passes.backward(x, rows, keeps, pull, bias=bias)
+        given = operated.backward(call, x, rows, keeps, pull, bias=bias)
         sinks = [] if given.sink is None or sink is None else [given.sink.to(sink.dtype)]
         # A scalar stands for what wants no gradient, or has none.
         own = [
@@ -381,8 +382,8 @@ def _unobserved(tensors: list[Tensor]) -> bool:
 
 def _like(gradient: Tensor, t: Tensor) -> Tensor:
     """A gradient of t in its type, and in memory as the compiler was told: like t itself."""
-    told = torch.empty_like(t, device="meta").stride()
-    if gradient.stride() == told:
+    plain = gradient.is_contiguous() and t.is_contiguous()
+    if plain or gradient.stride() == torch.empty_like(t, device="meta").stride():
         return gradient.to(t.dtype)
     return torch.empty_like(t).copy_(gradient)
 

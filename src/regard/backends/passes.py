@@ -122,6 +122,21 @@ class Passes:
             return self.forward_mode(x, rows, kept, moved, statistics=statistics)
 
 
+class Operated:
+    """Passes as operators run them, who know what a call was told."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+
+    def forward(self, call: Call, x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]:
+        return self.passes.forward(x, statistics=statistics)
+
+    def backward(
+        self, call: Call, x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: bool
+    ) -> Given:
+        return self.passes.backward(x, rows, kept, pull, bias=bias)
+
+
 def no_autocast(q: Tensor) -> AbstractContextManager[Any]:
     kind = q.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

@@ -15,6 +15,7 @@ from regard.backends.triton.backward import backward
 from regard.backends.triton.forward import empty_out, forward
 from regard.backends.triton.layout import is_simple
 from regard.backends.triton.replay import RepeatedPass, RepeatedPull
+from regard.backends.triton.replayed_operators import Replayed
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import TanhSum
 
@@ -46,7 +47,7 @@ def _kept(lse: Tensor) -> Tensor:
 
 
 _passes = Passes("triton", _forward, _backward, _push)
-_run, _learning = register(_passes, _kept, empty_out)
+_run, _learning = register(_passes, _kept, empty_out, inside=Replayed(_passes))
 _run_listed, _ = register(_passes, _kept, empty_out, reads=True)
 
 
