@@ -11,6 +11,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 
+def exporting() -> bool:
+    """Whether torch.export is at work: such a program may run on another machine, and learn there
+    what is not learned here. (`is_exporting` itself is always true to the compiler in torch 2.11;
+    where there is no such flag, every graph may be exported.)"""
+    flag: bool = getattr(torch.compiler, "_is_exporting_flag", True)
+    return torch.compiler.is_compiling() and flag
+
+
 def under_torch_func() -> bool:
     """Whether a transform of `torch.func` is at work."""
     return torch._C._are_functorch_transforms_active()

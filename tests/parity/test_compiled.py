@@ -127,7 +127,7 @@ CARD: dict[str, Callable[..., dict[str, Any]]] = {
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="its kernels are the ones to choose")
 @pytest.mark.parametrize("kind", MAKE)
-@pytest.mark.parametrize("case", CARD)
+@pytest.mark.parametrize("case", [*CARD, "learned"])
 def test_full_graphs_for_a_card_that_need_not_be_there(kind: str, case: str) -> None:
     """Whatever is asked on the way to the kernels, the compiler must know how to ask: shapes and
     devices are enough for that."""
@@ -139,11 +139,15 @@ def test_full_graphs_for_a_card_that_need_not_be_there(kind: str, case: str) -> 
 
     with FakeTensorMode():
         three = [torch.empty(2, h, 9, 64, device="cuda").bfloat16() for h in (4, 2, 2)]
-        call = MAKE[kind](**CARD[case](device="cuda"))
+        if case == "learned":
+            three[1].requires_grad_()
+        call = MAKE[kind](**CARD.get(case, CARD["causal"])(device="cuda"))
         torch.compile(call, fullgraph=True, backend=keep)(*three)
     # What is read on the host must stay outside of the CUDA graphs that the compiler records.
     reads = case == "documents"
     operator = torch.ops.regard.triton_reads if reads else torch.ops.regard.triton
+    if case in ("plain", "causal", "window"):
+        operator = torch.ops.regard.triton_unlearned
     assert operator.default in found
     assert (torch.Tag.cudagraph_unsafe in operator.default.tags) == reads
 

@@ -15,11 +15,12 @@ from torch import Tensor
 from regard import masks
 from regard.backends.passes import taken_apart
 from regard.backends.reference import Reference
+from regard.backends.told_kinds import in_numbers
 from regard.inputs import AttentionInputs, check
 from tests.parity import cases
 from tests.parity.agreement import Plain, assert_as_exact, errors
 
-pytestmark = pytest.mark.interpreted
+TRITON = pytest.param("triton", marks=pytest.mark.interpreted)
 ROWS, WIDTH = (300, 128) if cases.DEVICE == "cuda" else (24, 16)
 
 
@@ -30,6 +31,16 @@ def deterministic() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def crosswise(t: Tensor) -> Tensor:
@@ -69,6 +80,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "soft-capped": {"softcap": 2.0},
     "soft-capped at less": {"softcap": 1.0},
     "in a fixed order": {"within": deterministic},
+    "one thread": {"within": one_thread},
     "under autocast": {"within": lambda: torch.autocast(cases.DEVICE, torch.bfloat16)},
     "the first again": {},
 }
@@ -98,44 +110,61 @@ def call(
     )  # fmt: skip
 
 
-def answers(
-    x: AttentionInputs, g: Tensor, run: Callable[[AttentionInputs], tuple[Tensor, ...]]
-) -> dict[str, Tensor]:
-    """What comes out, and gradients of one output."""
-    q, k, v = (t.detach().requires_grad_() for t in (x.q, x.k, x.v))
-    out, *statistics = run(replace(x, q=q, k=k, v=v))
-    grads = torch.autograd.grad(out, (q, k, v), g.to(out.dtype))
-    names = ("out", "lse", "max_logit", "entropy")
-    found = dict(zip(names, (out, *statistics), strict=False))
-    found.update(zip(("dq", "dk", "dv"), grads, strict=True))
+Run = Callable[[AttentionInputs], list[Tensor]]
+
+
+def answers(x: AttentionInputs, g: Tensor | None, run: Run) -> dict[str, Tensor]:
+    """What comes out, and gradients of the output where one is given."""
+    q, k, v = (t.detach().requires_grad_(g is not None) for t in (x.q, x.k, x.v))
+    rows = run(replace(x, q=q, k=k, v=v))
+    found = dict(zip(("out", "lse", "max_logit", "entropy"), rows, strict=False))
+    if g is not None:
+        grads = torch.autograd.grad(rows[0], (q, k, v), g.to(rows[0].dtype))
+        found |= zip(("dq", "dk", "dv"), grads, strict=True)
     return {name: t.detach().cpu() for name, t in found.items()}
 
 
-@pytest.mark.parametrize("statistics", [True, False])
-def test_one_thing_changes_from_call_to_call(statistics: bool) -> None:
-    import regard.backends.triton.operators  # noqa: F401 - registers it
-
-    def operator(x: AttentionInputs) -> tuple[Tensor, ...]:
+def operator_of(name: str, *, statistics: bool, learned: bool) -> Run:
+    def run(x: AttentionInputs) -> list[Tensor]:
         told, (q, k, v, sink, seed, *own) = taken_apart(x)
-        rows = torch.ops.regard.triton(q, k, v, sink, seed, own, *told.told, statistics, False)
-        return rows[:4] if statistics else rows[:2]
+        if not learned:
+            operator = getattr(torch.ops.regard, f"{name}_unlearned")
+            return list(operator(q, k, v, *told.told[:4], statistics))
+        operator = getattr(torch.ops.regard, name)
+        rows = operator(q, k, v, sink, seed, own, *told.told, statistics, False)
+        return list(rows[: 4 if statistics else 1])
 
-    def reference(x: AttentionInputs) -> tuple[Tensor, ...]:
-        return tuple(Reference().observe(x))[: 4 if statistics else 2]
+    return run
 
-    for seed, (name, change) in enumerate(CALLS.items()):
+
+@pytest.mark.parametrize("learned", [True, False], ids=["learned", "unlearned"])
+@pytest.mark.parametrize("statistics", [True, False], ids=["statistics", "output"])
+@pytest.mark.parametrize("name", ["tiled", TRITON])
+def test_one_thing_changes_from_call_to_call(name: str, statistics: bool, learned: bool) -> None:
+    if name == "triton":
+        import regard.backends.triton.operators  # noqa: F401 - registers it
+    run = operator_of(name, statistics=statistics, learned=learned)
+
+    def reference(x: AttentionInputs) -> list[Tensor]:
+        return list(Reference().observe(x))[: 4 if statistics else 1]
+
+    for seed, (what, change) in enumerate(CALLS.items()):
         told = {**SIZES, "mask": masks.causal(), **change}
         within = told.pop("within", nullcontext)
         x = call(seed, **told)
-        g = torch.randn(*x.q.shape, generator=torch.Generator().manual_seed(seed)).to(cases.DEVICE)
-        g = g.to(x.q.dtype)
+        if not learned and not in_numbers(x):
+            continue
+        g = None
+        if learned:
+            source = torch.Generator().manual_seed(seed)
+            g = torch.randn(*x.q.shape, generator=source).to(x.q)
         with within():
-            got = answers(x, g, operator)
+            got = answers(x, g, run)
         q, k, v = (t.double() for t in (x.q, x.k, x.v))
         truth = answers(replace(x, q=q, k=k, v=v), g, reference)
         plain = answers(Plain(**vars(x)), g, reference)
         try:
             assert_as_exact(got, truth, [errors(plain, truth)])
         except AssertionError as wrong:
-            wrong.add_note(f"of the call: {name}")
+            wrong.add_note(f"of the call: {what}")
             raise

@@ -11,7 +11,6 @@ Both passes cut a call into the same tiles, so that large logits round alike in 
 from __future__ import annotations
 
 import ctypes
-import functools
 import platform
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from regard.backends.tiled.plan import Plan, even
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 from regard.stopping import step
+from regard.transforms import exporting
 
 HANDS = 8
 """Copies of the gradients of keys and values at most, one for each thread that adds to them."""
@@ -48,32 +48,45 @@ class Gradients(NamedTuple):
 
 def fusing(x: AttentionInputs) -> Loop | None:
     """The compiled loop, if it can run this call as a whole."""
-    plain = isinstance(x.comparison, Dot) and x.softcap is None and x.bias is None
-    if not plain or x.dropout:
-        return None
-    if not (x.q.numel() and x.k.numel() and x.v.numel()):
-        return None
-    # The weight of a single key is exactly 1, when looked into too: PyTorch makes such products by
-    # other means, which round differently.
-    if x.k.shape[2] == 1:
+    if not _is_whole(x):
         return None
     loop = loop_for(x.q.device, x.compute_dtype)
     return loop if loop is not None and loop.multiply else None
+
+
+def _is_whole(x: AttentionInputs) -> bool:
+    """Whether a call is one that the compiled loop runs as a whole."""
+    plain = isinstance(x.comparison, Dot) and x.softcap is None and x.bias is None
+    if not plain or x.dropout:
+        return False
+    if not (x.q.numel() and x.k.numel() and x.v.numel()):
+        return False
+    # The weight of a single key is exactly 1, when looked into too: PyTorch makes such products by
+    # other means, which round differently.
+    return x.k.shape[2] != 1
 
 
 def outruns_pytorch(x: AttentionInputs) -> bool:
     """Whether this is known to be quicker than PyTorch's own kernel: in half precision on a CPU
     that has no instructions for it (4 to 150 times on a Neoverse-N1), and in float32 under a band
     (causal, windows), of which its kernel computes masked pairs too; where gradients are wanted,
-    from 512 tokens on. Not under the compiler, which must not look for a C compiler."""
-    if torch.compiler.is_compiling() or x.q.device.type != "cpu":
+    from 512 tokens on. Not where a program is exported: the machine it runs on is not known."""
+    if x.q.device.type != "cpu" or exporting() or not _is_whole(x):
         return False
     if x.q.dtype in (torch.bfloat16, torch.float16):
-        return not _multiplies(x.q.dtype) and fusing(x) is not None
+        return not _multiplies(x.q.dtype) and _has_loop()
     if x.q.dtype != torch.float32 or not _masks_by_a_band(x):
         return False
-    long = min(x.shape.Q, x.shape.K) >= 512
-    return (long or not x.needs_grad) and fusing(x) is not None
+    if x.needs_grad and (torch.compiler.is_compiling() or min(x.shape.Q, x.shape.K) < 512):
+        # Asking for the length of a compiled call, one would compile it for such lengths alone.
+        return False
+    return _has_loop()
+
+
+def _has_loop() -> bool:
+    """Whether there is a compiled loop that multiplies."""
+    loop = loop_for(torch.device("cpu"), torch.float32)
+    return loop is not None and bool(loop.multiply)
 
 
 def _masks_by_a_band(x: AttentionInputs) -> bool:
@@ -85,7 +98,6 @@ def _masks_by_a_band(x: AttentionInputs) -> bool:
     return low > 1 - x.shape.Q or high < x.shape.K - 1
 
 
-@functools.cache
 def _multiplies(dtype: torch.dtype) -> bool:
     """Whether PyTorch has quick products of such matrices on this CPU. It says so itself, but for
     float16 on ARM, where that speaks of other layers than attention."""
@@ -93,6 +105,12 @@ def _multiplies(dtype: torch.dtype) -> bool:
         arm = platform.machine() == "aarch64"
         return not arm and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+# To torch.compile these are constants: it cannot follow how they are found. (As
+# torch.compiler.assume_constant_result says it, which imports the compiler.)
+for _known in (_has_loop, _multiplies):
+    vars(_known)["_dynamo_marked_constant"] = True
 
 
 def attend(x: AttentionInputs, loop: Loop, *, statistics: bool) -> Passed | None:

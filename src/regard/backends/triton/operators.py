@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from regard.backends import unlearned
 from regard.backends.contract import Repeated, Rows
 from regard.backends.operators import Way, register
 from regard.backends.passes import Given, Moved, Passes, Pull
@@ -54,6 +55,8 @@ _run_listed, _ = register(_passes, _kept, empty_out, reads=True)
 def run(x: AttentionInputs, *, statistics: bool) -> Rows:
     """The forward pass, differentiable. Where a mask is given by lists of tiles, these are made on
     the host from the values of its tensors, and a CUDA graph would go on with old lists."""
+    if unlearned.fits(x):
+        return _unlearned(x, statistics)
     listed = x.mask is not None and len(x.mask.tensors()) > 0 and not is_simple(x.mask)
     return (_run_listed if listed else _run)(x, statistics=statistics)
 
@@ -69,3 +72,6 @@ def repeated(x: AttentionInputs, *, statistics: bool) -> Repeated:
         return rows if statistics else rows.out
 
     return again
+
+
+_unlearned = unlearned.register("triton", repeated, empty_out)
