@@ -79,6 +79,16 @@ def test_a_model_reads_a_text(llama: Path, text: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["llama", "run.regard", "text.txt"]
 
 
+def test_the_table_of_layers_is_not_broken_into_lines(
+    llama: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    out = tmp_path / "run.regard"
+    lines = invoke("--model", llama, "--text", text, "-o", out).stdout.splitlines()
+    with regard.load(out) as seen:
+        assert set(str(seen).splitlines()) <= set(lines)
+
+
 def test_options(llama: Path, tmp_path: Path) -> None:
     out = tmp_path / "run.regard"
     result = invoke(

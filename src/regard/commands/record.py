@@ -74,9 +74,10 @@ def record(
         )  # fmt: skip
     console = plain_console()
     far = f"{len(seen.tokens)} tokens" if seen.tokens else "a text and wrote another"
-    console.print(Text(f"{seen.model} read {far}\n\n{seen}\n"))
+    console.print(Text(f"{seen.model} read {far}\n\n{seen}\n"), soft_wrap=True)
     size = shown(out.stat().st_size)
-    console.print(Text(f'{out} ({size}) holds the {keep}: regard.load("{out}") opens it'))
+    told = f'{out} ({size}) holds the {keep}: regard.load("{out}") opens it'
+    console.print(Text(told), soft_wrap=True)
 
 
 @contextmanager
