@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from regard import RegardError, cost
 from regard.cost import measured
@@ -77,6 +78,29 @@ def test_twice_the_time_is_half_the_rate(folder: Path, monkeypatch: pytest.Monke
     found = measured.measure("cpu")
     assert found.rates["float32"] == 2 * 128**3 / 0.5
     assert found.bandwidth == 2 * 2**20 / 0.5
+
+
+def test_types_without_instructions_are_measured_on_small_matrices(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measured, "SECONDS", 1.0)
+    monkeypatch.setitem(measured.SIDE, "cpu", 1024)
+    now, largest = [0.0], dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), 0)
+
+    def clock() -> float:
+        now[0] += 1e-3
+        return now[0]
+
+    def product(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
+        largest[a.dtype] = max(largest[a.dtype], len(a))
+        now[0] += 2 * len(a) ** 3 / (1e8 if a.dtype == torch.bfloat16 else 1e11)
+
+    monkeypatch.setattr(measured.time, "perf_counter", clock)
+    monkeypatch.setattr(torch, "mm", product)
+    found = measured.measure("cpu")
+    assert list(largest.values()) == [1024, 256, 1024]
+    assert found.rates["bfloat16"] == pytest.approx(1e8, rel=0.01)
+    assert now[0] < 20
 
 
 @pytest.mark.parametrize(

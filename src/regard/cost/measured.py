@@ -32,14 +32,12 @@ Progress = Callable[[str], None]
 def measure(where: str | None = None, *, progress: Progress | None = None) -> Device:
     """Measure this machine: its GPU where PyTorch finds one, else its CPU."""
     kind = where or ("cuda" if torch.cuda.is_available() else "cpu")
-    side = SIDE.get(kind, 4096)
     rates = {}
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         name = str(dtype).removeprefix("torch.")
         if progress is not None:
             progress(f"matrix products in {name}")
-        a, b, out = (torch.zeros(side, side, dtype=dtype, device=kind) for _ in range(3))
-        rates[name] = 2 * side**3 / _best(partial(torch.mm, a, b, out=out), kind)
+        rates[name] = _product_rate(dtype, kind)
     if progress is not None:
         progress("copies")
     source = torch.ones(COPIED.get(kind, 1 << 30), dtype=torch.uint8, device=kind)
@@ -83,18 +81,39 @@ def here() -> Device:
     return Device(str(found["name"]), rates, bandwidth, memory, str(found.get("about", "")))
 
 
+def _product_rate(dtype: torch.dtype, kind: str) -> float:
+    """FLOPs a second. A CPU without instructions for a type would take minutes for the largest
+    matrices: there they are as large as one product in the time to measure allows.
+    """
+    largest = SIDE.get(kind, 4096)
+    side = min(256, largest) if kind == "cpu" else largest
+    while True:
+        a, b, out = (torch.zeros(side, side, dtype=dtype, device=kind) for _ in range(3))
+        product = partial(torch.mm, a, b, out=out)
+        if side < largest:
+            product()
+            if 8 * _took(product, kind) < SECONDS:
+                side = min(2 * side, largest)
+                continue
+        return 2 * side**3 / _best(product, kind)
+
+
 def _best(run: Callable[[], object], kind: str) -> float:
     """The shortest of many times, in seconds."""
     best, spent = float("inf"), 0.0
     run()
     while spent < SECONDS:
-        _wait(kind)
-        start = time.perf_counter()
-        run()
-        _wait(kind)
-        took = time.perf_counter() - start
+        took = _took(run, kind)
         best, spent = min(best, took), spent + took
     return best
+
+
+def _took(run: Callable[[], object], kind: str) -> float:
+    _wait(kind)
+    start = time.perf_counter()
+    run()
+    _wait(kind)
+    return time.perf_counter() - start
 
 
 def _wait(kind: str) -> None:
