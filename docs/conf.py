@@ -14,7 +14,13 @@ sys.path.insert(0, str(Path(__file__).parent / "site"))
 project = "regard"
 author = "the authors of regard"
 copyright = "the authors of regard, Apache-2.0"
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "markdown_docstrings"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.viewcode",
+    "markdown_docstrings",
+    "table_cells",
+]
 root_doc = "docs/index"
 include_patterns = [
     "docs/*.md",
@@ -43,6 +49,8 @@ nb_ipywidgets_js = {}
 # Anchors as where the repository is browsed.
 myst_heading_anchors = 6
 highlight_language = "text"
+# Quotes and ellipses, but no dashes: --option in a sentence stays what can be typed.
+smartquotes_action = "qe"
 
 autodoc_member_order = "groupwise"
 autodoc_preserve_defaults = True
