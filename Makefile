@@ -1,4 +1,5 @@
-# Every verb sets up what it needs in .venv; nothing has to be installed first but Python 3.11+.
+# Every verb sets up what it needs in .venv. Python 3.11+ has to be there first; for the tests and the
+# web views also node 18+ with npm.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
