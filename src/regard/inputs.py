@@ -74,10 +74,28 @@ class AttentionInputs:
 
     def tensors(self) -> list[Tensor]:
         """Every tensor inside."""
-        found = [t for t in (self.q, self.k, self.v, self.sink) if t is not None]
+        return [self.q, self.k, self.v, *self._others()]
+
+    @cached_property
+    def others(self) -> tuple[Tensor, ...]:
+        """Every tensor inside but q, k and v. Looked for once: calls of one kind have the same."""
+        return tuple(self._others())
+
+    def _others(self) -> list[Tensor]:
+        found = [] if self.sink is None else [self.sink]
         for value in (self.comparison, self.mask, self.bias):
             found += [] if value is None else value.tensors()
         return found
+
+    def with_qkv(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
+        """The same call of other queries, keys and values. (Fields at once: as a frozen dataclass
+        sets them, one by one, they take longer than a tensor takes to be copied.)"""
+        made = object.__new__(AttentionInputs)
+        own = made.__dict__
+        own.update(self.__dict__)
+        own.pop("largest_sum", None)
+        own["q"], own["k"], own["v"] = q, k, v
+        return made
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> AttentionInputs:
         """The same call with every tensor changed, but for the seed."""

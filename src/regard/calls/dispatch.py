@@ -289,7 +289,7 @@ def _remembered(
             _KNOWN.pop(_WITH_TENSORS.popleft(), None)
     run = chosen.repeated(inputs, statistics=statistics)
     questions = chosen.questions() if statistics else None
-    rest = {field.name: getattr(inputs, field.name) for field in fields(inputs)[3:]}
+    rest = {f.name: getattr(inputs, f.name) for f in fields(inputs)[3:]} | {"others": inputs.others}
     known = _Known(run, chosen.name, rest, questions, mask)
     _KNOWN[kind] = known
     return known

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from regard.traces import Trace
 
@@ -17,10 +16,8 @@ SHARE = 0.5
 def held_by(trace: Trace) -> dict[int, int]:
     """The bytes of each memory that a trace keeps from being freed, by address. (A query that is a
     part of a larger tensor keeps all of it.)"""
-    x = trace.inputs
-    values = [v for v in (x.comparison, x.mask, x.bias) if v is not None]
-    tensors = [x.q, x.k, x.v, x.sink, *trace.rows, *(t for v in values for t in v.tensors())]
-    storages = [t.untyped_storage() for t in tensors if isinstance(t, Tensor)]
+    inside = (*trace.inputs.tensors(), *trace.rows.at_hand())
+    storages = [t.untyped_storage() for t in inside]
     return {s.data_ptr(): s.nbytes() for s in storages}
 
 

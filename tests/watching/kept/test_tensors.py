@@ -94,6 +94,13 @@ def test_calls_share_the_copy_of_what_they_share() -> None:
     assert not torch.equal(one.k, k)
 
 
+def test_other_queries_have_a_bound_of_their_own() -> None:
+    """What was worked out of the tensors of a call is not that of others."""
+    x = regard.trace(*torch.randn(3, 1, 2, 5, 8)).inputs
+    bound = x.largest_sum
+    assert x.with_qkv(4 * x.q, x.k, x.v).largest_sum == pytest.approx(4 * bound)
+
+
 def test_an_output_beside_a_table_of_statistics() -> None:
     """As kernels write them."""
     trace = regard.trace(*torch.randn(3, 1, 2, 5, 8))

@@ -4,7 +4,6 @@ was seen."""
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import replace
 from operator import is_
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from regard.backends.contract import Noted, Rows, Tabled
-from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask
 from regard.traces import Trace
 from regard.transforms import transformed
@@ -38,23 +36,32 @@ class KeptTensors:
         x, rows, mask = trace.inputs, trace.rows, trace.mask
         if x.q.is_meta or transformed([x.q, x.k, x.v]):
             return trace
-        if not held and type(rows) in (Rows, Noted, Tabled):
+        if not held and isinstance(rows, Tabled):
+            rows = Tabled(rows.out.clone(), rows.table)
+        elif not held and type(rows) in (Rows, Noted):
             rows = Rows(rows.out.clone(), *rows[1:])
         # The memory of others is the model's to use again. Calls share keys and values.
         copied = self._lasting if held else self._copied
         k = copied(x.k)
         v = k if x.v is x.k else copied(x.v)
         q = k if x.q is x.k else self._lasting(x.q) if held else _copy(x.q)
-        inputs = AttentionInputs(q, k, v, *x.beside_tensors())
-        if len(x.tensors()) > 3:
+        inputs = x.with_qkv(q, k, v)
+        if x.others:
             own = {id(t) for t in (q, k, v)}
             inputs = inputs.map_tensors(lambda t: t if id(t) in own else self._lasting(t))
-        mask = None if mask is None else self._lasting_mask(mask)
-        return replace(trace, inputs=inputs, rows=rows, mask=mask)
+        kept = object.__new__(type(trace))
+        # At once, as `with_qkv` does.
+        kept.__dict__.update(trace.__dict__)
+        kept.__dict__.update(
+            inputs=inputs, rows=rows, mask=None if mask is None else self._lasting_mask(mask)
+        )
+        return kept
 
     def _lasting_mask(self, mask: Mask) -> Mask:
         """Layers that share a mask go on sharing one."""
         tensors = mask.tensors()
+        if not tensors:
+            return mask
         lasting = [self._lasting(t) for t in tensors]
         if all(map(is_, lasting, tensors)):
             return mask
@@ -73,10 +80,12 @@ class KeptTensors:
         views = self._copies.setdefault(tensor.untyped_storage(), {})
         at = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
         known = views.get(at)
-        copy = None if known is None else known.copy()
-        if known is None or copy is None or not known.holds(copy, tensor):
-            copy = _copy(tensor)
-            views[at] = _Copied(ref(copy), version(tensor))
+        if known is not None:
+            before = known.copy()
+            if before is not None and known.holds(before, tensor):
+                return before
+        copy = _copy(tensor)
+        views[at] = _Copied(ref(copy), version(tensor))
         return copy
 
 
