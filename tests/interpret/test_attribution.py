@@ -522,3 +522,37 @@ def test_what_cannot_be_multiplied_is_refused() -> None:
     long = torch.randn(1, 1, 300, 4)
     with pytest.raises(RegardError, match="takes long"):
         flow([regard.trace(long, long, long)], torch.tensor([0]))
+
+
+def padded(side: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """A text of six tokens, and the same in a batch with one of nine."""
+    ids = torch.randint(3, 32, (2, 9), generator=torch.Generator().manual_seed(0))
+    real = torch.ones(2, 9, dtype=torch.long)
+    mine = slice(3, 9) if side == "left" else slice(0, 6)
+    real[0] = 0
+    real[0, mine] = 1
+    places = (real.cumsum(1) - 1).clamp_min(0)
+    both = {"input_ids": ids, "attention_mask": real, "position_ids": places}
+    return {name: t[:1, mine] for name, t in both.items()}, both
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("method", ["weights", "norms", "rollout", "flow"])
+def test_rows_of_padding_do_not_count(side: str, method: Any) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, initializer_range=0.5,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).double().eval()
+    alone, both = padded(side)
+    want, found = (interpret.attribute(model, text, method=method) for text in (alone, both))
+    real = both["attention_mask"][0].bool()
+    close(found.tokens[0, real], want.tokens[0])
+    longer = interpret.attribute(model, both["input_ids"][1:], method=method)
+    close(found.tokens[1], longer.tokens[0])
+    for place, scores in want.heads.items():
+        close(found.heads[place][0][:, real], scores[0])
+    # Who names rows gets those.
+    named = interpret.attribute(model, both, method=method, queries=range(9))
+    assert named.rows[next(iter(named.rows))].shape[2] == 9

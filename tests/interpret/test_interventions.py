@@ -651,6 +651,26 @@ def test_the_loss_of_an_encoder_and_decoder_is_that_of_what_is_written() -> None
         metrics.loss().of(metrics.Outcome(output, told, output))
 
 
+def test_padding_of_an_encoder_does_not_count_in_means() -> None:
+    torch.manual_seed(0)
+    config = BartConfig(
+        vocab_size=32, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=16,
+        decoder_ffn_dim=16, encoder_attention_heads=2, decoder_attention_heads=2, init_std=0.5,
+    )  # fmt: skip
+    model = BartForConditionalGeneration(config).double().eval()
+    source, target = torch.randint(3, 32, (2, 1, 6))
+    none = torch.zeros_like(source)
+    alone = {"input_ids": source, "attention_mask": torch.ones_like(source)}
+    alone |= {"decoder_input_ids": target, "decoder_attention_mask": torch.ones_like(target)}
+    padded = {name: torch.cat([given, none], 1) for name, given in alone.items()}
+
+    def at_five(output: Any) -> Tensor:
+        return output.logits[:, 5, 7]  # type: ignore[no-any-return]
+
+    want, found = (interpret.ablate(model, text, at_five, by="mean") for text in (alone, padded))
+    close([row.changed for row in found], [row.changed for row in want])
+
+
 def test_a_text_without_a_next_token_has_no_loss() -> None:
     with pytest.raises(RegardError, match="no next token"):
         interpret.ablate(llama(), torch.tensor([[5]]), metrics.loss())

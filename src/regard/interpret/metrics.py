@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from regard.errors import RegardError
+from regard.traces import Trace
 
 Token = int | Tensor
 """A token, or one for each sequence of the batch."""
@@ -180,6 +181,16 @@ def real_places(
         return None
     real = mask[:, -size[1] :].bool()
     return real if real.shape == size else None
+
+
+def real_rows(model: Any, text: Any, path: str, trace: Trace) -> Bool[Tensor, "b q"] | None:
+    """Which queries of a layer's call are no padding, where the text says so. Those of an encoder
+    and a decoder have a mask each."""
+    B, _, Q, _ = trace.inputs.shape
+    two = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    side = "decoder_" if two and "decoder" in path.split(".") else ""
+    real = real_places(text, (B, Q), f"{side}attention_mask")
+    return None if real is None else real.to(trace.inputs.q.device)
 
 
 def _real(outcome: Outcome) -> Bool[Tensor, "b n"]:

@@ -8,7 +8,7 @@ Paths share edges, so it is a search for each token, and for short texts.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float, Int

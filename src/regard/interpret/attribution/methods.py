@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from regard.errors import RegardError
@@ -18,7 +19,7 @@ from regard.interpret.attribution.pair_scores import Norms, PairScores, Relevanc
 from regard.interpret.attribution.probes import Probe
 from regard.interpret.attribution.rollout import refuse_other_places, rollout
 from regard.interpret.interventions.outputs import Place
-from regard.interpret.metrics import name_of
+from regard.interpret.metrics import name_of, real_rows
 from regard.interpret.rows import matching
 from regard.traces import Chosen, Trace, places
 from regard.values import whole
@@ -27,6 +28,8 @@ Method = Literal["weights", "norms", "rollout", "flow", "gradients", "integrated
 METHODS: tuple[Method, ...] = ("weights", "norms", "rollout", "flow", "gradients", "integrated")
 LEARNED = ("gradients", "integrated")
 """Methods that ask what a metric depends on."""
+RealRows = Callable[[str, Trace], Bool[Tensor, "b q"] | None]
+"""Which queries of a call are no padding, where that is known."""
 
 
 def attribute(
@@ -47,14 +50,15 @@ def attribute(
     """How much each token did, as one of several methods has it.
 
     `text` is what the model is called with: a tensor of tokens, a dictionary of arguments, or
-    several in order. `queries` are the rows asked about, all by default; the pairs of chosen ones
-    are in `rows`. `layers` are patterns of paths. `words` are names for the tokens.
+    several in order. `queries` are the rows asked about, all by default but for padding by an
+    `attention_mask`; the pairs of chosen ones are in `rows`. `layers` are patterns of paths.
+    `words` are names for the tokens.
 
     - `"weights"`: the weights themselves.
     - `"norms"`: how long what was read is, ‖p v W_O‖; weights beside. `output` finds the output
       projection of a layer whose names are not known.
     - `"rollout"`, `"flow"`: through all layers, as if attention only mixed; of the last place
-      unless `queries` are named.
+      that is no padding, unless `queries` are named.
     - `"gradients"`: weight times derivative of `metric`, p · ∂m/∂p, of either sign; with
       `positive=True` only where it is above 0.
     - `"integrated"`: the same added up while weights grow from 0, in `steps`; the sum is what the
@@ -78,13 +82,14 @@ def attribute(
     probe = Probe(model, text)
     paths = matching(dict.fromkeys(path for path, _ in probe.clean.calls), layers)
     calls = {place: trace for place, trace in probe.clean.calls.items() if place[0] in paths}
+    real = partial(real_rows, model, text)
     if method in ("rollout", "flow"):
-        return _through_layers(method, calls, queries, words, progress)
+        return _through_layers(method, calls, queries, words, progress, real)
     if method in LEARNED:
         return _learned(probe, metric, method, calls, queries, positive, steps, scaled, words,
                         progress)  # fmt: skip
     weights = _scored(
-        "weights", _OF["weights"], calls, lambda _, trace: PairScores(trace), queries, words
+        "weights", _OF["weights"], calls, lambda _, trace: PairScores(trace), queries, words, real
     )
     if method == "weights":
         return weights
@@ -93,7 +98,7 @@ def attribute(
         H, E = trace.inputs.shape.H, trace.inputs.v.shape[-1]
         return Norms.of(trace, output_projection(model, place[0], H, E, output).weight)
 
-    return _scored("norms", _OF["norms"], calls, norms, queries, words, weights=weights)
+    return _scored("norms", _OF["norms"], calls, norms, queries, words, real, weights=weights)
 
 
 _OF = {
@@ -129,10 +134,11 @@ def _learned(
     def relevance(place: Place, trace: Trace) -> Relevance:
         return Relevance(trace, slopes[place], positive)
 
-    # Of some rows, or of one sign, the scores are a part of what they explain.
+    # Of some rows, or of one sign, the scores are a part of what they explain. Rows of padding
+    # count as far as the metric depends on them.
     whole_sum = queries is None and not positive
     return _scored(
-        method, about, calls, relevance, queries, words,
+        method, about, calls, relevance, queries, words, lambda *_: None,
         value=value, explained=explained if whole_sum else None,
     )  # fmt: skip
 
@@ -144,6 +150,7 @@ def _scored(
     make: Callable[[Place, Trace], PairScores],
     queries: Chosen,
     words: Sequence[str] | None,
+    real: RealRows,
     **more: Any,
 ) -> Attribution:
     """Scores of pairs, added up over queries a few rows at a time."""
@@ -157,8 +164,10 @@ def _scored(
         each = torch.zeros(B, H, K, dtype=x.compute_dtype, device=x.q.device)
         every = torch.zeros(B, K, dtype=x.compute_dtype, device=x.q.device)
         kept = []
+        counted = real(place[0], trace) if queries is None else None
         for some in blocks(trace, at):
             part = pairs.rows(some)
+            part = part if counted is None else part.only(counted[:, some])
             each += part.each.sum(2)
             every += part.together.sum(1)
             kept += [part.each] if queries is not None else []
@@ -175,14 +184,28 @@ def _through_layers(
     queries: Chosen,
     words: Sequence[str] | None,
     progress: Callable[[int, int], None] | None,
+    real: RealRows,
 ) -> Attribution:
     traces = list(calls.values())
-    _, _, n, _ = refuse_other_places(traces)
-    at = _chosen(-1 if queries is None else queries, n, traces[0].inputs.q.device)
+    B, _, n, _ = refuse_other_places(traces)
+    device = traces[0].inputs.q.device
+    (path, _), lowest = next(iter(calls.items()))
+    counted = real(path, lowest) if queries is None else None
+    last = torch.full((B,), n - 1, device=device) if counted is None else _last(counted)
+    at = last.unique() if queries is None else _chosen(queries, n, device)
     _refuse_other_words(words, n)
     rows = rollout(traces, at) if method == "rollout" else flow(traces, at, progress)
+    if queries is None:
+        # The last place of each sequence.
+        rows = rows[torch.arange(B, device=device), torch.searchsorted(at, last), None]
     # One layer stands for all: heads are not told apart.
     return Attribution(method, _OF[method], rows.mean(1), {}, {("", 0): rows[:, None]}, words)
+
+
+def _last(counted: Bool[Tensor, "b n"]) -> Int[Tensor, "b"]:
+    """The last place of each sequence that is no padding."""
+    behind: Tensor = counted.flip(1).int().argmax(1)
+    return counted.shape[1] - 1 - behind
 
 
 def _chosen(queries: Chosen, n: int, device: torch.device) -> Int[Tensor, "r"]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.interpret.attribution.probes import Slopes
@@ -22,6 +22,12 @@ class Rows(NamedTuple):
 
     each: Float[Tensor, "b h r k"]
     together: Float[Tensor, "b r k"]
+
+    def only(self, counted: Bool[Tensor, "b r"]) -> Rows:
+        """The same, with 0 for all other queries."""
+        left_out = ~counted[..., None]
+        each = self.each.masked_fill(left_out[:, None], 0.0)
+        return Rows(each, self.together.masked_fill(left_out, 0.0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,7 @@ from regard.interpret.interventions.experiment import (
 from regard.interpret.interventions.intervention import Intervention
 from regard.interpret.interventions.outputs import Place, Replaced
 from regard.interpret.interventions.runs import Runner, items, sequences
-from regard.interpret.metrics import real_places
+from regard.interpret.metrics import real_rows
 from regard.traces import Trace
 
 By = Literal["zero", "mean", "resample"]
@@ -95,15 +95,12 @@ def ablate(
 def _means(runner: Runner, texts: Sequence[Any]) -> dict[Place, Tensor]:
     """The mean output [H, E] of each head, over all rows that see something and are no padding."""
     totals: dict[Place, tuple[Tensor, Tensor]] = {}
-    config = getattr(runner.model, "config", None)
-    one_text = not getattr(config, "is_encoder_decoder", False)
 
     def look(text: Any, place: Place, trace: Trace) -> None:
         seeing = (trace.rows.lse > -torch.inf)[..., None]
-        B, _, Q, _ = trace.inputs.shape
-        real = real_places(text, (B, Q)) if one_text else None
+        real = real_rows(runner.model, text, place[0], trace)
         if real is not None:
-            seeing = seeing & real.to(seeing.device)[:, None, :, None]
+            seeing = seeing & real[:, None, :, None]
         out = trace.rows.out.double().masked_fill(~seeing, 0.0)
         total, count = out.sum((0, 2)), seeing.sum((0, 2))
         before = totals.get(place, (0, 0))
