@@ -218,6 +218,23 @@ def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(interpret.faithfulness(model, torch.cat(texts(3)), metric).texts) == 3
 
 
+@pytest.mark.parametrize("real", [[1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1]])
+def test_padding_is_refused(real: list[int]) -> None:
+    """It would be ranked as tokens that do nothing, or be the last place itself."""
+    text = {"ids": torch.arange(6)[None], "attention_mask": torch.tensor([real])}
+    with pytest.raises(RegardError, match="leaves out 1 of 6 tokens") as error:
+        interpret.faithfulness(Masked(faithful=True).eval(), text, metric)
+    assert "give each text by itself" in str(error.value)
+    every = text | {"attention_mask": torch.ones(1, 6)}
+    found = interpret.faithfulness(Masked(faithful=True).eval(), every, metric)
+    assert len(found.texts[0].effect) == 5
+
+
+class Masked(TwoHeads):
+    def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return super().forward(ids)
+
+
 def test_the_command(tmp_path: Path) -> None:
     lines, numbers = tmp_path / "texts.txt", tmp_path / "numbers.json"
     lines.write_text("Tom had a red ball.\n\nLily had a blue hat.\n")

@@ -49,6 +49,7 @@ def token_scores(
     batch: int | None,
 ) -> TokenScores:
     """What methods say of each token, and what cutting its edges does to the metric."""
+    _refuse_padding(text)
     scores: dict[str, Tensor] = {}
     n = 0
     for method in methods:
@@ -71,6 +72,18 @@ def token_scores(
     if len(named) != n:
         raise RegardError("words= names every token", got=f"{len(named)} words for {n} tokens")
     return TokenScores(tuple(named), found_effects[0].clean, effect, scores)
+
+
+def _refuse_padding(text: Any) -> None:
+    """Padding would be ranked as tokens without effect, and might be the last place itself."""
+    mask = text.get("attention_mask") if isinstance(text, Mapping) else None
+    if isinstance(mask, Tensor) and mask.ndim == 2 and not bool(mask.all()):
+        raise RegardError(
+            "each text is one sequence, without padding",
+            got=f"an attention_mask that leaves out {int((mask == 0).sum())} of {mask.numel()} "
+            "tokens",
+            do="give each text by itself, as long as it is",
+        )
 
 
 def _length(tokens: Float[Tensor, "b n"]) -> int:
