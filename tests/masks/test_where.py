@@ -68,6 +68,12 @@ FUNCTIONS: dict[str, tuple[Function, str | None]] = {
     "a fraction": (lambda b, h, q, k: q + 0.5 >= k, None),
     "a choice": (lambda b, h, q, k: torch.where(q < 4, k <= q, k % 2 == 0), None),
     "a row of a table": (lambda b, h, q, k: (TABLE[b, 0, q] & TABLE[b, 1, k]).any(), None),
+    "whole numbers, both": (lambda b, h, q, k: torch.logical_and(q % 4, k % 3), None),
+    "whole numbers, either": (lambda b, h, q, k: torch.logical_or(q, k), None),
+    "whole numbers of distance": (lambda b, h, q, k: torch.logical_not((q - k) % 3), None),
+    "no whole number": (lambda b, h, q, k: torch.logical_not(k), "prefix([1])"),
+    "bits": (lambda b, h, q, k: torch.logical_not(q & k), None),
+    "fractions": (lambda b, h, q, k: torch.logical_and(WEIGHTS[q] - WEIGHTS[3], q >= k), None),
     "stacked": (lambda b, h, q, k: torch.stack([q, k, q]).sum() % 2 == 0, None),
 }  # fmt: skip
 

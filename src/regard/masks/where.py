@@ -207,12 +207,15 @@ def _taken_apart(program: Program, node: fx.Node, shape: Shape, device: torch.de
         assert isinstance(part, fx.Node)
         return _taken_apart(program, part, shape, device)
 
+    # Of whole numbers `&` is another number, and what is not 0 is True.
+    parts = [part for part in node.args if isinstance(part, fx.Node)]
+    told = all(program.part(part).result == torch.bool for part in parts)
     match getattr(node.target, "overloadpacket", None):
-        case _aten.bitwise_and | _aten.logical_and if _of_two_nodes(node):
+        case _aten.bitwise_and | _aten.logical_and if _of_two_nodes(node) and told:
             return And(inner(0), inner(1))
-        case _aten.bitwise_or | _aten.logical_or if _of_two_nodes(node):
+        case _aten.bitwise_or | _aten.logical_or if _of_two_nodes(node) and told:
             return Or(inner(0), inner(1))
-        case _aten.bitwise_not | _aten.logical_not:
+        case _aten.bitwise_not | _aten.logical_not if told:
             return Not(inner(0))
         case _aten.eq if _of_two_nodes(node):
             found = _same_property(program, node, shape, device)
