@@ -163,3 +163,57 @@ def test_a_sliding_cache_alone_is_a_window(steps):
     attention, x = nn.MultiHeadAttention(16, 2).double(), torch.randn(1, 6, 16).double()
     whole = attention(x, mask=masks.window(2))
     assert_close(decode(attention, x, steps, nn.Cache(window=2), None), whole)
+
+
+@pytest.mark.parametrize(
+    ("mask", "bias"),
+    [
+        (masks.causal(offset=5), None),
+        (masks.causal() & masks.window(2, offset=5), None),
+        (~masks.causal(offset=5) | masks.causal(), None),
+        (masks.causal(), biases.relative(torch.zeros(1, 3), offset=5)),
+        (masks.causal(), biases.alibi([0.5, 0.1], offset=5)),
+        (masks.causal(), biases.pairwise(lambda b, h, q, k: 0.1 * k)),
+    ],
+)
+def test_offsets_are_refused_once_the_first_keys_are_gone(mask, bias):
+    """They count from the first key, so that queries saw what comes after them, or nothing."""
+    attention, cache = nn.MultiHeadAttention(16, 2), nn.Cache(window=4)
+    attention(torch.randn(1, 5, 16), mask=masks.causal(), cache=cache)
+    with pytest.raises(regard.RegardError, match="has let the first ones go") as error:
+        attention(torch.randn(1, 3, 16), mask=mask, bias=bias, cache=cache)
+    way_out = "leave out offset=" if "offset" in str(error.value) else "use Cache() with"
+    assert way_out in str(error.value)
+
+
+def test_offsets_count_while_all_keys_are_there():
+    attention = nn.MultiHeadAttention(16, 2).double()
+    x = torch.randn(1, 8, 16).double()
+    whole = attention(x, mask=masks.causal() & masks.window(6))
+    for cache in (nn.Cache(), nn.Cache(window=6)):
+        some = [
+            attention(part, mask=masks.causal(offset=n) & masks.window(6), cache=cache)
+            for n, part in ((0, x[:, :5]), (5, x[:, 5:]))
+        ]
+        assert_close(torch.cat(some, 1), whole)
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_a_call_that_is_refused_leaves_the_cache_as_it_was(trace):
+    attention, cache = nn.MultiHeadAttention(16, 2).double(), nn.Cache()
+    x = torch.randn(1, 6, 16).double()
+    first = attention(x[:, :5], mask=masks.causal(), cache=cache)
+    wrong = masks.keep(torch.ones(3, 3, dtype=torch.bool))
+    with pytest.raises(regard.RegardError, match="fits neither"):
+        attention(x[:, 5:], mask=wrong, cache=cache, trace=trace)
+    assert (len(cache), cache.position) == (5, 5)
+    last = attention(x[:, 5:], mask=masks.causal(), cache=cache)
+    assert_close(torch.cat([first, last], 1), attention(x, mask=masks.causal()))
+
+
+@pytest.mark.parametrize("window", [1.5, "3", True])
+def test_a_window_is_a_whole_number(window, monkeypatch):
+    # Wrong types reach regard's own checks even when the shape-checking hook is on.
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    with pytest.raises(regard.RegardError, match="Cache: window must be a whole number"):
+        nn.Cache(window=window)

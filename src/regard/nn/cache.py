@@ -7,11 +7,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard import masks
+from regard.biases.bias import Bias
+from regard.biases.pairwise import Pairwise
 from regard.errors import RegardError
 from regard.masks import Mask
 from regard.masks.algebra import And, Not, Or
 from regard.masks.padding import Padding
 from regard.masks.prefix import Prefix
+from regard.values import whole
 
 
 class Cache:
@@ -31,7 +34,7 @@ class Cache:
     """
 
     def __init__(self, window: int | None = None) -> None:
-        if window is not None and window < 0:
+        if window is not None and whole("Cache: window", window) < 0:
             raise RegardError(
                 "Cache: window counts tokens besides the query itself",
                 got=f"window={window}",
@@ -63,18 +66,42 @@ class Cache:
         >>> cache.append(torch.zeros(1, 2, 1, 8), torch.zeros(1, 2, 1, 8))[0].shape
         torch.Size([1, 2, 6, 8])
         """
-        if self.keys is not None and self.values is not None:
-            _check_fits(self.keys, k)
-            k, v = torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
-        new = k.shape[2] - len(self)
-        start = 0 if self.window is None else max(k.shape[2] - self.window, 0)
-        self.keys, self.values = k[:, :, start:], v[:, :, start:]
-        self.position += new
+        k, v = self.joined(k, v)
+        self.hold(k, v)
         return k, v
 
-    def limit(self, mask: Mask | None) -> Mask | None:
+    def joined(
+        self, k: Float[Tensor, "b g n d"], v: Float[Tensor, "b g n e"]
+    ) -> tuple[Float[Tensor, "b g k d"], Float[Tensor, "b g k e"]]:
+        """What is held with new keys and values behind it. Nothing is remembered yet.
+
+        >>> import torch
+        >>> cache = Cache()
+        >>> _ = cache.joined(torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 8))
+        >>> cache
+        Cache(holds 0 of 0)
+        """
+        if self.keys is None or self.values is None:
+            return k, v
+        _check_fits(self.keys, k)
+        return torch.cat([self.keys, k], 2), torch.cat([self.values, v], 2)
+
+    def hold(self, k: Float[Tensor, "b g k d"], v: Float[Tensor, "b g k e"]) -> None:
+        """Remember what `joined` gave, once the call that it was for is done.
+
+        >>> import torch
+        >>> cache = Cache(window=3)
+        >>> cache.hold(*cache.joined(torch.zeros(1, 2, 5, 8), torch.zeros(1, 2, 5, 8)))
+        >>> cache
+        Cache(holds 3 of 5, window=3)
+        """
+        self.position += k.shape[2] - len(self)
+        start = 0 if self.window is None else max(k.shape[2] - self.window, 0)
+        self.keys, self.values = k[:, :, start:], v[:, :, start:]
+
+    def limit(self, mask: Mask | None, bias: Bias | None = None) -> Mask | None:
         """A mask for the keys so far with the window of this cache in it, or the reason why the
-        two do not go together.
+        two, or a bias and it, do not go together.
 
         >>> from regard import masks
         >>> Cache(window=4).limit(masks.causal())
@@ -82,16 +109,32 @@ class Cache:
         """
         if self.window is None:
             return None if mask is None else _so_far(mask)
-        if mask is not None and not mask.relative and self.position > len(self):
-            raise RegardError(
-                f"{mask!r} names keys by their place, and this cache has let the first ones go",
-                got=f"a cache that holds {len(self)} of {self.position} tokens",
-                accepted="masks of distance alone: causal(), window(w), dilated(step)",
-                do=f"use Cache() with & masks.window({self.window}) in the mask",
-            )
+        if self.position > len(self):
+            self._refuse_places(mask, bias)
         if mask is None:
             return masks.window(self.window)
         return _so_far(mask) & masks.window(self.window, None)
+
+    def _refuse_places(self, mask: Mask | None, bias: Bias | None) -> None:
+        """Refuse what counts keys from the first one, which is gone."""
+        accepted, instead = "masks of distance alone: causal(), window(w), dilated(step)", ""
+        wrong: Mask | Bias | None = None
+        if mask is not None and not mask.relative:
+            wrong = mask
+        elif isinstance(bias, Pairwise):
+            wrong, accepted = bias, "biases of distance alone: alibi(slopes), relative(table)"
+        elif (mask is not None and _has_offset(mask)) or (bias is not None and _has_offset(bias)):
+            wrong = mask if mask is not None and _has_offset(mask) else bias
+            accepted = "masks and biases without offset="
+            instead = "leave out offset=: queries stand at the end of the keys"
+        if wrong is None:
+            return
+        raise RegardError(
+            f"{wrong!r} names keys by their place, and this cache has let the first ones go",
+            got=f"a cache that holds {len(self)} of {self.position} tokens",
+            accepted=accepted,
+            do=instead or f"use Cache() with & masks.window({self.window}) in the mask",
+        )
 
     def reorder(self, index: Int[Tensor, "b"]) -> None:
         """Continue with other batch entries, as beam search does.
@@ -112,6 +155,16 @@ class Cache:
     def __repr__(self) -> str:
         window = "" if self.window is None else f", window={self.window}"
         return f"Cache(holds {len(self)} of {self.position}{window})"
+
+
+def _has_offset(rule: Mask | Bias) -> bool:
+    """Whether a rule says where the first query stands among the keys."""
+    match rule:
+        case And() | Or():
+            return _has_offset(rule.left) or _has_offset(rule.right)
+        case Not():
+            return _has_offset(rule.mask)
+    return getattr(rule, "offset", None) is not None
 
 
 def _so_far(mask: Mask) -> Mask:

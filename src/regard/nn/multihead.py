@@ -120,15 +120,17 @@ class MultiHeadAttention(nn.Module):
             first = 0 if cache is None else cache.position
             q, k = self.rotary(q, first), self.rotary(k, first)
         if cache is not None:
-            mask = cache.limit(mask)
-            k, v = cache.append(k, v)
+            mask = cache.limit(mask, bias)
+            k, v = cache.joined(k, v)
         how: dict[str, Any] = {
             "mask": mask, "bias": bias, "dropout": self.dropout, "training": self.training
         }  # fmt: skip
-        if trace:
-            seen = dispatch.trace(q, k, v, **how)
-            return self._join(seen.out), seen
-        return self._join(dispatch.attention(q, k, v, **how))
+        seen = dispatch.trace(q, k, v, **how) if trace else None
+        out = dispatch.attention(q, k, v, **how) if seen is None else seen.out
+        if cache is not None:
+            # A call that was refused leaves it as it was.
+            cache.hold(k, v)
+        return self._join(out) if seen is None else (self._join(out), seen)
 
     def _split(self, x: Float[Tensor, "b n inner"]) -> Float[Tensor, "b h n w"]:
         return x.reshape(*x.shape[:2], -1, self.head_width).transpose(1, 2)
