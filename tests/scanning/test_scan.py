@@ -290,6 +290,8 @@ class Unmasked(torch.nn.Module):
         ("some.txt", b"a b\n\nc \xff d\n", "line 3"),
         ("some.jsonl", b'{"text": "a"}\n{"words": "b"}\n', "line 2"),
         ("some.jsonl", b'{"text": "a"}\n{"text": 1}\n', "'text' is a int"),
+        ("some.jsonl", b'{"text": "a"}\n{"text": "half \\ud800"}\n', "surrogates not allowed"),
+        ("some.JSONL", b'{"text": "a"}\n{"words": "b"}\n', "line 2"),
     ],
 )
 def test_lines_that_are_no_texts_are_refused_before_anything_is_written(
@@ -301,6 +303,13 @@ def test_lines_that_are_no_texts_are_refused_before_anything_is_written(
         scan(replace(job, texts=(str(path),), folder=str(out)))
     assert says in str(refused.value)
     assert not out.exists()
+
+
+def test_endings_of_files_may_be_capital(tmp_path: Path) -> None:
+    (tmp_path / "A.TXT").write_text("first\n")
+    (tmp_path / "B.Jsonl").write_text('{"text": "second"}\n')
+    corpus = Corpus([str(tmp_path)])
+    assert list(corpus.texts(range(2))) == ["first", "second"]
 
 
 def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class Corpus:
         self._file, self._line, self._start = array("l"), array("q"), array("q")
         digest = hashlib.sha256()
         for i, path in enumerate(self.files):
-            digest.update(b"lines of JSON" if path.suffix in LINES else b"lines")
+            digest.update(b"lines of JSON" if _is_json(path) else b"lines")
             digest.update(self._indexed(i, path))
         self.hash = digest.hexdigest()
         if not len(self):
@@ -95,11 +95,13 @@ class Corpus:
         begins = self._start[number] == 0  # where other programs put a byte order mark
         try:
             said = line.decode("utf-8-sig" if begins else "utf-8").rstrip("\r\n")
-            if self.files[self._file[number]].suffix not in LINES:
+            if not _is_json(self.files[self._file[number]]):
                 return said
             found = json.loads(said)
             text = found[FIELD] if isinstance(found, dict) else found
-        except UnicodeDecodeError as error:
+            if isinstance(text, str):
+                text.encode()  # JSON can name halves of characters, which no tokenizer reads
+        except UnicodeError as error:
             raise self._unreadable(number, str(error)) from None
         except (ValueError, KeyError, RecursionError) as error:
             raise self._unreadable(number, f"{type(error).__name__} {error}") from None
@@ -122,7 +124,7 @@ def files_of(names: Sequence[str]) -> list[Path]:
     for name in names:
         path = expanded(name)
         if is_folder(path):
-            some = sorted(p for p in path.iterdir() if p.suffix in READ and p.is_file())
+            some = sorted(p for p in path.iterdir() if p.suffix.lower() in READ and p.is_file())
         elif any(sign in path.name for sign in "*?[") and not path.exists():
             some = sorted(p for p in path.parent.glob(path.name) if p.is_file())
         else:
@@ -136,6 +138,10 @@ def files_of(names: Sequence[str]) -> list[Path]:
             )
         found += some
     return found
+
+
+def _is_json(path: Path) -> bool:
+    return path.suffix.lower() in LINES
 
 
 def usual_shards(texts: int) -> int:
