@@ -139,6 +139,34 @@ def test_the_strongest_passages_come_first() -> None:
         found.over(slice(2, 2))
 
 
+def test_a_span_has_the_steps_and_the_order_of_its_range() -> None:
+    found = interpret.Citations(torch.tensor([[0.1, 0.2], [0.9, 0.0], [0.3, 0.4], [0.5, 0.0]]))
+    for tokens in (slice(0, 4, 2), range(0, 4, 2), range(2, -1, -2)):
+        shares = {c.passage: c.share for c in found.over(tokens)}
+        assert shares == pytest.approx({0: 0.2, 1: 0.3})
+    assert found.over(range(1, 99)) == found.over(slice(1, None))
+
+
+def test_odd_spans_and_passages_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Wrong types reach regard's own checks even when the shape-checking hook is on.
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    found: Any = interpret.Citations(torch.tensor([[0.1, 0.2], [0.9, 0.0]]))
+    for tokens in (1, range(-2, 0), [0, 1]):
+        with pytest.raises(RegardError, match="a span is some tokens"):
+            found.over(tokens)
+    with pytest.raises(RegardError, match="top counts passages"):
+        found.top(-1)
+    with pytest.raises(RegardError, match="whole number"):
+        found.top(1.5)
+    seen = Seen()
+    x = torch.randn(1, 1, 6, 4)
+    seen.layer("self_attn").take(regard.trace(x, x, x), 0, keep=True)
+    passages: Any
+    for passages in ([(0, 2)], range(2)):
+        with pytest.raises(RegardError, match=r"(?s)a passage is a range.*range\(40, 90\)"):
+            interpret.citations(seen, passages, prompt=3)
+
+
 def test_a_cache_that_lost_keys_is_refused(ids: Tensor) -> None:
     model = build("MistralForCausalLM", sliding_window=8)
     with pytest.raises(RegardError, match=r"(?s)lost its first keys.*18 keys at first.*layers="):

@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.interpret.rows import Heads, Run, choose, together
 from regard.seen import Layer
+from regard.values import whole
 
 
 class Citation(NamedTuple):
@@ -33,6 +34,8 @@ class Citations:
 
     def top(self, n: int = 1) -> list[list[Citation]]:
         """The n passages each token drew on most, the first one first."""
+        if whole("top: n", n) < 0:
+            raise RegardError("top counts passages", got=str(n), accepted="0 or more")
         values, indices = self.shares.topk(min(n, self.shares.shape[1]), dim=1)
         return [
             [Citation(*found) for found in zip(row, share, strict=True)]
@@ -40,9 +43,20 @@ class Citations:
         ]
 
     def over(self, tokens: slice | range) -> list[Citation]:
-        """What a span of tokens drew on together: all passages, the first one first."""
-        which = tokens if isinstance(tokens, slice) else slice(tokens.start, tokens.stop)
-        span = self.shares[which]
+        """What a span of tokens drew on together: all passages, the first one first. Those of a
+        range beyond the answer are left out."""
+        many = len(self.shares)
+        if not isinstance(tokens, (slice, range)) or (
+            isinstance(tokens, range) and min(tokens, default=0) < 0
+        ):
+            raise RegardError(
+                "a span is some tokens of the answer",
+                got=repr(tokens),
+                accepted=f"range({many}) or a part of it, or a slice",
+            )
+        there = range(many)
+        which = there[tokens] if isinstance(tokens, slice) else [i for i in tokens if i < many]
+        span = self.shares[list(which)]
         if not len(span):
             raise RegardError(
                 "a span needs a token", got=str(tokens), accepted=f"within {len(self.shares)}"
@@ -108,6 +122,12 @@ def citations(
 
 def _check(passages: Sequence[range], run: Run) -> None:
     for passage in passages:
+        if not isinstance(passage, range):
+            raise RegardError(
+                "a passage is a range of places in the prompt",
+                got=repr(passage),
+                accepted="ranges: [range(3, 40), range(40, 90)]",
+            )
         if not 0 <= passage.start < passage.stop <= run.keys[0] or passage.step != 1:
             raise RegardError(
                 "a passage is a range of places in the prompt",
