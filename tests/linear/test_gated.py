@@ -124,6 +124,27 @@ def test_says_what_a_weight_is_not():
 
 
 @pytest.mark.parametrize("rule", ["head", "delta"])
+def test_no_queries_have_no_weights(rule):
+    t = call(*inputs(9), *numbers(rule, 9), trace=True, chunk=4)
+    assert t.weights(queries=[], keys=[1, 2], heads=[0]).shape == (2, 1, 0, 2)
+
+
+def test_numbers_of_other_kinds_are_refused(monkeypatch):
+    # Wrong types reach regard's own checks even when the shape-checking hook is on.
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    q, k, v = inputs(4)
+    fades = -torch.ones(2, 2, 4)
+    with pytest.raises(regard.RegardError, match=r"(?s)log_decay has a number.*-0\.5"):
+        linear.gated(q, k, v, -0.5)
+    with pytest.raises(regard.RegardError, match="beta has a number"):
+        linear.delta(q, k, v, 0.5)
+    with pytest.raises(regard.RegardError, match="scale must be finite"):
+        linear.gated(q, k, v, fades, scale=float("nan"))
+    with pytest.raises(regard.RegardError, match="scale is a number"):
+        linear.gated(q, k, v, fades, scale="0.5")
+
+
+@pytest.mark.parametrize("rule", ["head", "delta"])
 def test_kernels_are_asked_for_wherever_they_may_run(rule, monkeypatch):
     asked = []
 

@@ -153,6 +153,19 @@ def test_refuses_heads_and_chunks_that_do_not_fit():
         nn.LinearAttention(9, 3, chunk=0)
 
 
+def test_refuses_what_is_no_chunk_or_no_batch_of_sequences(monkeypatch):
+    # Wrong types and axes reach regard's own checks even when the shape-checking hook is on.
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    with pytest.raises(regard.RegardError, match="chunk must be a whole number"):
+        nn.LinearAttention(9, 3, chunk=1.5)
+    attention = nn.LinearAttention(9, 3)
+    for wrong in (torch.randn(4, 9), torch.randn(1, 4, 8)):
+        with pytest.raises(regard.RegardError, match=r"(?s)sequences of vectors.*length, 9\]"):
+            attention(wrong)
+    with pytest.raises(regard.RegardError, match=r"\[1, 4, 9\] and \[1, 5, 8\]"):
+        attention(torch.randn(1, 4, 9), torch.randn(1, 5, 8))
+
+
 @pytest.mark.compiled
 def test_compiles_as_one_graph():
     attention = nn.LinearAttention(12, 3, chunk=4)

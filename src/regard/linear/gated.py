@@ -18,6 +18,7 @@ from regard.linear.recurrence import Recurrence
 from regard.linear.signed_trace import SignedTrace
 from regard.linear.state import State
 from regard.masks.algebra import Mask
+from regard.scores.score import finite_scale
 from regard.values import readable
 
 
@@ -169,7 +170,7 @@ def _call(
             accepted="numbers of 0 or less",
             do="torch.nn.functional.logsigmoid(x) makes such",
         )
-    scale = max(x.q.shape[-1], 1) ** -0.5 if scale is None else scale
+    scale = max(x.q.shape[-1], 1) ** -0.5 if scale is None else finite_scale(scale)
     return Recurrence(x, order, decay, rate, scale, chunk, backend)
 
 
@@ -179,12 +180,13 @@ def _per_token(
     """Numbers of each key head and token as [B, G, N, 1], or of each channel too."""
     B, G, N, D = x.k.shape
     alone = x.in_kind(x.k[..., 0]).shape
-    if t.shape == alone:
+    given = tuple(t.shape) if isinstance(t, Tensor) else None
+    if given == alone:
         return t.reshape(B, G, N, 1)
-    if channels and tuple(t.shape) == (*alone, D):
+    if channels and given == (*alone, D):
         return t.reshape(B, G, N, D)
     raise RegardError(
         f"{name} has a number for each key head and token",
-        got=str(list(t.shape)),
+        got=repr(t)[:80] if given is None else str([*given]),
         accepted=str(list(alone)) + (f" or {[*alone, D]}" if channels else ""),
     )

@@ -57,6 +57,8 @@ class SignedTrace:
             places(chosen, x.shape.Q, name, x.q.device)
             for chosen, name in ((queries, "queries"), (keys, "keys"))
         )
+        if not len(q):
+            return x.in_kind(x.q.new_zeros(x.shape.B, len(h), 0, len(k), dtype=self.call.dtype))
         chunk, rows = self.call.chunk, []
         for one in q.split(1) if len(q) < chunk else [q]:
             chunks = (one // chunk).unique().tolist()
@@ -64,8 +66,6 @@ class SignedTrace:
             start = torch.tensor([c * chunk for c in chunks], device=one.device)
             at = (one[:, None] // chunk == start // chunk).int().argmax(1)
             rows.append(found[:, h][:, :, at * chunk + one % chunk][..., k])
-        if not rows:
-            return x.in_kind(x.q.new_zeros(x.shape.B, len(h), 0, len(k), dtype=self.call.dtype))
         return x.in_kind(torch.cat(rows, 2))
 
     @torch.no_grad()

@@ -14,6 +14,7 @@ from regard.linear.kernel import mixed
 from regard.linear.order import Order
 from regard.masks import Mask
 from regard.traces import Trace
+from regard.values import whole
 
 __all__ = ["LinearAttention", "elu_plus_one", "linear_attention"]
 
@@ -54,7 +55,7 @@ class LinearAttention(nn.Module):
                 got=f"d_model={d_model}, heads={heads}",
                 accepted="a number of heads that divides d_model",
             )
-        if chunk < 1:
+        if whole("chunk", chunk) < 1:
             raise RegardError("chunk counts keys", got=f"chunk={chunk}", accepted="1 or more")
         self.heads, self.feature, self.chunk = heads, feature, chunk
         self.q_proj = nn.Linear(d_model, d_model, bias=bias)
@@ -73,6 +74,14 @@ class LinearAttention(nn.Module):
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], Trace]:
         """x attends to itself, or to `memory`."""
         source = x if memory is None else memory
+        wide = self.q_proj.in_features
+        if any(t.ndim != 3 or t.shape[-1] != wide for t in (x, source)):
+            raise RegardError(
+                "the inputs are sequences of vectors, several at a time",
+                got=" and ".join(str(list(t.shape)) for t in (x, memory) if t is not None),
+                accepted=f"[batch, length, {wide}]",
+                do="x[None] makes a batch of one",
+            )
         q, k, v = self.q_proj(x), self.k_proj(source), self.v_proj(source)
         q, k, v = (t.reshape(*t.shape[:2], self.heads, -1).transpose(1, 2) for t in (q, k, v))
         if not trace:
