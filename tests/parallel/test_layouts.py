@@ -64,3 +64,28 @@ def test_what_is_no_layout_is_refused() -> None:
         parallel.zigzag(8, 2).shard(torch.zeros(9), 0, 1)
     with pytest.raises(RegardError, match="there is only this one"):
         parallel.attention(*torch.randn(3, 1, 2, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("runs", "text"),
+    [
+        ((((2, 5), (0, 2)), ((5, 6),)), "rank 0 holds its tokens in the order"),
+        ((((0, 3),), ((5, 3), (5, 6))), "rank 1 holds its tokens in the order"),
+        ((((0, 3),), ((2, 6),)), "each once"),
+        ((((0, 3),), ((4, 6),)), "each once"),
+        ((((1, 3),), ((3, 6),)), "each once"),
+        ((((-2, 3),), ((3, 6),)), "in the order"),
+    ],
+)
+def test_runs_of_ones_own_are_held_to_what_a_layout_is(
+    runs: tuple[tuple[tuple[int, int], ...], ...], text: str
+) -> None:
+    """Ranks number their tokens by them: answers would be those of other tokens."""
+    with pytest.raises(RegardError, match=text):
+        parallel.Layout(runs, "mine")
+
+
+def test_a_layout_of_ones_own() -> None:
+    mine = parallel.Layout((((0, 2), (2, 2), (6, 8)), (), ((2, 6),)), "mine")
+    assert mine.positions(0).tolist() == [0, 1, 6, 7]
+    assert (mine.length, mine.lengths) == (8, (4, 0, 4))

@@ -44,6 +44,25 @@ class Layout:
     """For each rank, the runs of tokens it has."""
     made_by: str = field(compare=False)
 
+    def __post_init__(self) -> None:
+        for rank, mine in enumerate(self.runs):
+            for (_, before), (start, stop) in itertools.pairwise([(0, 0), *mine]):
+                if not before <= start <= stop:
+                    raise RegardError(
+                        f"rank {rank} holds its tokens in the order of the sequence",
+                        got=f"tokens {start} to {stop} after what ends at {before}",
+                        accepted="runs (start, stop) that rise",
+                        do="sort the runs, and the tokens that the rank has",
+                    )
+        every = sorted(run for mine in self.runs for run in mine if run[0] < run[1])
+        for (_, before), (start, stop) in itertools.pairwise([(0, 0), *every]):
+            if start != before:
+                raise RegardError(
+                    "a layout has all tokens of a sequence, each once",
+                    got=f"tokens {start} to {stop} after what ends at {before}",
+                    accepted="runs that go on where others end, from 0",
+                )
+
     @property
     def ranks(self) -> int:
         return len(self.runs)
