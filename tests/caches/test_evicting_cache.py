@@ -225,6 +225,8 @@ WRONG = {
     "going back": (cropped, r"cannot go back\n.*crop\(-2\)"),
     "recent over budget": (lambda: HeavyHitters(4, recent=5), r"budget=4, recent=5"),
     "an even width": (lambda: WindowVotes(64, width=4), "an odd width"),
+    "a broken width": (lambda: WindowVotes(64, width=3.0), "whole number"),  # type: ignore[arg-type]
+    "a share in words": (lambda: PerHead(WindowVotes(64), floor="a"), "0 to 1"),  # type: ignore[arg-type]
     "an unknown pool": (lambda: WindowVotes(64, pool="sum"), "unknown pool"),  # type: ignore[arg-type]
     "a share above 1": (lambda: PerHead(WindowVotes(64), floor=1.5), "0 to 1"),
     "twice shared": (lambda: PerHead(PerHead(WindowVotes(64))), "another policy"),  # type: ignore[arg-type]

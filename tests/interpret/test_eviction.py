@@ -106,6 +106,10 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda t: interpret.window_votes(t, 9, window=5, width=4),
         r"pool='max', width=4\n.*an odd width",
     ),
+    "a broken width": (
+        lambda t: interpret.window_votes(t, 9, window=5, width=3.0),  # type: ignore[arg-type]
+        "width= must be a whole number",
+    ),
     "an unknown pool": (
         lambda t: interpret.window_votes(t, 9, window=5, pool="sum"),
         "pool='sum'",

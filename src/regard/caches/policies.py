@@ -93,7 +93,8 @@ class WindowVotes:
 
     def __post_init__(self) -> None:
         _check(self, "window", self.window)
-        if self.window < 1 or self.width < 1 or self.width % 2 != 1:
+        width = whole("WindowVotes: width", self.width)
+        if self.window < 1 or width < 1 or width % 2 != 1:
             raise RegardError(
                 "votes are those of the last queries, pooled over neighbours",
                 got=f"window={self.window}, width={self.width}",
@@ -142,10 +143,10 @@ class PerHead:
                 got=repr(self.policy),
                 accepted="HeavyHitters(...) or WindowVotes(...)",
             )
-        if not 0 <= self.floor <= 1:
+        if not isinstance(self.floor, (int, float)) or not 0 <= self.floor <= 1:
             raise RegardError(
                 "floor= is the share of the budget that every head keeps",
-                got=str(self.floor),
+                got=repr(self.floor),
                 accepted="0 to 1",
             )
 

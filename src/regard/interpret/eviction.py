@@ -70,7 +70,7 @@ def window_votes(
             accepted=f"1 to {Q}",
             do="use a trace of the prompt; while generating, each call has one query",
         )
-    if width < 1 or width % 2 != 1 or pool not in ("max", "mean"):
+    if whole("width=", width) < 1 or width % 2 != 1 or pool not in ("max", "mean"):
         raise RegardError(
             "scores are pooled over neighbours",
             got=f"pool={pool!r}, width={width}",
