@@ -362,3 +362,22 @@ def test_what_an_operator_gives_is_its_own(made: Made) -> None:
         assert not largest.numel()
         assert not entropy.numel()
     assert len({t.untyped_storage()._cdata for some in found for t in some}) == 15
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_outputs_of_the_operator_for_what_learns_nothing_share_no_memory(
+    made: Made, statistics: bool
+) -> None:
+    """Statistics are one tensor, in which each begins where kernels find it; PyTorch refuses, or
+    warns of, tensors that share memory."""
+    for seed in range(3):
+        q, k, v = tensors(seed, 199)
+        call, _ = taken_apart(inputs(q, k, v, masks.causal()))
+        out, *more = torch.ops.regard.triton_unlearned(q, k, v, *call.told[:4], statistics)
+        taken = {value for _, values in made for value in values}
+        made.clear()
+        assert {t.data_ptr() for t in (q, k, v, out)} <= taken
+        assert len(more) == statistics
+        for row in more[0] if statistics and seed else ():
+            assert row.data_ptr() in taken
+            assert row.data_ptr() % 16 == 0

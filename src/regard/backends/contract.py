@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -92,6 +93,19 @@ class Tabled(Rows):
 
     def __reduce__(self) -> Any:
         return Rows, tuple(self)
+
+
+def table_step(numbers: int, size: int) -> int:
+    """How far the rows of a table are apart, each of so many numbers of a size in bytes: each
+    starts where kernels were compiled to find memory, at a multiple of 16 bytes."""
+    many = 16 // size
+    return (numbers + many - 1) // many * many
+
+
+def empty_table(like: Tensor, B: int, H: int, Q: int, *, dtype: torch.dtype) -> Tensor:
+    """Memory for a table of largest logits, entropies and log-sum-exps."""
+    step = table_step(B * H * Q, dtype.itemsize)
+    return like.new_empty_strided((3, B, H, Q), (step, H * Q, Q, 1), dtype=dtype)
 
 
 class LogitSpread(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from regard.backends.contract import Repeated, Rows
+from regard.backends.contract import Repeated, Rows, Tabled, empty_table
 from regard.backends.passes import Call, no_autocast, taken_apart
 from regard.backends.told_kinds import in_numbers, keep, kind_of
 from regard.inputs import AttentionInputs
@@ -38,7 +38,9 @@ def register(
 ) -> Callable[[AttentionInputs, bool], Rows]:
     """Make the operator regard::{name}_unlearned, and give a function that calls it.
 
-    `empty_out` gives, from q and v, an empty tensor like the output."""
+    `empty_out` gives, from q and v, an empty tensor like the output. What the operator gives is the
+    output, and where statistics are asked for a table of them, as `Tabled` has it: outputs of an
+    operator must not share memory."""
     known: dict[Hashable, Repeated] = {}
 
     def attended(
@@ -63,10 +65,11 @@ def register(
         return _listed(again(q, k, v))
 
     def shaped(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
-        statistics = rest[-1]
+        out = empty_out(q, v)
+        if not rest[-1]:
+            return [out]
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        rows = [q.new_empty(q.shape[:3], dtype=dtype) for _ in range(3 if statistics else 0)]
-        return [empty_out(q, v), *rows]
+        return [out, empty_table(q, *q.shape[:3], dtype=dtype)]
 
     whole = f"regard::{name}_unlearned"
     # Past `custom_op`, which takes as long as a small call does.
@@ -78,14 +81,23 @@ def register(
     def run(x: AttentionInputs, statistics: bool) -> Rows:
         call, (q, k, v, *_) = taken_apart(x)
         *told, _ = call.told
-        out, *rows = operator(q, k, v, *told, statistics)
-        if not statistics:
+        out, *table = operator(q, k, v, *told, statistics)
+        if not table:
             nothing = out.new_empty(0)
-            rows = [nothing, nothing, nothing]
-        return Rows(out, *rows)
+            return Rows(out, nothing, nothing, nothing)
+        largest, entropy, lse = table[0].unbind()
+        return Rows(out, lse, largest, entropy)
 
     return run
 
 
 def _listed(rows: Rows | Tensor) -> list[Tensor]:
-    return [rows] if isinstance(rows, Tensor) else list(rows)
+    if isinstance(rows, Tensor):
+        return [rows]
+    if isinstance(rows, Tabled):
+        return [rows.out, rows.table[:3]]
+    out, lse, largest, entropy = rows
+    table = empty_table(lse, *lse.shape, dtype=lse.dtype)
+    for row, of in zip(table, (largest, entropy, lse), strict=True):
+        row.copy_(of)
+    return [out, table]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from regard.backends.contract import Repeated, Rows
+from regard.backends.contract import Repeated, Rows, Tabled, empty_table, table_step
 from regard.backends.tiled.fused import described, fusing
 from regard.backends.tiled.loop import Attend, loop_for
 from regard.backends.tiled.pieces import lots, pieces
@@ -34,28 +34,30 @@ def prepared(x: AttentionInputs, plainly: Repeated, *, statistics: bool) -> Repe
     scratch = x.v.new_empty(plan.scratch)
     alike = bytes(Attend(**described(x, loop, piece, plan, scratch, None)))
     parts = [(lot.first, lot.last) for lot in lots(piece, plan)]
-    tiles, size = -(-Q // plan.rows), plan.scratch + B * H * Q
-    rest = plan.scratch * scratch.element_size()
+    tiles, rows, number = -(-Q // plan.rows), B * H * Q, scratch.element_size()
+    # Behind scratch memory lies what rounding took from lse, for gradients that nobody asks for;
+    # and where nobody asks for statistics, lse too.
+    size, behind = plan.scratch + rows * (1 if statistics else 2), plan.scratch * number
+    apart = table_step(rows, number) * number
 
     def again(q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
         if loop_for(q.device, torch.float32) is not loop:
             return plainly(q, k, v)
         out, memory = v.new_empty((B, H, Q, E)), v.new_empty(size)
-        lse, held = v.new_empty((B, H, Q)), memory.data_ptr()
+        held = memory.data_ptr()
         call = Attend.from_buffer_copy(alike)
         call.q, call.k, call.v = q.data_ptr(), k.data_ptr(), v.data_ptr()
-        # What rounding took from lse is for gradients, which nobody asks for.
-        call.out, call.lse, call.scratch, call.rest = (
-            out.data_ptr(), lse.data_ptr(), held, held + rest
-        )  # fmt: skip
+        call.out, call.scratch, call.rest = out.data_ptr(), held, held + behind
+        call.lse = held + behind + rows * number
         if statistics:
-            largest, entropy = v.new_empty((B, H, Q)), v.new_empty((B, H, Q))
-            call.largest, call.entropy = largest.data_ptr(), entropy.data_ptr()
+            table = empty_table(v, B, H, Q, dtype=v.dtype)
+            place = table.data_ptr()
+            call.largest, call.entropy, call.lse = place, place + apart, place + 2 * apart
         for first, last in parts:
             step(first, tiles)
             call.first_tile, call.last_tile = first, last
             if not loop.attend(call, threads):
                 return plainly(q, k, v)
-        return Rows(out, lse, largest, entropy) if statistics else out
+        return Tabled(out, table) if statistics else out
 
     return again

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.backends.contract import Rows, Tabled
+from regard.backends.contract import Rows, Tabled, table_step
 from regard.backends.passes import Passes, Pull
 from regard.backends.triton import cudnn
 from regard.backends.triton.backward import launch as launch_pulling
@@ -258,11 +258,12 @@ def _few_tensors(
         table = {at: part for at in _TABLE if (part := fresh[at]) is not None}
         lse = fresh[_TABLE[2]]
         assert lse is not None
-        step = _aligned(math.prod(lse.shape) * lse.dtype.itemsize)
+        number = lse.dtype.itemsize
+        step = table_step(math.prod(lse.shape), number)
         for i, at in enumerate(table):
             left[at] = None
-            moved[at] = _TABLE[0], i * step
-        shape, strides = (len(table), *lse.shape), (step // lse.dtype.itemsize, *lse.strides)
+            moved[at] = _TABLE[0], i * step * number
+        shape, strides = (len(table), *lse.shape), (step, *lse.strides)
         left[_TABLE[0]] = Fresh(shape, strides, lse.dtype, False, None)
 
     def again(address: Address) -> Address:
