@@ -142,6 +142,8 @@ def operator_of(name: str, *, statistics: bool, learned: bool) -> Run:
 @pytest.mark.parametrize("statistics", [True, False], ids=["statistics", "output"])
 @pytest.mark.parametrize("name", ["tiled", TRITON])
 def test_one_thing_changes_from_call_to_call(name: str, statistics: bool, learned: bool) -> None:
+    if name == "triton" and not statistics and cases.DEVICE == "cpu":
+        pytest.skip("interpreted, kernels are not replayed: one way of them is enough")
     if name == "triton":
         import regard.backends.triton.operators  # noqa: F401 - registers it
     run = operator_of(name, statistics=statistics, learned=learned)
