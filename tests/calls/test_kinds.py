@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard
 from regard import masks
 from regard.calls import dispatch
-from regard.calls.kinds import kind_of, marked, step_of
+from regard.calls.kinds import kind_of, marked, step_of, unshared
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -164,6 +164,23 @@ def test_masks_with_tensors_of_a_cpu_have_no_kind() -> None:
     after = regard.attention(x, x, x, mask=mask)
     assert not torch.allclose(before, after)
     torch.testing.assert_close(after, regard.attention(x, x, x, mask=mask, backend="reference"))
+
+
+def test_masks_with_tensors_that_nobody_shares_are_known_until_they_are_written_to() -> None:
+    x = torch.randn(2, 1, 6, 4)
+    real = torch.tensor([[False, True, True, True, True, True], [True] * 6])
+    mask = masks.causal() & unshared(masks.keep(real[:, None, None]))
+    here = torch.device("cpu")
+    first = marked(mask, here)
+    assert first is not None
+    assert marked(masks.causal() & masks.keep(real[:, None, None]), here) is None
+    for place in range(3):
+        for _ in range(2):
+            found = regard.attention(x, x, x, mask=mask)
+            right = regard.attention(x, x, x, mask=mask, backend="reference")
+            torch.testing.assert_close(found, right)
+        real[1, place] = False
+        assert marked(mask, here) != first
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only tensors on a card are marked")

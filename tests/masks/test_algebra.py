@@ -122,6 +122,20 @@ def test_and_or_not(by_hand):
     assert torch.equal((~a).dense(5, 6), ~seen_a)
 
 
+@pytest.mark.parametrize("name", ANYWHERE)
+def test_what_masks_nothing_is_left_out_of_a_pair(name):
+    """Whichever stands first; what is left is the same mask."""
+    other, mask = masks.dilated(2), ANYWHERE[name][0]
+    for size in SIZES:
+        seen, rest = mask.dense(*size), other.dense(*size)
+        for both in (mask & other, other & mask):
+            assert torch.equal(both.dense(*size).expand_as(rest), seen & rest)
+            bound = both.bind(Shape(1, 1, *size), torch.device("cpu"))
+            told = mask.bind(Shape(1, 1, *size), torch.device("cpu")).band() is not None
+            if told and min(size) > 0:
+                assert (type(bound) is type(other)) == bool(seen.all())
+
+
 def test_combinations_spread_over_batch_and_heads():
     lengths, layout = [2, 4], torch.tensor([[[[True]], [[False]], [[True]]]])
     mask = masks.padding(lengths) & masks.blocks(layout, 4) & masks.causal()

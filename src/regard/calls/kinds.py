@@ -23,6 +23,7 @@ from regard.values import Value
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _SPELLED = "_spelled"
+_UNSHARED = "_unshared"
 _PLAINLY_CAUSAL = (Causal, None)
 """As it is spelled: the last query sees all keys."""
 SMALL = 1 << 22
@@ -128,14 +129,21 @@ def spelled(value: Value) -> tuple[Any, ...] | None:
     return tuple(found)
 
 
+def unshared(mask: Mask) -> Mask:
+    """A mask whose tensors were made for it, so that nobody else writes to their memory."""
+    vars(mask)[_UNSHARED] = True
+    return mask
+
+
 def marked(value: Value, device: torch.device) -> tuple[Any, ...] | None:
     """What a mask is that holds numbers and small tensors on a card; None for any other. Who keeps
     it must hold the mask too: else another tensor may come to lie there.
 
-    Tensors of a CPU have no such mark: whoever shares their memory, as NumPy does, writes to them
-    without anybody counting."""
-    if device.type != "cuda" or not cannot_change(value):
+    Tensors of a CPU have no such mark unless they are unshared: whoever shares their memory, as
+    NumPy does, writes to them without anybody counting."""
+    if not cannot_change(value):
         return None
+    counted = device.type == "cuda" or _UNSHARED in vars(value)
     found: list[Any] = [type(value)]
     for part in value._parts():
         if isinstance(part, Value):
@@ -145,7 +153,7 @@ def marked(value: Value, device: torch.device) -> tuple[Any, ...] | None:
             found.append(mark)
         elif isinstance(part, Tensor):
             small = part.numel() * part.element_size() <= SMALL
-            if not small or part.device != device or part.is_inference():
+            if not counted or not small or part.device != device or part.is_inference():
                 return None
             found.append((
                 part.data_ptr(), part._version, part.shape, part.stride(), part.dtype

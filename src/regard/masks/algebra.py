@@ -219,6 +219,17 @@ class And(_Pair):
     right: Mask
     sign = "&"
 
+    def bind(self, shape: Shape, device: torch.device) -> Mask:
+        """What masks nothing of a call is left out, as causal does for one query at the end. (Not
+        while a call is compiled: it would be for such lengths alone.)"""
+        left, right = (part.bind(shape, device) for part in (self.left, self.right))
+        if not torch.compiler.is_compiling():
+            for one, other in ((left, right), (right, left)):
+                band = one.band()
+                if band is not None and band[0] <= 1 - shape.Q and band[1] >= shape.K - 1:
+                    return other
+        return And(left, right)
+
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
         return self.left.allows(b, h, q, k) & self.right.allows(b, h, q, k)
 

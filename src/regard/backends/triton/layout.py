@@ -57,9 +57,16 @@ def rule_of(
         return Rule(kind, low, high, _whole(limits, shape, device))
     device = _where(mask, device)
     runs = _runs_of(mask, shape, device)
-    make = partial(_lists, mask) if runs is None else partial(_edges, mask, runs)
-    rules: Rules = _MADE.find(mask, shape, tile, device, lambda: make(shape, tile, device))
-    return rules.by_keys if by_keys else rules.by_rows
+    if runs is None:
+        lists: Rules = _MADE.find(
+            mask, shape, tile, device, lambda: _lists(mask, shape, tile, device)
+        )
+        return lists.by_keys if by_keys else lists.by_rows
+    # One of the two is made in a few operations, and a step of generating needs no more.
+    edges: Rule = _MADE.find(
+        mask, shape, (*tile, by_keys), device, lambda: _edges(runs, shape, tile, by_keys=by_keys)
+    )
+    return edges
 
 
 def is_told(mask: Mask | None, shape: Shape, device: torch.device) -> bool:
@@ -142,7 +149,7 @@ class _Store:
         self,
         mask: Mask,
         shape: Shape,
-        tile: tuple[int, int] | None,
+        tile: tuple[int, ...] | None,
         device: torch.device,
         make: Callable[[], Any],
     ) -> Any:
@@ -167,28 +174,21 @@ class _Store:
 _MADE = _Store(room=32)
 
 
-def _edges(
-    mask: Mask, runs: Runs, shape: Shape, tile: tuple[int, int], device: torch.device
-) -> Rules:
-    """Rules for runs of keys."""
+def _edges(runs: Runs, shape: Shape, tile: tuple[int, int], *, by_keys: bool) -> Rule:
+    """The rule for runs of keys."""
     batch, heads, Q = runs.first.shape
     rows = max(1, -(-Q // _PADDED)) * _PADDED
     many = (runs.stop - runs.first).clamp_min(0)
     first, many = (
         torch.nn.functional.pad(t, (0, rows - Q)).to(torch.int32) for t in (runs.first, many)
     )
-    by_rows, by_keys = _tile_edges(runs, shape, tile)
     apart = (0 if batch == 1 else heads, 0 if heads == 1 else 1)
-
-    def rule(tiles: Tensor, size: int) -> Rule:
-        walk = Edges(first, many, tiles, size, rows)
-        return Rule(SPANS, 0, 0, None, walk, *apart)
-
-    return Rules(rule(by_rows, tile[0]), rule(by_keys, tile[1]))
+    walk = Edges(first, many, _tile_edges(runs, shape, tile, by_keys=by_keys), tile[by_keys], rows)
+    return Rule(SPANS, 0, 0, None, walk, *apart)
 
 
-def _tile_edges(runs: Runs, shape: Shape, tile: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Start, begin and end of full tiles, and stop of the walks of row tiles, and of key tiles.
+def _tile_edges(runs: Runs, shape: Shape, tile: tuple[int, int], *, by_keys: bool) -> Tensor:
+    """Start, begin and end of full tiles, and stop of the walks of row tiles, or of key tiles.
 
     A row tile's keys are those from the least first one to the greatest last one, and full between
     the greatest first and the least last one. A key tile's rows are found in the same four numbers
@@ -212,12 +212,11 @@ def _tile_edges(runs: Runs, shape: Shape, tile: tuple[int, int]) -> tuple[Tensor
     most_stop = by_tile(runs.stop, 0, 0).amax(-1)
     most_first = by_tile(runs.first, torch.where(leading, 0, far), 0).amax(-1)
     least_stop = by_tile(runs.stop, torch.where(leading, 0, far), far).amin(-1)
-    start = torch.minimum(least_first // BN * BN, most_stop)
-    stop = most_stop
-    full_start = (most_first + BN - 1) // BN * BN
-    full_stop = least_stop.clamp_max(shape.K) // BN * BN
-    by_rows = _four(start, full_start, full_stop, stop)
-
+    if not by_keys:
+        start = torch.minimum(least_first // BN * BN, most_stop)
+        full_start = (most_first + BN - 1) // BN * BN
+        full_stop = least_stop.clamp_max(shape.K) // BN * BN
+        return _four(start, full_start, full_stop, most_stop)
     key = torch.arange(0, max(shape.K, 1), BN, device=runs.first.device)
     key = key.expand(*runs.first.shape[:2], -1).contiguous()
     find = partial(torch.searchsorted, out_int32=False)
@@ -226,7 +225,7 @@ def _tile_edges(runs: Runs, shape: Shape, tile: tuple[int, int]) -> tuple[Tensor
     full_begin = find(_descend(least_stop), key + BN)
     full_end = find(most_first.cummax(-1).values, key, right=True).clamp_max(shape.Q // BM)
     stop = (end * BM).clamp_max(shape.Q)
-    return by_rows, _four(begin * BM, full_begin * BM, full_end * BM, stop)
+    return _four(begin * BM, full_begin * BM, full_end * BM, stop)
 
 
 def _descend(t: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from regard import masks
+from regard.calls.kinds import unshared
 from regard.masks.algebra import Mask
 from regard.watching.whole_masks import EVERYTHING, both, either
 
@@ -106,8 +107,9 @@ def _padding(mask: Tensor, at: Places) -> Mask:
         return EVERYTHING
     lengths = real.sum(1)
     if torch.equal(torch.arange(at.keys, device=real.device) < lengths[:, None], real):
-        return masks.padding(lengths)
-    return _keys(real)
+        return unshared(masks.padding(lengths))
+    # A copy: the model may be given booleans.
+    return unshared(_keys(real.clone()))
 
 
 def _keys(real: Tensor) -> Mask:
