@@ -3,7 +3,7 @@ asked on the way, and all that a backend decides is decided once for a kind."""
 
 # No deferred annotations here: torch.library reads the types to make the operators' schemas.
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from regard.inputs import AttentionInputs
 from regard.transforms import exporting, in_forward_mode, under_torch_func
 
 
+@runtime_checkable
 class Repeat(Protocol):
     """How calls of one's kind are run."""
 
