@@ -2,10 +2,14 @@
 
 Any function of the output will do, if it gives one number, or one for each sequence of the batch.
 Those here know the text and the unchanged output as well.
+
+Places count from the start of the tensors; negative ones from the last token of each text that is
+no padding, where the text has an attention_mask. A place that is padding in a text is refused.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -47,7 +51,7 @@ def logit_difference(right: Token, wrong: Token, at: int = -1) -> Metric:
     """
 
     def of(outcome: Outcome) -> Tensor:
-        logits = logits_of(outcome.output)[:, at]
+        logits = _logits_at(outcome, at)
         return _taken(logits, right) - _taken(logits, wrong)
 
     return Metric("logit difference", of)
@@ -57,7 +61,7 @@ def probability(token: Token, at: int = -1) -> Metric:
     """The probability of a token at a place."""
 
     def of(outcome: Outcome) -> Tensor:
-        return _taken(logits_of(outcome.output)[:, at].softmax(-1), token)
+        return _taken(_logits_at(outcome, at).softmax(-1), token)
 
     return Metric("probability", of)
 
@@ -72,7 +76,7 @@ def log_odds(token: Token, at: int = -1) -> Metric:
     """
 
     def of(outcome: Outcome) -> Tensor:
-        logits = logits_of(outcome.output)[:, at]
+        logits = _logits_at(outcome, at)
         which = torch.as_tensor(token, device=logits.device).expand(len(logits))
         others = logits.scatter(1, which[:, None], -torch.inf).logsumexp(-1)
         return _taken(logits, token) - others
@@ -120,7 +124,7 @@ def kl(at: int | None = None) -> Metric:
         )
         each = kl_div(now, then, reduction="none", log_target=True).sum(-1)
         if at is not None:
-            return each[:, at]
+            return each[_rows(outcome, at)]
         real = _real(outcome)
         return torch.where(real, each, 0.0).sum(-1) / real.sum(-1)
 
@@ -183,6 +187,39 @@ def real_places(
     return real if real.shape == size else None
 
 
+def places_at(at: int, size: tuple[int, int], real: Bool[Tensor, "b n"] | None) -> Int[Tensor, "b"]:
+    """The place in each of some sequences that `at` names. `real` says what is no padding.
+
+    >>> places_at(-1, (2, 4), torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]).bool())
+    tensor([1, 3])
+    """
+    B, N = size
+    try:
+        place = None if isinstance(at, bool) else operator.index(at)
+    except TypeError:
+        place = None
+    if place is None or not -N <= place < N:
+        raise RegardError(
+            "at= is a place of the text",
+            got=repr(at),
+            accepted=f"a whole number from {-N} to {N - 1}",
+        )
+    if real is None:
+        return torch.full((B,), place % N)
+    ends = N - real.flip(1).int().argmax(1)
+    found = ends + place if place < 0 else torch.full_like(ends, place)
+    there = real.gather(1, found.clamp_min(0)[:, None])[:, 0] & (found >= 0)
+    if not there.all():
+        one = int((~there).nonzero()[0])
+        own = int(real[one].sum())
+        raise RegardError(
+            "at= names a place that is padding in one of the texts",
+            got=f"at={place}, and text {one} of the batch has {own} tokens of its own",
+            accepted="a token of every text; negative places count from the last one of each",
+        )
+    return found
+
+
 def real_rows(model: Any, text: Any, path: str, trace: Trace) -> Bool[Tensor, "b q"] | None:
     """Which queries of a layer's call are no padding, where the text says so. Those of an encoder
     and a decoder have a mask each."""
@@ -193,14 +230,33 @@ def real_rows(model: Any, text: Any, path: str, trace: Trace) -> Bool[Tensor, "b
     return None if real is None else real.to(trace.inputs.q.device)
 
 
+def _logits_at(outcome: Outcome, at: int) -> Float[Tensor, "b v"]:
+    return logits_of(outcome.output)[_rows(outcome, at)]
+
+
+def _rows(outcome: Outcome, at: int) -> tuple[Int[Tensor, "b"], Int[Tensor, "b"]]:
+    """Where the logits of a place are, in each sequence."""
+    logits = logits_of(outcome.output)
+    places = places_at(at, _size(logits), _told(outcome)).to(logits.device)
+    return torch.arange(len(places), device=logits.device), places
+
+
 def _real(outcome: Outcome) -> Bool[Tensor, "b n"]:
     """Which places of the logits are no padding."""
-    logits = logits_of(outcome.output)
-    size = logits.shape[0], logits.shape[1]
-    side = _side(outcome.text, outcome.output)
-    real = real_places(outcome.text, size, f"{side}attention_mask")
-    real = torch.ones(size, dtype=torch.bool) if real is None else real
+    logits, real = logits_of(outcome.output), _told(outcome)
+    real = torch.ones(_size(logits), dtype=torch.bool) if real is None else real
     return real.to(logits.device)
+
+
+def _told(outcome: Outcome) -> Bool[Tensor, "b n"] | None:
+    """The same, where the text says so."""
+    side = _side(outcome.text, outcome.output)
+    size = _size(logits_of(outcome.output))
+    return real_places(outcome.text, size, f"{side}attention_mask")
+
+
+def _size(logits: Float[Tensor, "b n v"]) -> tuple[int, int]:
+    return logits.shape[0], logits.shape[1]
 
 
 def _side(text: Any, output: Any) -> str:

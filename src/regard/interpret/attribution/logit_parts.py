@@ -27,7 +27,7 @@ from regard.interpret.attribution.model_anatomy import (
 )
 from regard.interpret.attribution.output_projections import Output, output_projection
 from regard.interpret.attribution.probes import Probe
-from regard.interpret.metrics import Token, logits_of
+from regard.interpret.metrics import Token, logits_of, places_at, real_places
 from regard.visible import visible
 
 NEAR = 1e-2
@@ -110,6 +110,9 @@ def direct_logits(
     """What each head, network and embedding gives the logit of a token at a place: by default of
     the token that the model says comes next. With `other`, the logit of `token` less that of it.
 
+    A negative `at` counts from the last token of each text that is no padding, where `text` has an
+    attention_mask.
+
     `anatomy` says where the model has its parts and `output` where its output projections are, if
     their names are not known.
 
@@ -121,11 +124,11 @@ def direct_logits(
     (74, 64, True)
     """
     body = _anatomy(model) if anatomy is None else anatomy
-    stream = _Stream(model, body, at)
+    stream = _Stream(model, text, body, at)
     with stream.listening():
         probe = Probe(model, text)
     refuse_other_width(model, body, stream.last.shape[-1])
-    logits = logits_of(probe.clean.output)[:, at].double()
+    logits = stream.at_place(logits_of(probe.clean.output)).double()
     right = logits.argmax(-1) if token is None else torch.as_tensor(token, device=logits.device)
     right = right.expand(len(logits))
     wrong = None if other is None else torch.as_tensor(other).to(right).expand(len(logits))
@@ -169,7 +172,7 @@ def direct_logits(
 class _Stream:
     """The residual stream at a place: what it begins as, what networks add, where it ends."""
 
-    def __init__(self, model: nn.Module, body: Anatomy, at: int) -> None:
+    def __init__(self, model: nn.Module, text: Any, body: Anatomy, at: int) -> None:
         if body.network is None:
             raise RegardError(
                 "the part of a block that writes beside attention is not known by name",
@@ -177,7 +180,7 @@ class _Stream:
                 do='name it: dataclasses.replace(interpret.anatomy(model), network="..."), or "" '
                 "if there is none",
             )
-        self.model, self.body, self.at = model, body, at
+        self.model, self.text, self.body, self.at = model, text, body, at
         self.networks: dict[str, Tensor] = {}
         self.shape = (0, 0)
 
@@ -207,7 +210,9 @@ class _Stream:
 
     def _begins(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = args[0] if args else next(iter(kwargs.values()))
-        self.shape = tuple(given.shape[:2])
+        self.shape = given.shape[0], given.shape[1]
+        real = real_places(self.text, self.shape)
+        self.places = places_at(self.at, self.shape, real)
         self.first = self._placed(given)
 
     def _network(self, path: str, out: Any) -> None:
@@ -229,15 +234,21 @@ class _Stream:
                 else type(found).__name__,
                 accepted="[batch, tokens, width]",
             )
-        # A copy: some models add to it in place.
-        return stream[:, self.at].detach().clone()
+        # It is a copy: some models add to the stream in place.
+        return self.at_place(stream.detach())
+
+    def at_place(self, found: Float[Tensor, "b n *rest"]) -> Float[Tensor, "b *rest"]:
+        """What is at the place that is asked about, of each sequence."""
+        # From the end: a model may be asked for its last logits only.
+        places = (self.places - self.shape[1]).to(found.device)
+        return found[torch.arange(len(places), device=found.device), places]
 
 
 def _written(
     probe: Probe, stream: _Stream, output: Output | None
 ) -> Iterator[tuple[str, str, int | None, Float[Tensor, "b d"]]]:
     """What is added up, in order."""
-    body, at = stream.body, stream.at
+    body = stream.body
     yield "embedding", "", None, stream.first
     for block, attention in zip(body.blocks, body.attentions, strict=True):
         for place, trace in probe.clean.calls.items():
@@ -245,7 +256,7 @@ def _written(
                 continue
             H, E = trace.inputs.shape.H, trace.inputs.v.shape[-1]
             weight, bias = output_projection(probe.model, attention, H, E, output)
-            read = trace.rows.out[:, :, at].double()
+            read = stream.at_place(trace.rows.out.transpose(1, 2)).double()
             written = torch.einsum("bhe,hed->hbd", read, weight.double())
             for h in range(H):
                 yield f"{place_named(place)} head {h}", attention, h, written[h]

@@ -12,10 +12,10 @@ with a mask, so both run on the fused path, and tiles without a cut pair cost no
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -117,6 +117,34 @@ def listed(edges: Edges) -> list[Edge]:
             "list of such pairs; or a mask that allows the pairs to cut",
         )
     return several
+
+
+def refuse_ends_in_padding(text: Any, *chosen: Chosen) -> None:
+    """Refuse places from the end where that is padding: texts of a batch end at different places,
+    and those of an intervention are one for all."""
+    if not isinstance(text, Mapping):
+        return
+    masks = [text.get(name) for name in ("attention_mask", "decoder_attention_mask")]
+    padded = any(isinstance(m, Tensor) and m.ndim == 2 and not m[:, -1:].all() for m in masks)
+    if padded and any(_from_end(one) for one in chosen):
+        raise RegardError(
+            "places from the end are padding in one of the texts",
+            got=f"places {', '.join(map(_side, chosen))}, and an attention_mask that ends in 0",
+            accepted="places from the start, or texts whose last token is none of padding",
+            do="give each text by itself, or pad on the left",
+        )
+
+
+def _from_end(chosen: Chosen) -> bool:
+    if isinstance(chosen, slice):
+        return any(end is not None and end < 0 for end in (chosen.start, chosen.stop))
+    if isinstance(chosen, int):
+        return chosen < 0
+    # What else it may be is refused where it is used.
+    each = chosen.tolist() if isinstance(chosen, Tensor) else chosen
+    return isinstance(each, (list, tuple, range)) and any(
+        isinstance(one, int) and one < 0 for one in each
+    )
 
 
 def named(edges: Edges) -> str:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 from torch import nn
 
 from regard.errors import RegardError
-from regard.interpret.interventions.edges import Cut, Edges, Softmax, listed, named
+from regard.interpret.interventions.edges import (
+    Cut,
+    Edges,
+    Softmax,
+    listed,
+    named,
+    refuse_ends_in_padding,
+)
 from regard.interpret.interventions.effects import Effects
 from regard.interpret.interventions.experiment import (
     Clean,
@@ -42,9 +50,10 @@ def knock_out(
     """What a metric becomes when edges are cut: these tokens may not look at those.
 
     An edge is (query, key): places, ranges or lists of them, negative ones from the end, None for
-    all. A list of edges has one row in the table for each; a list inside the list is cut together;
-    a mask of `regard.masks` cuts the pairs that it allows. A function gives the edges of a text, if
-    they differ between texts. `texts` and `metric` are as in `ablate`.
+    all. (Negative ones are refused where the end of a text is padding.) A list of edges has one row
+    in the table for each; a list inside the list is cut together; a mask of `regard.masks` cuts the
+    pairs that it allows. A function gives the edges of a text, if they differ between texts.
+    `texts` and `metric` are as in `ablate`.
 
     They are cut in all heads of the layers whose path matches `layers`, or in those of `heads`, all
     at once, or with `each` in one layer or one head after the other. `softmax="before"` hides the
@@ -75,6 +84,9 @@ def knock_out(
 
     def plan(i: int, text: Any, clean: Clean) -> list[Planned]:
         cuts = apart(edges(text) if callable(edges) else edges)
+        for one in cuts:
+            if not isinstance(one, Mask):
+                refuse_ends_in_padding(text, *chain.from_iterable(listed(one)))
         planned = []
         for where in _where(clean, layers, heads, each):
             place = "" if each is None else f"{_told(where, each)}: "

@@ -9,6 +9,7 @@ from torch import nn
 
 from regard.errors import RegardError
 from regard.interpret.interventions.activations import WHATS, Patched, What
+from regard.interpret.interventions.edges import refuse_ends_in_padding
 from regard.interpret.interventions.effects import Effects
 from regard.interpret.interventions.experiment import (
     Clean,
@@ -71,6 +72,7 @@ def patch(
             got=f"{len(experiment.texts)} texts, {len(others)} sources",
         )
     for i, (text, other) in enumerate(zip(experiment.texts, others, strict=True)):
+        refuse_ends_in_padding(text, places)
         if not same_lengths(text, other):
             raise RegardError(
                 "a text and its source need the same number of tokens",
