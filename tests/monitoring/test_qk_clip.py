@@ -351,3 +351,75 @@ def test_latent_attention_is_held_and_its_values_are_left_alone(rank: int | None
     layer.q_b_proj.requires_grad_(False) if rank else layer.q_proj.requires_grad_(False)
     with pytest.raises(RegardError, match="keys that several query heads share"):
         QKClip(0.1).clip(path, layer, Kind(3, 7, ""), torch.ones(3))
+
+
+class Layers(nn.Module):
+    """Attention of one input, by several layers."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, t: Tensor) -> Tensor:
+        found: list[Tensor] = [layer(t * (i + 1)) for i, layer in enumerate(self.layers)]
+        return torch.stack(found)
+
+
+def clipped(m: nn.Module, threshold: float = 1.0, on_error: Any = "raise") -> list[Tensor]:
+    """The largest logits of each layer's heads before and after a step with QK-clip."""
+    found = []
+    for _ in range(2):
+        with regard.Monitor(
+            m,
+            every=1,
+            qk_clip=QKClip(threshold) if not found else None,
+            rules=(),
+            on_error=on_error,
+        ) as monitor:
+            m(x(2, 9, WIDE)).sum().backward()
+            report = monitor.step()
+        assert report is not None
+        found.append(torch.tensor([heads.max_logit for heads in report.layers.values()]))
+    return found
+
+
+@pytest.mark.parametrize("tied", ["module", "weight"])
+def test_weights_that_queries_and_keys_share_are_scaled_once(tied: str) -> None:
+    q, k = nn.Linear(WIDE, 32), nn.Linear(WIDE, 32)
+    if tied == "weight":
+        k.weight = q.weight
+    m = Written(q_proj=q, k_proj=q if tied == "module" else k)
+    if tied == "module":
+        m.qk = lambda t: (q(t), q(t))  # type: ignore[method-assign]
+    before, after = clipped(m, 0.1)
+    assert (before > 0.1).all()
+    torch.testing.assert_close(after, torch.full_like(after, 0.1))
+
+
+def test_layers_that_share_their_weights_are_clipped_by_the_largest_of_all() -> None:
+    first = Written(
+        q_proj=nn.Linear(WIDE, 32, False), k_proj=nn.Linear(WIDE, 16, False), key_heads=2
+    )
+    second = Written(
+        q_proj=nn.Linear(WIDE, 32, False), k_proj=nn.Linear(WIDE, 16, False), key_heads=2
+    )
+    for name in ("q_proj", "k_proj"):
+        second.get_submodule(name).weight = first.get_submodule(name).weight
+    before, after = clipped(Layers(first, second), 0.1)
+    torch.testing.assert_close(before[1], 4 * before[0])
+    torch.testing.assert_close(after[1], torch.full_like(after[1], 0.1))
+    torch.testing.assert_close(after[0], after[1] / 4)
+
+
+def test_layers_that_share_weights_in_part_are_refused_and_left_as_they_are() -> None:
+    first, second, third = (
+        Written(q_proj=nn.Linear(WIDE, 32), k_proj=nn.Linear(WIDE, 32)) for _ in range(3)
+    )
+    second.add_module("k_proj", first.get_submodule("k_proj"))
+    m = Layers(first, second, third)
+    with pytest.raises(RegardError, match=r"share in part[\s\S]*'layers.0'.*'layers.1'"):
+        clipped(m, 0.1)
+    with pytest.warns(RegardWarning, match="share in part"):
+        before, after = clipped(m, 0.1, "warn")
+    torch.testing.assert_close(after[:2], before[:2])
+    torch.testing.assert_close(after[2], torch.full_like(after[2], 0.1))

@@ -18,7 +18,7 @@ from torch import Tensor, distributed, nn
 from regard.errors import RegardError, RegardWarning
 from regard.monitoring.callbacks import huggingface_callback, lightning_callback
 from regard.monitoring.projections import refuse_flat, reshard
-from regard.monitoring.qk_clip import QKClip, patterns
+from regard.monitoring.qk_clip import Layer, QKClip, clip_layers, patterns
 from regard.monitoring.ranks import Ranks
 from regard.monitoring.reports import Report
 from regard.monitoring.rules import RULES, Judge, Rule
@@ -251,17 +251,19 @@ class Monitor:
         clipped: dict[str, Tensor] = {}
         frozen: list[str] = []
         kinds = self._ranks.kinds
-        for path, logit in largest.items():
-            if not clip.wants(path) or not self._ranks.owns(path, self.model):
-                continue
-            with self._troubles.during("clipping"):
-                module = self.model.get_submodule(path)
-                logits = self._ranks.whole_layer(path, logit)
-                times = clip.clip(path, module, kinds[path], logits)
-                if times is None:
-                    frozen.append(path or "(model)")
-                elif path in self._ranks.held:
-                    clipped[path] = times
+        layers = {
+            path: Layer(
+                self.model.get_submodule(path), kinds[path], self._ranks.whole_layer(path, logit)
+            )
+            for path, logit in largest.items()
+            if clip.wants(path) and self._ranks.owns(path, self.model)
+        }
+        times = clip_layers(clip, layers, lambda: self._troubles.during("clipping"))
+        for path, now in times.items():
+            if now is None:
+                frozen.append(path or "(model)")
+            elif path in self._ranks.held:
+                clipped[path] = now
         if frozen:
             some = ", ".join(frozen[:3]) + (f" and {len(frozen) - 3} more" * (len(frozen) > 3))
             self._troubles.remark(

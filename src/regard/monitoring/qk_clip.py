@@ -8,7 +8,8 @@ Where query heads share a key head, the key head can be scaled only by what all 
 γ_h = τ/S_h, and 1 for heads within the threshold, it takes the square root of the largest γ in its
 group, and each query head the rest of its own: no head gets more or less than its γ. In multi-head
 latent attention all heads share the rotated part of their keys: the queries of that part take all
-of γ.
+of γ. Weights that serve queries and keys alike, or several layers, are scaled once: layers that
+share them all are clipped together, by the largest logit of any.
 
 Only what is trained is changed. Where the keys are frozen, whole or in part, the queries take all
 of γ, and the other way round; where neither side is trained whole, as with LoRA on a frozen weight,
@@ -17,7 +18,8 @@ W + B·A cannot be scaled by B·A alone, and the module is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any, Literal, NamedTuple
@@ -31,13 +33,19 @@ from regard.errors import RegardError
 from regard.monitoring.projections import (
     Find,
     Frozen,
+    Projections,
     attends_by_name,
     check,
+    memory,
     named,
     projections,
     refuse_norms,
+    refuse_shared,
     scale_,
     settle,
+    shared_in_part,
+    together,
+    trained,
     whole,
 )
 from regard.scores.comparison import Dot
@@ -138,6 +146,42 @@ class QKClip:
     ) -> Float[Tensor, "h"] | None:
         """Scale what passed the threshold. Gives 1 for heads that were scaled, 0 for others; None
         for a module whose projections are all frozen, which is left alone."""
+        found = self.found(path, module, kind)
+        return None if found is None else self.scale(path, module, kind, found, max_logit)
+
+    def scale(
+        self,
+        path: str,
+        module: nn.Module,
+        kind: Kind,
+        found: Projections,
+        max_logit: Float[Tensor, "h"],
+    ) -> Float[Tensor, "h"]:
+        """As `clip`, by the projections that were found."""
+        frozen = Frozen.of(module, found)
+        key_heads = len(found.k[0])
+        sides = _sides(path, module, frozen, shared=key_heads < kind.heads or bool(found.alone))
+        both = memory(found.q) & memory(found.k)
+        if both and (sides != "both" or key_heads < kind.heads):
+            raise RegardError(
+                "QK-clip cannot scale weights that queries and keys share, and one side alone",
+                got=f"{named(path, module)}, of which a part is frozen or has fewer heads",
+                do="leave the layer out: QKClip(layers=...)",
+            )
+        share = torch.where(max_logit > self.threshold, self.threshold / max_logit, 1.0)
+        if sides == "both":
+            keys = share.unflatten(0, (key_heads, -1)).amax(1).sqrt()
+            own = [view for view in found.q if not memory([view]) & both]
+            scale_(found.k, keys)
+            scale_(own, share / keys.repeat_interleave(kind.heads // key_heads))
+            scale_(found.alone, share)
+        else:
+            scale_([*found.q, *found.alone] if sides == "q" else found.k, share)
+        settle(found.all)
+        return (share < 1).to(max_logit.dtype)
+
+    def found(self, path: str, module: nn.Module, kind: Kind) -> Projections | None:
+        """The projections of a module; None if they are all frozen."""
         if _untrained(path, module):
             return None
         if kind.trouble:
@@ -152,21 +196,45 @@ class QKClip:
             found = projections(path, module, kind.heads, kind.width)
         else:
             check(path, module, found, kind.heads)
-        frozen = Frozen.of(module, found)
-        if _leaves_alone(path, frozen):
-            return None
-        key_heads = len(found.k[0])
-        sides = _sides(path, module, frozen, shared=key_heads < kind.heads or bool(found.alone))
-        share = torch.where(max_logit > self.threshold, self.threshold / max_logit, 1.0)
-        if sides == "both":
-            keys = share.unflatten(0, (key_heads, -1)).amax(1).sqrt()
-            scale_(found.k, keys)
-            scale_(found.q, share / keys.repeat_interleave(kind.heads // key_heads))
-            scale_(found.alone, share)
-        else:
-            scale_([*found.q, *found.alone] if sides == "q" else found.k, share)
-        settle(found.all)
-        return (share < 1).to(max_logit.dtype)
+        return None if _leaves_alone(path, Frozen.of(module, found)) else found
+
+
+class Layer(NamedTuple):
+    """A module that ran, and what its heads reached."""
+
+    module: nn.Module
+    kind: Kind
+    max_logit: Float[Tensor, "h"]
+
+
+def clip_layers(
+    clip: QKClip,
+    layers: Mapping[str, Layer],
+    during: Callable[[], AbstractContextManager[None]],
+) -> dict[str, Tensor | None]:
+    """What `clip` gives of each layer that could be clipped; each runs in `during()`."""
+    clipped: dict[str, Tensor | None] = {}
+    found: dict[str, Projections] = {}
+    for path, layer in layers.items():
+        with during():
+            projections = clip.found(path, layer.module, layer.kind)
+            if projections is None:
+                clipped[path] = None
+            else:
+                found[path] = projections
+    weights = {path: memory(trained(layers[path].module, each)) for path, each in found.items()}
+    groups = together(weights)
+    in_part = shared_in_part({path: weights[path] for path, *_ in groups})
+    for path, *others in groups:
+        module, kind, most = layers[path]
+        with during():
+            if path in in_part:
+                refuse_shared(path, in_part[path])
+            for other in others:
+                most = torch.fmax(most, layers[other].max_logit.to(most.device))
+            scaled = clip.scale(path, module, kind, found[path], most)
+            clipped |= dict.fromkeys([path, *others], scaled)
+    return clipped
 
 
 def _untrained(path: str, module: nn.Module) -> bool:

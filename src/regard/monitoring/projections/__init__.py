@@ -12,9 +12,16 @@ from regard.monitoring.projections.module_projections import (
     projections,
     refuse_norms,
     scale_,
+    trained,
     whole,
 )
 from regard.monitoring.projections.sharded_weights import refuse_flat, reshard, settle
+from regard.monitoring.projections.shared_weights import (
+    memory,
+    refuse_shared,
+    shared_in_part,
+    together,
+)
 
 __all__ = [
     "Find",
@@ -23,12 +30,17 @@ __all__ = [
     "Projections",
     "attends_by_name",
     "check",
+    "memory",
     "named",
     "projections",
     "refuse_flat",
     "refuse_norms",
+    "refuse_shared",
     "reshard",
     "scale_",
     "settle",
+    "shared_in_part",
+    "together",
+    "trained",
     "whole",
 ]

@@ -134,17 +134,24 @@ class Frozen(NamedTuple):
 
     @staticmethod
     def of(module: nn.Module, found: Projections) -> Frozen:
-        learned = {_memory(p): (name, p.requires_grad) for name, p in module.named_parameters()}
-
-        def asked(views: Sequence[Tensor]) -> list[tuple[str, bool]]:
-            return [learned.get(_memory(t), ("a tensor", _of_leaf(t))) for t in views]
-
-        q, k = asked([*found.q, *found.alone]), asked(found.k)
+        q, k = _learned(module, [*found.q, *found.alone]), _learned(module, found.k)
         return Frozen(
             [name for name, trains in q if not trains],
             [name for name, trains in k if not trains],
             everything=not any(trains for _, trains in q + k),
         )
+
+
+def trained(module: nn.Module, found: Projections) -> list[Tensor]:
+    """Those of all views that may be changed."""
+    each = zip(found.all, _learned(module, found.all), strict=True)
+    return [view for view, (_, trains) in each if trains]
+
+
+def _learned(module: nn.Module, views: Sequence[Tensor]) -> list[tuple[str, bool]]:
+    """What each view is of, by name, and whether that is trained."""
+    known = {_memory(p): (name, p.requires_grad) for name, p in module.named_parameters()}
+    return [known.get(_memory(t), ("a tensor", _of_leaf(t))) for t in views]
 
 
 def _memory(t: Tensor) -> int:
