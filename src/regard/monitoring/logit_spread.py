@@ -53,7 +53,7 @@ class HeadSpread(NamedTuple):
                 many = (open_places(x) - int(x.sink is not None)).to(lse.dtype)
                 around = spread.variance * many
                 least = spread.lowest.masked_fill(~seeing, math.inf)
-                lowest = F.pad(least, (0, 1), value=math.inf).amin((0, 2))
+                lowest = F.pad(least, (0, 1, 0, 0, 0, 1), value=math.inf).amin((0, 2))
             else:
                 found = squares_of_band(x)
                 nothing = HeadSpread.nothing(lse.new_zeros(lse.shape[1]))
@@ -93,7 +93,7 @@ def squares_of_band(
     dtype = x.compute_dtype
     real = None if span.real is None else span.real[:, None].to(dtype)
     # Some key heads after the others: all that is held beside them is several times as large.
-    heads = max(1, HELD // (x.shape.B * x.group * x.shape.Q * x.q.shape[-1]))
+    heads = max(1, HELD // max(1, x.q[:, : x.group].numel()))
     q = x.q.unflatten(1, (-1, x.group))
     parts = [
         _sums(q[:, i : i + heads].to(dtype), x.k[:, i : i + heads].to(dtype), real, band)

@@ -89,7 +89,10 @@ class Readings(NamedTuple):
         """From the `head_sums` of one call of each layer."""
         each = torch.stack(list(sums), 1)
         numbers = each.sum(2)
-        torch.amax(each[LARGEST], 1, out=numbers[LARGEST])
+        if each.shape[2]:
+            torch.amax(each[LARGEST], 1, out=numbers[LARGEST])
+        else:
+            numbers[LARGEST] = -math.inf
         return Readings(numbers)
 
     @staticmethod

@@ -63,21 +63,21 @@ class Looks(NamedTuple):
         if isinstance(rows, Tabled):
             table = rows.table
             held = table.numel() * table.element_size()
-            first = None if len(table) > len(Looked._fields) else trace.second_pass.first_logit(x)
+            first = None if len(table) > len(Looked._fields) else _first_logit(trace)
             alike = (table.shape, table.dtype, table.device)
             return Looks(None, alike, held, first, table=table)
         _, lse, max_logit, entropy = rows
         looked = Looked(max_logit, entropy, lse)
         held = 4 * lse.numel() * lse.element_size()
         if isinstance(rows, Noted) or trace.backend == "triton":
-            first = rows.first if isinstance(rows, Noted) else trace.second_pass.first_logit(x)
+            first = rows.first if isinstance(rows, Noted) else _first_logit(trace)
             return Looks(looked, (lse.shape, lse.dtype, lse.device), held, first)
         q, k, mask, comparison = x.q, x.k, x.mask, x.comparison
         size = q.numel() * q.element_size()
         plain = x.bias is None and x.softcap is None and 0 < size <= SHORT and k.shape[2] > 0
         plain = plain and type(comparison) is Dot and (mask is None or trace.mask is not None)
         if not plain:
-            first = trace.second_pass.first_logit(x)
+            first = _first_logit(trace)
             return Looks(looked, (lse.shape, lse.dtype, lse.device), held, first)
         key = k.select(2, 0)
         # What waits must stay what it was. In training autograd sees to that; elsewhere a cache may
@@ -101,6 +101,13 @@ class Looks(NamedTuple):
             return self._replace(table=torch.cat([max_logit[None], self.table[1:]]))
         assert self.rows is not None
         return self._replace(rows=self.rows._replace(max_logit=max_logit))
+
+
+def _first_logit(trace: Trace) -> Float[Tensor, "b h q"]:
+    """Minus infinity where there is no key."""
+    if not trace.inputs.shape.K:
+        return torch.full_like(trace.rows.lse, -math.inf)
+    return trace.second_pass.first_logit(trace.inputs)
 
 
 def _span(x: AttentionInputs) -> tuple[int, int] | None:

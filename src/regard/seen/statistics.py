@@ -89,8 +89,11 @@ class Sums(NamedTuple):
         # Entropies and shares of the first key, which stand side by side.
         sums = looked[1:].masked_fill_(ill, 0.0).sum(over)
         kinds = torch.stack([ill, max_logit == -math.inf]).sum(over, dtype=looked.dtype)
-        largest = max_logit.masked_fill_(ill, -math.inf).amax(over)
-        many, B, _, Q = max_logit.shape[1:]
+        many, B, H, Q = max_logit.shape[1:]
+        if many * B * Q:
+            largest = max_logit.masked_fill_(ill, -math.inf).amax(over)
+        else:
+            largest = looked.new_full((layers, H), -math.inf)
         return Sums(many * B * Q, torch.cat([kinds, sums]), largest)
 
     def plus(self, other: Sums) -> Sums:
