@@ -511,3 +511,14 @@ def test_padding_that_is_hidden_by_a_bias_is_no_place_before() -> None:
         for name in ("previous", "duplicate", "induction", "nearby", "first"):
             want, found = (row["scores"][name]["value"] for row in (one, other))
             torch.testing.assert_close(found, want, atol=1e-5, rtol=0, equal_nan=True)
+
+
+def test_words_whose_characters_are_several_tokens_are_found(small: Any) -> None:
+    text = "שלום עולם, it saw the animal."
+    tokens = [str(token) for token in small.run(text).tokens]
+    comma = tokens.index(",")
+    found = interpret.heads(small, text, links=[("עולם", "שלום")], probes=False, random=False).links
+    by_place = (list(range(10, comma)), list(range(1, 9)))
+    want = interpret.heads(small, text, links=[by_place], probes=False, random=False).links
+    assert found[0].share == pytest.approx(want[0].share)
+    assert found[0].share > 0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from regard.errors import RegardError
+from regard.watching.tokens import PART
 
 Word = str | tuple[str, int] | int | Sequence[int]
 """A word; a word and which of its occurrences, from 1; the place of a token; or several places."""
@@ -26,6 +27,11 @@ def places_of(word: Any, tokens: Sequence[str] | None, length: int) -> Found:
     Found(places=[2, 3], times=2)
     >>> places_of(("animal", 2), ["<s>", "The", " ani", "mal", " and", " an", " animal"], 7).places
     [6]
+
+    Parts of a character stand before the token that ends it, and are tokens of its word:
+
+    >>> places_of("é", ["a", " ", "⋯", "é", "."], 5).places
+    [2, 3]
     """
     if isinstance(word, int) and not isinstance(word, bool):
         return Found([_place(word, length)], 1)
@@ -48,14 +54,18 @@ def places_of(word: Any, tokens: Sequence[str] | None, length: int) -> Found:
     starts, whole = [], ""
     for token in tokens:
         starts.append(len(whole))
-        whole += token
+        whole += "" if token == PART and PART not in text else token
     pattern = rf"(?<!\w){re.escape(text.strip())}(?!\w)"
     spans = [match.span() for match in re.finditer(pattern, whole)]
     if len(spans) < nth:
         return Found([], len(spans))
     begin, end = spans[nth - 1]
     ends = [*starts[1:], len(whole)]
-    inside = [i for i, (a, b) in enumerate(zip(starts, ends, strict=True)) if a < end and b > begin]
+    inside = [
+        i
+        for i, (a, b) in enumerate(zip(starts, ends, strict=True))
+        if a < end and (b > begin or a == b == begin)
+    ]
     return Found(inside, len(spans))
 
 
