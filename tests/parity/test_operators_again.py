@@ -16,6 +16,7 @@ from regard import masks
 from regard.backends.passes import taken_apart
 from regard.backends.reference import Reference
 from regard.backends.told_kinds import in_numbers
+from regard.backends.unlearned import _taken_apart
 from regard.inputs import AttentionInputs, check
 from tests.parity import cases
 from tests.parity.agreement import Plain, assert_as_exact, errors
@@ -129,8 +130,9 @@ def operator_of(name: str, *, statistics: bool, learned: bool) -> Run:
         told, (q, k, v, sink, seed, *own) = taken_apart(x)
         if not learned:
             operator = getattr(torch.ops.regard, f"{name}_unlearned")
-            out, *table = operator(q, k, v, *told.told[:4], statistics)
-            return [out, *(row for (a, b, c) in table for row in (c, a, b))]
+            out, *memory = operator(q, k, v, *told.told[:4], statistics)
+            apart = [_taken_apart(table, *out.shape[:3]) for table in memory]
+            return [out, *(row for (a, b, c) in apart for row in (c, a, b))]
         operator = getattr(torch.ops.regard, name)
         rows = operator(q, k, v, sink, seed, own, *told.told, statistics, False)
         return list(rows[: 4 if statistics else 1])

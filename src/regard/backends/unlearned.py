@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from regard.backends.contract import Repeated, Rows, Tabled, empty_table
+from regard.backends.contract import Repeated, Rows, Tabled, table_step
 from regard.backends.passes import Call, no_autocast, taken_apart
 from regard.backends.told_kinds import in_numbers, keep, kind_of
 from regard.inputs import AttentionInputs
@@ -40,8 +40,8 @@ def register(
     """Make the operator regard::{name}_unlearned, and give a function that calls it.
 
     `empty_out` gives, from q and v, an empty tensor like the output. What the operator gives is the
-    output, and where statistics are asked for a table of them, as `Tabled` has it: outputs of an
-    operator must not share memory."""
+    output, and where statistics are asked for the memory of a table of them, as `Tabled` has it:
+    outputs of an operator must not share memory."""
     known: dict[Hashable, Repeated] = {}
 
     def attended(
@@ -70,7 +70,8 @@ def register(
         if not rest[-1]:
             return [out]
         dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-        return [out, empty_table(q, *q.shape[:3], dtype=dtype)]
+        B, H, Q = q.shape[:3]
+        return [out, q.new_empty(_size(B, H, Q, dtype), dtype=dtype)]
 
     whole = f"regard::{name}_unlearned"
     # Past `custom_op`, which takes as long as a small call does.
@@ -86,7 +87,7 @@ def register(
         if not table:
             nothing = out.new_empty(0)
             return Rows(out, nothing, nothing, nothing)
-        largest, entropy, lse = table[0].unbind()
+        largest, entropy, lse = _taken_apart(table[0], *x.q.shape[:3])
         return Rows(out, lse, largest, entropy)
 
     return run
@@ -95,10 +96,22 @@ def register(
 def _listed(rows: Rows | Tensor) -> list[Tensor]:
     if isinstance(rows, Tensor):
         return [rows]
+    B, H, Q = rows.out.shape[:3]
     if isinstance(rows, Tabled):
-        return [rows.out, rows.table[:3]]
+        # In one axis: whether rows lie side by side would be asked of each length.
+        return [rows.out, rows.table.as_strided((_size(B, H, Q, rows.table.dtype),), (1,))]
     out, lse, largest, entropy = rows
-    table = empty_table(lse, *lse.shape, dtype=lse.dtype)
-    for row, of in zip(table, (largest, entropy, lse), strict=True):
+    memory = lse.new_empty(_size(B, H, Q, lse.dtype))
+    for row, of in zip(_taken_apart(memory, B, H, Q), (largest, entropy, lse), strict=True):
         row.copy_(of)
-    return [out, table]
+    return [out, memory]
+
+
+def _size(B: int, H: int, Q: int, dtype: torch.dtype) -> int:
+    """Numbers in the memory of a table of three rows."""
+    return 2 * table_step(B * H * Q, dtype.itemsize) + B * H * Q
+
+
+def _taken_apart(memory: Tensor, B: int, H: int, Q: int) -> list[Tensor]:
+    step = table_step(B * H * Q, memory.dtype.itemsize)
+    return [memory.narrow(0, i * step, B * H * Q).view(B, H, Q) for i in range(3)]
