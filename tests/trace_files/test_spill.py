@@ -229,6 +229,29 @@ def test_memory_that_grows_over_runs_is_warned_of(monkeypatch: pytest.MonkeyPatc
     watch.detach()
 
 
+def test_traces_that_were_cleared_hold_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    m = model()
+    with torch.no_grad(), regard.watch(m, keep="traces") as seen:
+        m(X)
+    one = sum(sum(memory.held_by(layer.trace).values()) for layer in seen.values())
+    monkeypatch.setattr(memory, "free", lambda device: 4 * one)
+    watch = regard.watch(m, keep="traces")
+    watch.attach()
+
+    def runs(*, clear: bool) -> None:
+        for _ in range(12):
+            m(X)
+            if clear:
+                watch.seen.clear()
+
+    with torch.no_grad():
+        # All runs together would hold more than there is. (A warning is an error here.)
+        runs(clear=True)
+        with pytest.warns(RegardWarning, match="traces hold"):
+            runs(clear=False)
+    watch.detach()
+
+
 def test_what_is_free_is_known_here() -> None:
     left = memory.free(torch.device("cpu"))
     assert left is not None

@@ -52,6 +52,8 @@ class KeptCalls:
             return
         if not self.seen:
             self._reading.forget()
+            if self._memory is not None:
+                self._memory.forget()
         self._reading.begin(args, kwargs)
 
     def take(self, path: str, trace: Trace, run: int, *, held: bool) -> None:

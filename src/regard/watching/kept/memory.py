@@ -22,6 +22,11 @@ class KeptMemory:
         self._alike: dict[str, int] = {}
         """How many layers are wanted that are like the one of a path."""
 
+    def forget(self) -> None:
+        """No trace is kept any more."""
+        if self._weight is not None:
+            self._weight = Weight()
+
     def add(self, path: str, trace: Trace) -> None:
         """A trace of the layer of a path is kept."""
         if self._weight is None:
