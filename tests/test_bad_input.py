@@ -474,6 +474,13 @@ def test_no_rows_at_all():
     assert regard.trace(X, X, X).mass([]).equal(torch.zeros(2, 4, 5))
 
 
+@pytest.mark.parametrize("backend", ["reference", "tiled"])
+def test_a_key_that_is_named_twice_has_its_mass_once(backend):
+    t = regard.trace(X, X, X, backend=backend)
+    torch.testing.assert_close(t.mass([1, 1]), t.weights(keys=[1]).squeeze(-1))
+    torch.testing.assert_close(t.mass([4, -1, 0, 4]), t.mass([0, 4]))
+
+
 def test_numpy_numbers():
     np = pytest.importorskip("numpy")
     regard.trace(X, X, X, mask=masks.window(np.int64(2)), scale=np.float32(0.5))

@@ -203,7 +203,8 @@ def test_ways_to_choose(backend: str, choice: str) -> None:
     assert_close(t.weights(queries=chosen), whole[:, :, places])
     assert_close(t.weights(keys=chosen), whole[..., places])
     assert_close(t.weights(queries=chosen, keys=chosen), whole[:, :, places][..., places])
-    assert_close(t.mass(chosen), whole[..., places].sum(-1))
+    # The keys of a mass are a set.
+    assert_close(t.mass(chosen), whole[..., sorted({*places})].sum(-1))
 
 
 REFUSED: dict[str, tuple[Any, str]] = {

@@ -62,6 +62,7 @@ def test_is_the_recurrence_forward_and_backward(rule, case, monkeypatch):
     assert_close(t.weights([51, 3, 17], range(0, 50, 7), [2]), p[:, [2]][:, :, [51, 3, 17], :50:7])
     assert_close(t.received(), p.sum(-2))
     assert_close(t.mass([0, 9]), p[..., [0, 9]].sum(-1))
+    assert_close(t.mass([9, 0, 9]), p[..., [0, 9]].sum(-1))
     assert_close(t.top(3).values.abs(), p.abs().topk(3).values)
     picked = p.gather(-1, t.top(3).indices.clamp_min(0))
     assert_close(t.top(3).values, picked * (t.top(3).indices >= 0))

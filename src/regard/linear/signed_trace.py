@@ -79,11 +79,11 @@ class SignedTrace:
 
     @torch.no_grad()
     def mass(self, keys: Chosen) -> Float[Tensor, "*bh q"]:
-        """The sum of each row's weights on given keys."""
+        """The sum of each row's weights on given keys, each counted once."""
         B, H, Q, K = self.inputs.shape
         chosen = places(keys, K, "keys", self.inputs.q.device)
         counted = torch.zeros(K, device=chosen.device, dtype=self.call.dtype)
-        counted.index_add_(0, chosen, torch.ones_like(chosen, dtype=counted.dtype))
+        counted[chosen] = 1
         total = counted.new_zeros(B, H, Q)
         for queries, here, tile in self._tiles():
             total[..., queries] += tile @ counted[here]

@@ -116,9 +116,9 @@ class ParallelTrace(OwnRows):
         return Top(*self.method.of_rows(*self.part.top(n)))
 
     def mass(self, keys: Chosen) -> Float[Tensor, "b h n"]:
-        """The share of each row that falls on given keys. Differentiable."""
+        """The share of each row that falls on given keys, each counted once. Differentiable."""
         with self._checking():
-            at = places(keys, self.call.shape.K, "keys", self._device)
+            at = places(keys, self.call.shape.K, "keys", self._device, once=True)
         self._agree("mass", at)
         (found,) = self.method.of_rows(self.part.mass(at))
         return found

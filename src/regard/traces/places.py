@@ -17,8 +17,15 @@ Chosen = int | slice | range | Sequence[int] | Tensor | None
 Region = tuple[int, int] | slice | range | None
 
 
-def places(chosen: Chosen, n: int, what: str, device: torch.device) -> Int[Tensor, "n"]:
-    """Indices on an axis of length n, from whatever people use to choose."""
+def places(
+    chosen: Chosen, n: int, what: str, device: torch.device, *, once: bool = False
+) -> Int[Tensor, "n"]:
+    """Indices on an axis of length n, from whatever people use to choose; each `once`, if they are
+    a set.
+
+    >>> places([1, 1, -1], 3, "keys", torch.device("cpu"), once=True)
+    tensor([1, 2])
+    """
     if chosen is None:
         return torch.arange(n, device=device)
     if isinstance(chosen, slice):
@@ -56,7 +63,8 @@ def places(chosen: Chosen, n: int, what: str, device: torch.device) -> Int[Tenso
             got=str(index.tolist() if len(index) < 9 else (int(index.min()), int(index.max()))),
             accepted=f"-{n} to {n - 1}",
         )
-    return torch.where(index < 0, index + n, index)
+    index = torch.where(index < 0, index + n, index)
+    return index.unique() if once else index
 
 
 def entries(

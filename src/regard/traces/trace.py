@@ -229,10 +229,11 @@ class Trace(Displayed):
         return part, q, places(keys, x.shape.K, "keys", x.q.device)
 
     def mass(self, keys: Chosen) -> Float[Tensor, "*bh q"]:
-        """The share of each row that falls on given keys; `mass(0)` is the first-token sink.
-        Differentiable."""
-        chosen = places(keys, self.inputs.shape.K, "keys", self.inputs.q.device)
-        return self.inputs.in_kind(self.second_pass.mass(self.inputs, self.rows.lse, chosen))
+        """The share of each row that falls on given keys; `mass(0)` is the first-token sink. Keys
+        are a set: one that is named twice counts once. Differentiable."""
+        x = self.inputs
+        chosen = places(keys, x.shape.K, "keys", x.q.device, once=True)
+        return x.in_kind(self.second_pass.mass(x, self.rows.lse, chosen))
 
     def map(
         self,
