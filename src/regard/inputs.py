@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.arguments import is_number, refuse_dropout, said
 from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
@@ -164,14 +165,11 @@ def check(
         mask = None if mask is None else mask.on(axes)
         bias = None if bias is None else bias.on(axes)
     _check_shapes(q, k, v)
-    if softcap is not None and not 0 < softcap < math.inf:
+    if softcap is not None and not (is_number(softcap) and 0 < softcap < math.inf):
         raise RegardError(
-            "softcap bounds the logits", got=str(softcap), accepted="a number above 0"
+            "softcap bounds the logits", got=said(softcap), accepted="a number above 0"
         )
-    if not 0 <= dropout < 1:
-        raise RegardError(
-            "dropout is the share of weights to drop", got=str(dropout), accepted="0 <= dropout < 1"
-        )
+    refuse_dropout(dropout)
     q, k, comparison = (score or scaled_dot()).prepare(q, k, scale)
     shape = Shape(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     _check_sink(sink, shape)

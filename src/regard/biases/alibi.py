@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.arguments import counted, said
 from regard.biases.bias import Bias
 from regard.errors import RegardError
-from regard.values import Pick, Shape, end_aligned
+from regard.values import Pick, Shape, end_aligned, whole
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,14 +60,17 @@ def alibi(slopes: Float[Tensor, "h"] | Sequence[float], *, offset: int | None = 
     <BLANKLINE>
              [[0.0900, 0.2447, 0.6652]]]])
     """
-    tensor = slopes if isinstance(slopes, Tensor) else torch.tensor(slopes)
-    if tensor.ndim != 1 or not tensor.is_floating_point():
+    tensor = slopes
+    if not isinstance(slopes, Tensor):
+        with suppress(TypeError, ValueError, RuntimeError):
+            tensor = torch.tensor(slopes)
+    if not isinstance(tensor, Tensor) or tensor.ndim != 1 or not tensor.is_floating_point():
         raise RegardError(
             "alibi: one slope per head",
-            got=f"{tensor.dtype} {list(tensor.shape)}",
-            accepted="a floating-point tensor [H]",
+            got=said(tensor),
+            accepted="a floating-point tensor [H], or so many floats",
         )
-    return Alibi(tensor, offset)
+    return Alibi(tensor, None if offset is None else whole("offset", offset))
 
 
 def slopes(heads: int) -> Float[Tensor, "h"]:
@@ -74,8 +79,7 @@ def slopes(heads: int) -> Float[Tensor, "h"]:
     >>> slopes(4)
     tensor([0.2500, 0.0625, 0.0156, 0.0039])
     """
-    if heads < 1:
-        raise RegardError("slopes: one per head", got=f"{heads} heads", accepted="1 or more")
+    heads = counted("slopes: heads", heads)
     power = 1 << max(heads.bit_length() - 1, 0)
     first = [2.0 ** (-8 * (i + 1) / power) for i in range(min(power, heads))]
     # A number of heads between two powers of two borrows every other slope of the next.

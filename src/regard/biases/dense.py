@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.arguments import refuse_no_tensor
 from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.values import Axes, Pick, Shape, broadcasts
@@ -73,6 +74,7 @@ def dense(tensor: Float[Tensor, "*bh q k"]) -> Bias:
     tensor([[0.2689, 0.7311],
             [0.8808, 0.1192]])
     """
+    refuse_no_tensor("dense: the bias", tensor, "a floating-point tensor [Q, K] or [B, H, Q, K]")
     if not tensor.is_floating_point() or tensor.ndim < 2:
         raise RegardError(
             "dense: numbers to add to the logits",

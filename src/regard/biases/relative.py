@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.arguments import refuse_no_tensor
 from regard.biases.bias import Bias
 from regard.errors import RegardError
-from regard.values import Pick, Shape, broadcasts, end_aligned
+from regard.values import Pick, Shape, broadcasts, end_aligned, whole
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -56,10 +57,12 @@ def relative(table: Float[Tensor, "h distances"], *, offset: int | None = None) 
     >>> regard.trace(x, x, x, bias=relative(back)).weights(queries=[1])
     tensor([[[[0.7870, 0.1065, 0.1065]]]])
     """
+    accepted = "a floating-point tensor [H or 1, odd number of distances]"
+    refuse_no_tensor("relative: the table", table, accepted)
     if table.ndim != 2 or table.shape[1] % 2 == 0 or not table.is_floating_point():
         raise RegardError(
             "relative: a table with one column per distance, -reach to reach",
             got=f"{table.dtype} {list(table.shape)}",
-            accepted="a floating-point tensor [H or 1, odd number of distances]",
+            accepted=accepted,
         )
-    return Relative(table, offset)
+    return Relative(table, None if offset is None else whole("offset", offset))

@@ -218,7 +218,7 @@ def _is_one_query(q: Any, k: Any) -> bool:
 
 def _drops_none(dropout: float, training: bool) -> bool:
     """Whether a share of weights to drop is one, and none are dropped."""
-    return dropout == 0 or (not training and 0 < dropout < 1)
+    return dropout == 0 or (not training and type(dropout) is float and 0 < dropout < 1)
 
 
 @dataclass(frozen=True)

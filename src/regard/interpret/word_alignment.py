@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.arguments import is_number, said
 from regard.errors import RegardError
 from regard.interpret.rows import Heads, Run, choose, together
 from regard.seen import Layer
@@ -61,16 +62,18 @@ def word_links(
     >>> sorted(word_links(torch.tensor([[0.8, 0.2], [0.6, 0.4]]), way="target"))
     [(0, 0), (1, 0)]
     """
-    if weights.ndim != 2 or not weights.numel():
+    if not isinstance(weights, Tensor) or weights.ndim != 2 or not weights.numel():
         raise RegardError(
             "links are made of the weights of target words on source words",
-            got=str(list(weights.shape)),
-            accepted="[targets, sources], at least one of each",
+            got=said(weights),
+            accepted="a tensor [targets, sources], at least one of each",
         )
     if way not in ("target", "source", "both"):
         raise RegardError(
             "way= says who chooses", got=repr(way), accepted='"target", "source" or "both"'
         )
+    if not is_number(at_least):
+        raise RegardError("at_least= is a weight", got=said(at_least), accepted="a number")
     weights = weights.detach().cpu()
     rows, columns = weights.argmax(1).tolist(), weights.argmax(0).tolist()
     by_target, by_source = set(enumerate(rows)), {(row, k) for k, row in enumerate(columns)}
@@ -137,7 +140,8 @@ def word_alignment(
 
 
 def _links(name: str, links: Iterable[Link]) -> set[Link]:
-    listed = [tuple(link) for link in links]
+    each = links if isinstance(links, Iterable) else [links]
+    listed = [tuple(link) if isinstance(link, Iterable) else (link,) for link in each]
     if not all(len(link) == 2 and all(isinstance(n, int) for n in link) for link in listed):
         raise RegardError(
             f"{name}= are links between words",

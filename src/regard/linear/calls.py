@@ -20,10 +20,11 @@ from regard.linear.features import (
     largest,
     of_keys,
     of_queries,
+    refuse_no_map,
 )
 from regard.linear.kernel import mixed
 from regard.linear.order import Order, order_of, without_window
-from regard.linear.state import State
+from regard.linear.state import State, refuse_no_state
 from regard.masks.algebra import Mask
 from regard.scores.comparison import FeatureProduct
 from regard.scores.dot import dot
@@ -59,6 +60,8 @@ def attention(
     >>> linear.attention(q, k, v, mask=masks.causal()).shape
     torch.Size([1, 2, 1000, 16])
     """
+    refuse_no_map(features)
+    refuse_no_state(state)
     x, order = checked(q, k, v, mask, chunk)
     if state is not None:
         without_window(
@@ -90,6 +93,7 @@ def trace(
     >>> t.received().sum().round()
     tensor(200.)
     """
+    refuse_no_map(features)
     x, order = checked(q, k, v, mask, chunk)
     seen = order.seen(x.shape.K, x.k.device)
     with no_autocast(x.q):

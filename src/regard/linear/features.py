@@ -15,7 +15,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from regard.arguments import said
 from regard.errors import RegardError
+from regard.scores.score import positive
 from regard.values import Value, whole
 
 FeatureMap = Callable[[Tensor], Tensor]
@@ -81,10 +83,8 @@ def random_features(
         raise RegardError(
             "random features need a width and a count", got=f"{width}, {count}", accepted="1 up"
         )
-    scale = width**-0.5 if scale is None else scale
-    if not 0 < scale < math.inf:
-        raise RegardError("scale must be positive", got=str(scale), accepted="a number above 0")
-    source = torch.Generator().manual_seed(seed)
+    scale = width**-0.5 if scale is None else positive("scale", scale)
+    source = torch.Generator().manual_seed(whole("random_features: seed", seed))
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=source, dtype=torch.float64)
@@ -94,6 +94,17 @@ def random_features(
     # As long as vectors of independent numbers would be: orthogonal, and each of them Gaussian.
     lengths: Tensor = torch.linalg.vector_norm(draw(count, width), dim=-1, keepdim=True)
     return RandomFeatures((directions * lengths).to(torch.float32), float(scale))
+
+
+def refuse_no_map(features: object) -> None:
+    """Unless it can be called."""
+    if not callable(features):
+        raise RegardError(
+            "features are made by a function",
+            got=said(features),
+            accepted="linear.elu_plus_one, torch.relu, linear.random_features(width, count), or a "
+            "function of tensors",
+        )
 
 
 def is_fixed(features: FeatureMap) -> bool:

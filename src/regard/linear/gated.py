@@ -9,6 +9,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.arguments import said
 from regard.backends.passes import no_autocast
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
@@ -16,7 +17,7 @@ from regard.linear.calls import CHUNK, checked
 from regard.linear.order import without_window
 from regard.linear.recurrence import Recurrence
 from regard.linear.signed_trace import SignedTrace
-from regard.linear.state import State
+from regard.linear.state import State, refuse_no_state
 from regard.masks.algebra import Mask
 from regard.scores.score import finite_scale
 from regard.values import readable
@@ -49,6 +50,7 @@ def gated(
     torch.Size([1, 2, 100, 16])
     """
     call = _call(q, k, v, log_decay, None, scale, mask, chunk, backend)
+    refuse_no_state(state)
     with no_autocast(q):
         return call.inputs.in_kind(call.run(state))
 
@@ -80,7 +82,9 @@ def delta(
     >>> linear.delta(q, k, v, torch.rand(1, 2, 100)).shape
     torch.Size([1, 2, 100, 16])
     """
+    _refuse_no_beta(beta)
     call = _call(q, k, v, log_decay, beta, scale, mask, chunk, backend)
+    refuse_no_state(state)
     with no_autocast(q):
         return call.inputs.in_kind(call.run(state))
 
@@ -132,6 +136,7 @@ def delta_trace(
             [0.2500, 0.5000, 0.0000],
             [0.1250, 0.2500, 0.5000]])
     """
+    _refuse_no_beta(beta)
     return SignedTrace(_call(q, k, v, log_decay, beta, scale, mask, chunk, backend), mask)
 
 
@@ -155,7 +160,9 @@ def _call(
             accepted="as many queries as keys",
             do="state= to go on from earlier keys",
         )
-    decay = None if log_decay is None else _per_token(log_decay, x, "log_decay", channels=True)
+    decay = log_decay
+    if log_decay is not None or beta is None:
+        decay = _per_token(log_decay, x, "log_decay", channels=True)
     rate = None if beta is None else _per_token(beta, x, "beta", channels=False)
     if decay is not None and decay.shape[-1] > 1 and rate is not None:
         raise RegardError(
@@ -174,19 +181,30 @@ def _call(
     return Recurrence(x, order, decay, rate, scale, chunk, backend)
 
 
+def _refuse_no_beta(beta: object) -> None:
+    if beta is None:
+        raise RegardError(
+            "beta has a number for each key head and token",
+            got="None",
+            accepted="a tensor",
+            do="linear.gated for a state that nothing is replaced in",
+        )
+
+
 def _per_token(
-    t: Tensor, x: AttentionInputs, name: str, *, channels: bool
+    t: Tensor | None, x: AttentionInputs, name: str, *, channels: bool
 ) -> Float[Tensor, "b g n m"]:
     """Numbers of each key head and token as [B, G, N, 1], or of each channel too."""
     B, G, N, D = x.k.shape
     alone = x.in_kind(x.k[..., 0]).shape
-    given = tuple(t.shape) if isinstance(t, Tensor) else None
-    if given == alone:
-        return t.reshape(B, G, N, 1)
-    if channels and given == (*alone, D):
-        return t.reshape(B, G, N, D)
+    if isinstance(t, Tensor) and not t.is_complex() and t.device == x.k.device:
+        if t.shape == alone:
+            return t.reshape(B, G, N, 1)
+        if channels and tuple(t.shape) == (*alone, D):
+            return t.reshape(B, G, N, D)
+    axes = f"{list(alone)} or {[*alone, D]}" if channels else str(list(alone))
     raise RegardError(
         f"{name} has a number for each key head and token",
-        got=repr(t)[:80] if given is None else str([*given]),
-        accepted=str(list(alone)) + (f" or {[*alone, D]}" if channels else ""),
+        got=said(t) + (f" on {t.device}" if isinstance(t, Tensor) else ""),
+        accepted=f"{axes} on {x.k.device}",
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from regard.arguments import said
 from regard.errors import RegardError
 
 
@@ -78,3 +79,11 @@ class State:
             return "State(empty)"
         B, G, M, E = self.sums.shape
         return f"State({self.tokens} tokens, batch {B}, heads {G}, {M} × {E} numbers each)"
+
+
+def refuse_no_state(state: object) -> None:
+    """Unless it is one, or none is given."""
+    if state is not None and not isinstance(state, State):
+        raise RegardError(
+            "state= is what earlier tokens left", got=said(state), accepted="linear.State() or None"
+        )

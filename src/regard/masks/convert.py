@@ -18,11 +18,13 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.arguments import counted, refuse_no_tensor, said
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.masks.causal import causal
 from regard.masks.keep import ignore, keep
 from regard.masks.window import window
+from regard.values import whole
 
 
 def from_sdpa(
@@ -121,9 +123,11 @@ def from_huggingface(
     """
     parts: list[Mask | None] = [causal(offset) if is_causal else None]
     if sliding_window is not None:
+        sliding_window = counted("from_huggingface: sliding_window", sliding_window)
         left, right = (sliding_window - 1, None) if is_causal else (sliding_window, sliding_window)
         parts.append(window(left, right, offset=offset))
     if attention_mask is not None:
+        refuse_no_tensor("attention_mask", attention_mask, "an integer or boolean tensor [B, K]")
         if attention_mask.ndim != 2 or attention_mask.is_floating_point():
             raise RegardError(
                 "from_huggingface: attention_mask has one 0 or 1 per key",
@@ -143,7 +147,14 @@ def from_flash(causal: bool = False, window_size: tuple[int, int] = (-1, -1)) ->
     >>> from_flash(window_size=(4, 2))
     window(4, 2)
     """
-    left, right = (None if side < 0 else side for side in window_size)
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise RegardError(
+            "from_flash: window_size has a left and a right side",
+            got=said(window_size),
+            accepted="two whole numbers, -1 for an open side",
+        )
+    sides = [whole("from_flash: a side of window_size", side) for side in window_size]
+    left, right = (None if side < 0 else side for side in sides)
     if causal:
         right = 0
     return None if left is None and right is None else window(left, right)
@@ -160,6 +171,7 @@ def _four_axes(mask: Tensor) -> Tensor:
 
 
 def _refuse_floats(mask: Tensor, name: str) -> None:
+    refuse_no_tensor(f"{name}: the mask", mask, "a tensor of torch.bool")
     if mask.is_floating_point():
         raise RegardError(
             f"{name}: a float mask is a bias that is added to the scores",

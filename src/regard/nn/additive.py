@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard import scores
+from regard.arguments import counted, refuse_dropout
 from regard.calls import dispatch
 from regard.masks import Mask
 from regard.traces import Trace
@@ -38,9 +39,13 @@ class AdditiveAttention(nn.Module):
     ) -> None:
         super().__init__()
         hidden = d_model if hidden is None else hidden
+        key_width = d_model if key_width is None else key_width
+        for name, width in (("d_model", d_model), ("key_width", key_width), ("hidden", hidden)):
+            counted(name, width)
+        refuse_dropout(dropout)
         self.dropout = dropout
         self.Wq = nn.Parameter(torch.empty(d_model, hidden))
-        self.Wk = nn.Parameter(torch.empty(d_model if key_width is None else key_width, hidden))
+        self.Wk = nn.Parameter(torch.empty(key_width, hidden))
         self.w = nn.Parameter(torch.empty(hidden))
         self.reset_parameters()
 

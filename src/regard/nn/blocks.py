@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard import masks
+from regard.arguments import counted, refuse_dropout
 from regard.biases.bias import Bias
 from regard.masks import Mask
 from regard.nn.cache import Cache
@@ -42,6 +43,8 @@ class EncoderBlock(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        counted("d_model", d_model)
+        refuse_dropout(dropout)
         self.attention_norm = nn.LayerNorm(d_model, bias=bias)
         self.attention = MultiHeadAttention(
             d_model, heads, kv_heads=kv_heads, bias=bias, rotary=rotary, qk_norm=qk_norm,
@@ -109,6 +112,8 @@ class DecoderBlock(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        counted("d_model", d_model)
+        refuse_dropout(dropout)
         self.own_norm = nn.LayerNorm(d_model, bias=bias)
         self.own = MultiHeadAttention(
             d_model, heads, kv_heads=kv_heads, bias=bias, rotary=rotary, qk_norm=qk_norm,
@@ -145,7 +150,7 @@ class DecoderBlock(nn.Module):
 
 
 def _network(d_model: int, hidden: int | None, bias: bool, dropout: float) -> nn.Sequential:
-    hidden = 4 * d_model if hidden is None else hidden
+    hidden = 4 * d_model if hidden is None else counted("hidden", hidden)
     return nn.Sequential(
         nn.Linear(d_model, hidden, bias=bias),
         nn.GELU(),

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard import scores
+from regard.arguments import counted, refuse_dropout
 from regard.calls import dispatch
 from regard.errors import RegardError
 from regard.masks import Mask
@@ -39,6 +40,9 @@ class DotAttention(nn.Module):
     ) -> None:
         super().__init__()
         key_width = d_model if key_width is None else key_width
+        counted("d_model", d_model)
+        counted("key_width", key_width)
+        refuse_dropout(dropout)
         if key_width != d_model and not general:
             raise RegardError(
                 "a dot product needs queries and keys of one width",

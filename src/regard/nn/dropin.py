@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from regard import biases, masks
+from regard.arguments import refuse_no_module
 from regard.biases.bias import Bias
 from regard.calls import dispatch
 from regard.errors import RegardError
@@ -347,6 +348,7 @@ def replace_attention(model: nn.Module) -> list[str]:
     >>> nn.replace_attention(layer)
     ['self_attn', 'multihead_attn']
     """
+    refuse_no_module("replace_attention: what is given", model)
     found = {
         path: module
         for path, module in model.named_modules(remove_duplicate=False)

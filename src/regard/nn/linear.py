@@ -8,11 +8,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard import linear
+from regard.arguments import counted
 from regard.errors import RegardError
-from regard.linear.features import elu_plus_one
+from regard.linear.calls import checked
+from regard.linear.features import elu_plus_one, refuse_no_map
 from regard.linear.kernel import mixed
-from regard.linear.order import Order
-from regard.masks import Mask
+from regard.masks import Mask, padding
 from regard.traces import Trace
 from regard.values import whole
 
@@ -49,7 +50,8 @@ class LinearAttention(nn.Module):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        if heads < 1 or d_model % heads:
+        counted("d_model", d_model)
+        if whole("heads", heads) < 1 or d_model % heads:
             raise RegardError(
                 "heads share d_model evenly",
                 got=f"d_model={d_model}, heads={heads}",
@@ -57,6 +59,7 @@ class LinearAttention(nn.Module):
             )
         if whole("chunk", chunk) < 1:
             raise RegardError("chunk counts keys", got=f"chunk={chunk}", accepted="1 or more")
+        refuse_no_map(feature)
         self.heads, self.feature, self.chunk = heads, feature, chunk
         self.q_proj = nn.Linear(d_model, d_model, bias=bias)
         self.k_proj = nn.Linear(d_model, d_model, bias=bias)
@@ -129,5 +132,8 @@ def linear_attention(
     >>> linear_attention(q, k, v, chunk=32).shape
     torch.Size([1, 2, 100, 16])
     """
-    order = Order(causal=chunk is not None, lengths=lengths)
-    return mixed(q, k, v, feature, order, 64 if chunk is None else chunk).out
+    refuse_no_map(feature)
+    size = 64 if chunk is None else chunk
+    x, order = checked(q, k, v, None if lengths is None else padding(lengths), size)
+    order = order._replace(causal=chunk is not None)
+    return x.in_kind(mixed(x.q, x.k, x.v, feature, order, size).out)

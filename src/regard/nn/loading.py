@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from regard.arguments import said
 from regard.errors import RegardError
 from regard.nn.multihead import MultiHeadAttention
 
@@ -43,6 +44,18 @@ def load_weights(
     >>> bool((attention.out_proj.weight == llama["layers.0.self_attn.o_proj.weight"]).all())
     True
     """
+    if not isinstance(attention, MultiHeadAttention):
+        raise RegardError(
+            "weights are loaded into an attention module",
+            got=said(attention),
+            accepted="regard.nn.MultiHeadAttention",
+        )
+    if not isinstance(state, Mapping) or not isinstance(prefix, str):
+        raise RegardError(
+            "weights are those of a state dict, under a prefix",
+            got=f"{type(state).__name__}, {said(prefix)}",
+            accepted="names and tensors, as module.state_dict() gives them, and a text",
+        )
     found = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
     weights = renamed(attention, found)
     own = dict(attention.named_parameters())
@@ -80,6 +93,12 @@ def from_torch(source: nn.MultiheadAttention) -> MultiHeadAttention:
     >>> torch.allclose(from_torch(theirs)(x), theirs(x, x, x)[0], atol=1e-6)
     True
     """
+    if not isinstance(source, nn.MultiheadAttention):
+        raise RegardError(
+            "from_torch: weights come from PyTorch's own attention",
+            got=said(source),
+            accepted="torch.nn.MultiheadAttention",
+        )
     if source.bias_k is not None or source.add_zero_attn:
         raise RegardError(
             "from_torch: keys that PyTorch appends by itself have no place here",

@@ -7,6 +7,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.arguments import counted, refuse_dropout
 from regard.biases.bias import Bias
 from regard.calls import dispatch
 from regard.errors import RegardError
@@ -14,6 +15,7 @@ from regard.masks import Mask
 from regard.nn.cache import Cache
 from regard.nn.rotary import Rotary
 from regard.traces import Trace
+from regard.values import whole
 
 
 class MultiHeadAttention(nn.Module):
@@ -55,10 +57,19 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
+        counted("d_model", d_model)
         self.d_model, self.heads = d_model, heads
         self.kv_heads = heads if kv_heads is None else kv_heads
         _check_heads(d_model, heads, self.kv_heads, head_width)
         self.head_width = d_model // heads if head_width is None else head_width
+        for name, width in (
+            ("head_width", self.head_width),
+            ("key_width", key_width),
+            ("value_width", value_width),
+        ):
+            if width is not None:
+                counted(name, width)
+        refuse_dropout(dropout)
         self.rotary, self.dropout = rotary, dropout
         if rotary is not None:
             if not isinstance(rotary, Rotary):
@@ -195,14 +206,14 @@ def _normed(norm: nn.RMSNorm, x: Float[Tensor, "b h n w"]) -> Float[Tensor, "b h
 
 
 def _check_heads(d_model: int, heads: int, kv_heads: int, head_width: int | None) -> None:
-    if heads < 1 or (head_width is None and d_model % heads):
+    if whole("heads", heads) < 1 or (head_width is None and d_model % heads):
         raise RegardError(
             "heads share d_model evenly",
             got=f"d_model={d_model}, heads={heads}",
             accepted="a number of heads that divides d_model",
             do="or set head_width= for heads of another width",
         )
-    if kv_heads < 1 or heads % kv_heads:
+    if whole("kv_heads", kv_heads) < 1 or heads % kv_heads:
         raise RegardError(
             "query heads share key heads evenly",
             got=f"heads={heads}, kv_heads={kv_heads}",

@@ -6,13 +6,16 @@ distance alone.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.arguments import is_number, said
 from regard.errors import RegardError
+from regard.values import whole
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,13 @@ class Rotary:
         >>> Rotary(width=32).check(64)
         32
         """
-        width = head_width if self.width is None else self.width
+        if not (is_number(self.base) and 0 < self.base < math.inf):
+            raise RegardError(
+                "rotary positions turn by powers of a base",
+                got=f"base={said(self.base)}",
+                accepted="a number above 0",
+            )
+        width = head_width if self.width is None else whole("Rotary: width", self.width)
         if width % 2 or not 0 < width <= head_width:
             raise RegardError(
                 "rotary positions turn pairs of numbers",

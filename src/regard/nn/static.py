@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from regard import scores
 from regard.calls import dispatch
 from regard.masks import Mask
+from regard.scores.score import finite_scale
 from regard.traces import Trace
 
 
@@ -29,7 +30,7 @@ class StaticAttention(nn.Module):
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
-        self.scale = scale
+        self.scale = finite_scale(scale)
 
     def forward(
         self, x: Float[Tensor, "b n d"], *, mask: Mask | None = None, trace: bool = False

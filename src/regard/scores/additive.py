@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.arguments import refuse_no_tensor
 from regard.errors import RegardError
 from regard.scores.comparison import TanhSum
 from regard.scores.score import Prepared, Score, apart, per_head
@@ -55,4 +56,7 @@ def additive(
     >>> regard.trace(q, k, k, score=additive(one, one, torch.ones(1))).weights()
     tensor([[0.1735, 0.3716, 0.4549]])
     """
+    axes = "Wq [query width, hidden], Wk [key width, hidden], w [hidden]"
+    for name, given in (("Wq", Wq), ("Wk", Wk), ("w", w)):
+        refuse_no_tensor(f"additive: {name}", given, axes)
     return Additive(Wq, Wk, w)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.arguments import refuse_no_tensor
 from regard.errors import RegardError
 from regard.scores.comparison import Dot
 from regard.scores.score import Prepared, Score, finite_scale, per_head
@@ -38,4 +39,5 @@ def general(W: Float[Tensor, "*h dq dk"]) -> Score:
     >>> regard.trace(q, k, k, score=general(W)).weights()
     tensor([[0.2447, 0.6652, 0.0900]])
     """
+    refuse_no_tensor("general: W", W, "[query width, key width], or one such matrix per head")
     return General(W)

@@ -1,0 +1,68 @@
+"""What an argument has to be, where a call would end in another's error, or in none."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.errors import RegardError
+from regard.values import whole
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a real number, or a tensor of one.
+
+    >>> is_number(0.5), is_number(torch.tensor(2)), is_number("2"), is_number([2.0]), is_number(1j)
+    (True, True, False, False, False)
+    """
+    if isinstance(value, (int, float)):
+        return True
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex() and value.device.type != "meta"
+    return isinstance(value, (torch.SymInt, torch.SymFloat, Real))
+
+
+def counted(name: str, value: int, least: int = 1) -> int:
+    """A whole number of at least so many; anything else is refused."""
+    if whole(name, value) < least:
+        raise RegardError(f"{name} is too small", got=str(value), accepted=f"{least} or more")
+    return whole(name, value)
+
+
+def refuse_dropout(dropout: float) -> None:
+    """Unless it is a share of weights that may be dropped."""
+    if not (is_number(dropout) and 0 <= dropout < 1):
+        raise RegardError(
+            "dropout is the share of weights to drop",
+            got=said(dropout),
+            accepted="0 <= dropout < 1",
+        )
+
+
+def refuse_no_tensor(name: str, value: object, accepted: str) -> None:
+    """Unless it is a tensor."""
+    if not isinstance(value, Tensor):
+        raise RegardError(f"{name} is a tensor", got=said(value), accepted=accepted)
+
+
+def refuse_no_module(name: str, value: object) -> None:
+    """Unless it is a module of PyTorch."""
+    if not isinstance(value, nn.Module):
+        raise RegardError(f"{name} is a model", got=said(value), accepted="a torch.nn.Module")
+
+
+def said(value: Any) -> str:
+    """An argument as an error says it: tensors by kind and axes, others as they print, with their
+    type.
+
+    >>> said(torch.zeros(2, 3)), said("two")
+    ('torch.float32 [2, 3]', "'two' (str)")
+    """
+    if isinstance(value, Tensor) and value.numel() != 1:
+        return f"{value.dtype} {list(value.shape)}"
+    if isinstance(value, (int, float)):
+        return str(value)
+    return f"{value!r:.80} ({type(value).__name__})"

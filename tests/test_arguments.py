@@ -1,0 +1,90 @@
+"""Arguments of other kinds are refused in words, wherever they are given."""
+
+import math
+
+import pytest
+import torch
+
+import regard
+from regard import biases, interpret, linear, masks, nn, scores
+from regard.arguments import is_number, said
+
+q, k, v = torch.randn(3, 2, 4, 6, 8)
+fades, rate = -torch.rand(2, 4, 6), torch.rand(2, 4, 6)
+table = [[1.0, 2.0, 3.0]]
+
+REFUSED = {
+    "softcap bounds the logits": lambda: regard.attention(q, k, v, softcap="a"),
+    "dropout is the share": lambda: regard.attention(q, k, v, dropout="a"),
+    r"(?s)dropout is the share.*None": lambda: regard.trace(q, k, v, dropout=None),
+    "scale is a number": lambda: regard.attention(q, k, v, scale=[1.0]),
+    r"(?s)scale is a number.*\[6\]": lambda: regard.plan(q, k, v, scale=torch.ones(6)),
+    "cosine: temperature must be positive": lambda: scores.cosine("a"),
+    "distance: bandwidth must be positive": lambda: scores.distance("x"),
+    "(?s)bandwidth must be positive.*nan": lambda: scores.distance(math.nan),
+    "general: W is a tensor": lambda: scores.general(table),
+    "additive: Wk is a tensor": lambda: scores.additive(torch.ones(8, 2), None, torch.ones(2)),
+    "alibi: one slope per head": lambda: biases.alibi("a"),
+    "(?s)alibi: one slope.*None": lambda: biases.alibi(None),
+    "offset must be a whole number": lambda: biases.alibi([1.0], offset=(3,)),
+    "slopes: heads must be a whole number": lambda: biases.slopes(2.5),
+    "slopes: heads is too small": lambda: biases.slopes(0),
+    "relative: the table is a tensor": lambda: biases.relative(table),
+    "dense: the bias is a tensor": lambda: biases.dense(table),
+    "window_size has a left and a right": lambda: masks.from_flash(window_size=(3,)),
+    "a side of window_size must be a whole": lambda: masks.from_flash(window_size=(3, 0.5)),
+    "sliding_window must be a whole number": lambda: masks.from_huggingface(sliding_window="a"),
+    "attention_mask is a tensor": lambda: masks.from_huggingface([[1, 1, 0]]),
+    "from_sdpa: the mask is a tensor": lambda: masks.from_sdpa([[True]]),
+    "links are made of the weights": lambda: interpret.word_links(table),
+    "at_least= is a weight": lambda: interpret.word_links(torch.ones(1, 1), at_least="a"),
+    "found= are links": lambda: interpret.alignment_error_rate(3, [(0, 0)]),
+    "features are made by a function": lambda: linear.attention(q, k, v, features="relu"),
+    "state= is what earlier tokens left": lambda: linear.gated(q, k, v, fades, state=0),
+    "log_decay has a number": lambda: linear.gated(q, k, v, None),
+    "(?s)log_decay has a number.*meta": lambda: linear.gated(q, k, v, fades.to("meta")),
+    "beta has a number": lambda: linear.delta(q, k, v, None),
+    "(?s)beta has.*complex": lambda: linear.delta(q, k, v, rate.to(torch.complex64)),
+    "random_features: seed must be": lambda: linear.random_features(8, seed=0.5),
+    "scale must be positive": lambda: linear.random_features(8, scale="a"),
+    "heads must be a whole number": lambda: nn.MultiHeadAttention(16, 2.0),
+    "key_width must be a whole number": lambda: nn.MultiHeadAttention(16, 2, key_width="a"),
+    "head_width is too small": lambda: nn.MultiHeadAttention(16, 2, head_width=-1),
+    "d_model is too small": lambda: nn.MultiHeadAttention(0, 1),
+    "(?s)dropout is the share.*1.5": lambda: nn.MultiHeadAttention(16, 2, dropout=1.5),
+    "hidden must be a whole number": lambda: nn.EncoderBlock(16, 2, hidden=8.0),
+    "d_model must be a whole number": lambda: nn.DecoderBlock("a", 2),
+    "(?s)hidden must be.*1.5": lambda: nn.AdditiveAttention(16, hidden=1.5),
+    "(?s)d_model must be.*None": lambda: nn.DotAttention(None),
+    "(?s)scale is a number.*list": lambda: nn.StaticAttention([1.0]),
+    "turn by powers of a base": lambda: nn.MultiHeadAttention(16, 2, rotary=nn.Rotary(math.nan)),
+    "Rotary: width must be": lambda: nn.MultiHeadAttention(16, 2, rotary=nn.Rotary(width="a")),
+    "(?s)features are made.*None": lambda: nn.LinearAttention(16, 2, feature=None),
+    "q, k and v": lambda: nn.linear_attention(q, k[:, 0], v),
+    "padding": lambda: nn.linear_attention(q, k, v, lengths="a"),
+    "(?s)chunk must be.*0.5": lambda: nn.linear_attention(q, k, v, chunk=0.5),
+    "weights come from PyTorch's own": lambda: nn.from_torch(torch.nn.Linear(2, 2)),
+    "loaded into an attention module": lambda: nn.load_weights(torch.nn.Linear(2, 2), {}),
+    "those of a state dict": lambda: nn.load_weights(nn.MultiHeadAttention(4, 2), None),
+    "what is given is a model": lambda: nn.replace_attention("model"),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_arguments_of_other_kinds_are_refused_in_words(words, monkeypatch):
+    # Wrong types reach regard's own checks even when the shape-checking hook is on.
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    with pytest.raises(regard.RegardError, match=words):
+        REFUSED[words]()
+
+
+def test_numbers_of_any_kind_are_numbers():
+    np = pytest.importorskip("numpy")
+    assert all(map(is_number, (1, 0.5, torch.tensor(2.0), np.float32(1), np.int64(2))))
+    assert not any(
+        map(is_number, ("1", None, [1.0], 1j, torch.ones(2), torch.ones(1, device="meta")))
+    )
+
+
+def test_a_long_argument_is_cut():
+    assert len(said(list(range(1000)))) < 100
