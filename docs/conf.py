@@ -19,6 +19,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.viewcode",
     "markdown_docstrings",
+    "result_titles",
     "table_cells",
 ]
 root_doc = "docs/index"

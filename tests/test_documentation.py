@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,6 +82,17 @@ def test_a_broken_link_is_noticed() -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     assert set(DOCS.rglob("*.md")) - below(DOCS / "index.md") == {DOCS / "index.md"}
+
+
+def test_every_page_of_results_has_a_title_on_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS / "site"))
+    site = import_module("result_titles")
+    for page in (ROOT / "benchmarks/results").glob("*.md"):
+        source = [page.read_text("utf-8")]
+        site.retitle(SimpleNamespace(srcdir=ROOT), f"benchmarks/results/{page.stem}", source)
+        title, _, rest = source[0].partition("\n")
+        assert re.match("# [A-Z][^_]+$", title), f"docs/results.md gives {page.name} no title"
+        assert rest == page.read_text("utf-8").partition("\n")[2]
 
 
 def test_every_public_name_is_in_the_api() -> None:
