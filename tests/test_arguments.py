@@ -6,12 +6,19 @@ import pytest
 import torch
 
 import regard
-from regard import biases, interpret, linear, masks, nn, scores
+from regard import biases, cost, interpret, linear, masks, models, nn, parallel, scores, view
 from regard.arguments import is_number, said
 
 q, k, v = torch.randn(3, 2, 4, 6, 8)
 fades, rate = -torch.rand(2, 4, 6), torch.rand(2, 4, 6)
 table = [[1.0, 2.0, 3.0]]
+MODEL = models.CausalModel(models.CausalConfig(9, d_model=8, layers=1, heads=2)).eval()
+TEXT = [torch.tensor([[1, 2, 3]])]
+
+
+def logit(output):
+    return output[:, -1, 0]
+
 
 REFUSED = {
     "softcap bounds the logits": lambda: regard.attention(q, k, v, softcap="a"),
@@ -67,6 +74,40 @@ REFUSED = {
     "loaded into an attention module": lambda: nn.load_weights(torch.nn.Linear(2, 2), {}),
     "those of a state dict": lambda: nn.load_weights(nn.MultiHeadAttention(4, 2), None),
     "what is given is a model": lambda: nn.replace_attention("model"),
+    "every must be a whole number": lambda: regard.watch(nn.MultiHeadAttention(4, 2), every=2.5),
+    "what is warmed up is a model": lambda: regard.warm_up("model"),
+    "(?s)no such device.*gpu": lambda: regard.warm_up(width=8, device="gpu"),
+    "a file is opened by its path": lambda: regard.load(None),
+    "(?s)no such device.*None": lambda: regard.load("run.regard", device=None),
+    "a device has a name": lambda: cost.device(4),
+    "a model has a name": lambda: cost.model(None, 8),
+    "(?s)unknown dtype.*float32": lambda: cost.layer(64, 4, 8, dtype=["float32"]),
+    "tile counts queries and keys": lambda: cost.layer(64, 4, 8, tile=128),
+    "tile: a side must be": lambda: cost.layer(64, 4, 8, tile=(1.5, 2)),
+    "context must be a whole number": lambda: cost.cache_bytes(cost.preset("gpt2"), 0.5),
+    "a cache is that of a model": lambda: cost.cache_bytes("gpt2", 8),
+    "layer: heads must be a whole": lambda: cost.layer(64, "a", 8),
+    "a: vocabulary is too small": lambda: cost.Configuration("a", 64, 4, 2, vocabulary=-1),
+    "a: windows says": lambda: cost.Configuration("a", 64, 4, 2, windows=8),
+    "a window must be a whole": lambda: cost.Configuration("a", 64, 4, 2, windows=("8",)),
+    "keys are scored by a trace": lambda: interpret.heavy_hitters(q, 4, recent=2),
+    "share= is how much": lambda: interpret.prune(regard.trace(q, k, v), [0], "a"),
+    "what has an anatomy is a model": lambda: interpret.anatomy("gpt2"),
+    "what was seen is asked": lambda: interpret.citations(None, [range(2)]),
+    "layers= are patterns": lambda: interpret.citations({}, [range(2)], layers=[0]),
+    "a metric is a function": lambda: interpret.ablate(MODEL, TEXT, "loss"),
+    "(?s)texts are what the model.*None": lambda: interpret.ablate(MODEL, None, len),
+    "batch must be a whole number": lambda: interpret.ablate(MODEL, TEXT, logit, batch=0.5),
+    "seed must be a whole number": lambda: interpret.ablate(MODEL, TEXT, logit, seed="a"),
+    "a layer must be a whole": lambda: interpret.knock_out(
+        MODEL, TEXT, logit, [(2, 0)], heads=[("a", 0)]
+    ),
+    "by_document takes lengths": lambda: parallel.by_document(8, 2),
+    "layers is too small": lambda: models.CausalConfig(layers=-1),
+    "longest must be a whole": lambda: models.TranslatorConfig(longest="a"),
+    "there is nothing to draw": lambda: view.heat_map(None),
+    "there is nothing to look at": lambda: view.head_grid("a"),
+    "tokens= are texts": lambda: view.heat_map(regard.trace(q, k, v), 3),
 }
 
 

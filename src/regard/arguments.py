@@ -54,6 +54,16 @@ def refuse_no_module(name: str, value: object) -> None:
         raise RegardError(f"{name} is a model", got=said(value), accepted="a torch.nn.Module")
 
 
+def device_of(device: torch.device | str) -> torch.device:
+    """A device by its name; what is none is refused."""
+    try:
+        return torch.device(device)
+    except (TypeError, RuntimeError):
+        raise RegardError(
+            "there is no such device", got=said(device), accepted='"cpu", "cuda" or "cuda:1"'
+        ) from None
+
+
 def said(value: Any) -> str:
     """An argument as an error says it: tensors by kind and axes, others as they print, with their
     type.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from regard.arguments import device_of, refuse_no_module
 from regard.backends.triton import INSTALLED
 from regard.calls.dispatch import trace
 from regard.errors import RegardError
@@ -42,6 +43,7 @@ def warm_up(
     0
     """
     if model is not None:
+        refuse_no_module("what is warmed up", model)
         width = _width_of(model) if width is None else width
         parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
         if parameter is not None:
@@ -54,7 +56,7 @@ def warm_up(
         )
     if whole("width", width) < 1:
         raise RegardError("width is that of a head", got=str(width), accepted="1 or more")
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    where = device_of(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     kind = dtype or (torch.bfloat16 if where.type == "cuda" else torch.float32)
     if kind not in DTYPES:
         names = ", ".join(str(t).removeprefix("torch.") for t in DTYPES)

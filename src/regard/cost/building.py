@@ -23,6 +23,7 @@ from regard.masks.algebra import Mask
 from regard.masks.causal import causal
 from regard.masks.window import window as window_of
 from regard.scores.score import Score
+from regard.values import whole
 
 
 def call(
@@ -127,7 +128,7 @@ def model(
     >>> found.cache.per_token, found.cache.in_context
     (131072, 17179869184)
     """
-    c = preset(of) if isinstance(of, str) else of
+    c = of if isinstance(of, Configuration) else preset(of)
     c = c if dtype is None else c.but(dtype=dtype)
     n, batch, tile = tokens(context), tokens(batch, "batch counts texts"), _checked(tile)
     mask = causal() if mask is None else mask
@@ -227,9 +228,13 @@ def _both(a: Memory, b: Memory) -> Memory:
 
 
 def _checked(tile: tuple[int, int]) -> tuple[int, int]:
-    if len(tile) != 2 or min(tile) < 1:
+    if not isinstance(tile, (tuple, list)) or len(tile) != 2 or min(map(_whole, tile)) < 1:
         raise RegardError("tile counts queries and keys", got=repr(tile), accepted="1 or more each")
     return tile
+
+
+def _whole(side: int) -> int:
+    return whole("tile: a side", side)
 
 
 def _heads(c: Configuration) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from regard.arguments import counted, said
 from regard.cost.configuration import Configuration
+from regard.errors import RegardError
 
 
 class CacheBytes(NamedTuple):
@@ -35,6 +37,12 @@ def cache_bytes(c: Configuration, context: int, batch: int = 1) -> CacheBytes:
     >>> cache_bytes(preset("llama-3-8b"), 131072).per_token
     131072
     """
+    if not isinstance(c, Configuration):
+        raise RegardError(
+            "a cache is that of a model", got=said(c), accepted="a Configuration, as preset gives"
+        )
+    counted("context", context)
+    counted("batch", batch)
     layer = 2 * c.key_heads * c.head_width * c.itemsize
     return CacheBytes(layer * c.layers, batch * layer * _held(c, context))
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from regard.arguments import counted
 from regard.cost.config_json import read
 from regard.cost.units import MOST, width_of
 from regard.errors import RegardError
+from regard.values import whole
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,13 @@ class Configuration:
     """The longest context it was trained for."""
 
     def __post_init__(self) -> None:
+        whole(f"{self.name}: width", self.width)
+        whole(f"{self.name}: heads", self.heads)
         for name, value in (
             ("key_heads", self.key_heads or self.heads),
             ("head_width", self.head_width or self.width // max(self.heads, 1)),
             ("feed_forward", self.feed_forward or 4 * self.width),
-            ("windows", tuple(self.windows)),
+            ("windows", tuple(self.windows) if isinstance(self.windows, Sequence) else ()),
         ):
             object.__setattr__(self, name, value)
         self._check()
@@ -76,12 +81,17 @@ class Configuration:
                 f"{self.name}: a token goes through some of the experts",
                 got=f"active_experts={self.active_experts} of experts={self.experts}",
             )
-        if not self.windows or any(w is not None and w < 1 for w in self.windows):
+        if not self.windows or any(
+            w is not None and whole("a window", w) < 1 for w in self.windows
+        ):
             raise RegardError(
                 f"{self.name}: windows says how many keys a query sees, itself counted",
                 got=repr(self.windows),
                 accepted="a tuple of whole numbers above 0, or None for all",
             )
+        counted(f"{self.name}: vocabulary", self.vocabulary, least=0)
+        if self.trained_context is not None:
+            counted(f"{self.name}: trained_context", self.trained_context)
         width_of(self.dtype)
 
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 
+from regard.arguments import said
 from regard.cost.configuration import Configuration
 from regard.errors import RegardError
 
@@ -44,6 +45,8 @@ def preset(name: str) -> Configuration:
     >>> preset("llama-3-8b").key_heads
     8
     """
+    if not isinstance(name, str):
+        raise RegardError("a model has a name", got=said(name), accepted=", ".join(PRESETS))
     found = PRESETS.get(name.lower())
     if found is not None:
         return found

@@ -41,7 +41,7 @@ def width_of(dtype: str) -> int:
     >>> width_of("bfloat16")
     2
     """
-    if dtype not in _BYTES:
+    if not isinstance(dtype, str) or dtype not in _BYTES:
         raise RegardError("unknown dtype", got=repr(dtype), accepted=", ".join(_BYTES))
     return _BYTES[dtype]
 

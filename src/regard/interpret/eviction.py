@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
 
+from regard.arguments import said
 from regard.errors import RegardError
 from regard.interpret.choosing import Kept, strongest
 from regard.interpret.rows import received_from
@@ -34,6 +35,7 @@ def heavy_hitters(trace: Trace, keep: int, *, recent: int) -> Kept:
     >>> heavy_hitters(regard.trace(q, k, k, mask=regard.masks.causal()), 4, recent=2).keep
     tensor([[[0, 3, 6, 7]]])
     """
+    refuse_no_trace(trace)
     K = trace.inputs.shape.K
     _check(keep, recent, "recent", K)
     return _keep(_by_key_head(trace, received_from(trace, None, None)), keep, recent, K)
@@ -61,6 +63,7 @@ def window_votes(
     >>> window_votes(t, 5, window=2, width=3).keep                   # place 3 and its neighbours
     tensor([[[2, 3, 4, 6, 7]]])
     """
+    refuse_no_trace(trace)
     _, _, Q, K = trace.inputs.shape
     _check(keep, window, "window", K)
     if not 1 <= window <= Q:
@@ -102,4 +105,12 @@ def _check(keep: int, last: int, name: str, K: int) -> None:
             f"keep= counts the keys that stay, and the last {name}= are among them",
             got=f"keep={keep}, {name}={last}, with {K} keys",
             accepted=f"0 <= {name} <= keep <= {K}",
+        )
+
+
+def refuse_no_trace(trace: object) -> None:
+    """Unless it is one."""
+    if not isinstance(trace, Trace):
+        raise RegardError(
+            "keys are scored by a trace", got=said(trace), accepted="what regard.trace gives"
         )

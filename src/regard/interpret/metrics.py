@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
+from regard.arguments import said
 from regard.errors import RegardError
 from regard.traces import Trace
 
@@ -138,6 +139,12 @@ def measured(metric: Any, outcome: Outcome) -> Float[Tensor, "b"]:
 
 def differentiable(metric: Any, outcome: Outcome) -> Float[Tensor, "b"]:
     """The same numbers, in the graph of autograd if the output is."""
+    if not isinstance(metric, Metric) and not callable(metric):
+        raise RegardError(
+            "a metric is a function of the output",
+            got=said(metric),
+            accepted="one of regard.interpret.metrics, or a function",
+        )
     found = metric.of(outcome) if isinstance(metric, Metric) else metric(outcome.output)
     numbers = torch.as_tensor(found)
     if numbers.ndim > 1:

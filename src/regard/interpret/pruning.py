@@ -6,8 +6,10 @@ import math
 
 import torch
 
+from regard.arguments import is_number, said
 from regard.errors import RegardError
 from regard.interpret.choosing import Kept, strongest
+from regard.interpret.eviction import refuse_no_trace
 from regard.interpret.rows import received_from
 from regard.traces import Chosen, Trace, places
 
@@ -29,12 +31,13 @@ def prune(trace: Trace, tokens: Chosen, share: float, *, queries: Chosen = -1) -
     >>> prune(t, image, 1 / 3).keep
     tensor([[0, 1, 3, 6, 8, 9]])
     """
+    refuse_no_trace(trace)
     _, H, Q, K = trace.inputs.shape
     device = trace.inputs.q.device
     chosen = places(tokens, K, "tokens", device)
-    if not 0 <= share <= 1:
+    if not (is_number(share) and 0 <= share <= 1):
         raise RegardError(
-            "share= is how much of the tokens stays", got=str(share), accepted="0 to 1"
+            "share= is how much of the tokens stays", got=said(share), accepted="0 to 1"
         )
     if len(chosen.unique()) < len(chosen):
         raise RegardError("tokens= names a token twice", got=f"{tokens!r:.80}")

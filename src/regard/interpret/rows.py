@@ -14,9 +14,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.arguments import said
 from regard.errors import RegardError
 from regard.seen import Layer
 from regard.traces import Chosen, Trace, places
+from regard.values import whole
 
 Heads = Sequence[Sequence[int]]
 """Pairs (layer, head). Layers are counted from 0 among those that a pattern names, heads among
@@ -27,6 +29,10 @@ def choose(
     seen: Mapping[str, Layer], layers: str | Sequence[str], heads: Heads | None
 ) -> dict[str, list[int]]:
     """The heads asked for, by the path of their layer; every head of every layer for None."""
+    if not isinstance(seen, Mapping):
+        raise RegardError(
+            "what was seen is asked", got=said(seen), accepted="what watch or regard.load gives"
+        )
     paths = matching(seen, layers)
     for path in paths:
         if not seen[path].traces:
@@ -42,6 +48,10 @@ def choose(
 def matching(paths: Iterable[str], layers: str | Sequence[str]) -> list[str]:
     """The paths of layers that were seen and are named by a pattern."""
     patterns = [layers] if isinstance(layers, str) else layers
+    if not isinstance(patterns, Sequence) or not all(isinstance(one, str) for one in patterns):
+        raise RegardError(
+            "layers= are patterns of paths", got=said(layers), accepted="a text, or a list of texts"
+        )
     every = list(paths)
     found = [path for path in every if any(fnmatch(path, pattern) for pattern in patterns)]
     if not found:
@@ -56,6 +66,8 @@ def matching(paths: Iterable[str], layers: str | Sequence[str]) -> list[str]:
 def numbered(sizes: Mapping[str, int], heads: Heads) -> dict[str, list[int]]:
     """Heads by the path of their layer, from pairs (layer, head); `sizes` says how many each layer
     has."""
+    if not isinstance(heads, Sequence):
+        raise RegardError("heads= is a list", got=said(heads), accepted="pairs (layer, head)")
     if not len(heads):
         raise RegardError("no head was chosen", accepted="a list of (layer, head), or None for all")
     if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in heads):
@@ -64,7 +76,8 @@ def numbered(sizes: Mapping[str, int], heads: Heads) -> dict[str, list[int]]:
         )
     chosen: dict[str, list[int]] = {}
     paths = list(sizes)
-    for layer, head in heads:
+    for pair in heads:
+        layer, head = whole("a layer", pair[0]), whole("a head", pair[1])
         if not 0 <= layer < len(paths) or not 0 <= head < sizes[paths[layer]]:
             listed = ", ".join(f"{i}: {sizes[path]}" for i, path in enumerate(paths))
             raise RegardError(
@@ -88,7 +101,7 @@ class Run:
     def prompt(self, given: int | None) -> int:
         """How many tokens come before the first that is asked about: those of the first call, which
         reads the prompt when a model generates, unless it is said."""
-        prompt = self.ends[0] if given is None else given
+        prompt = self.ends[0] if given is None else whole("prompt", given)
         if prompt < 1:
             raise RegardError(
                 "prompt= counts the tokens before the first one asked about",

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard import masks
+from regard.arguments import counted, refuse_dropout
 from regard.errors import RegardError
 from regard.models.memory import Memory
 from regard.nn import DecoderBlock, EncoderBlock, MultiHeadAttention, Rotary
@@ -26,6 +27,11 @@ class CausalConfig:
     heads: int = 8
     longest: int = 512
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "d_model", "layers", "heads", "longest"):
+            counted(name, getattr(self, name))
+        refuse_dropout(self.dropout)
 
 
 class CausalModel(nn.Module):

@@ -24,7 +24,7 @@ def chosen_device(device: str) -> torch.device:
     try:
         where = torch.device(device)
         torch.empty(0, device=where)
-    except (RuntimeError, AssertionError) as error:
+    except (TypeError, RuntimeError, AssertionError) as error:
         raise RegardError(
             "there is no such device here",
             got=f"{device!r}: {str(error).splitlines()[0]}",
@@ -41,6 +41,6 @@ def chosen_dtype(dtype: str) -> torch.dtype | None:
     """
     if dtype == "auto":
         return None
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise RegardError("unknown dtype", got=repr(dtype), accepted=", ".join(["auto", *DTYPES]))
     return DTYPES[dtype]

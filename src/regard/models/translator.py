@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard import masks
+from regard.arguments import counted, refuse_dropout
 from regard.masks import Mask
 from regard.models.causal import quiet, refuse_long
 from regard.models.memory import Memory
@@ -27,6 +28,11 @@ class TranslatorConfig:
     dropout: float = 0.0
     is_encoder_decoder: bool = True
     """By this name, so that `regard.watch` knows that there are two texts."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocabulary", "d_model", "layers", "heads", "longest"):
+            counted(name, getattr(self, name))
+        refuse_dropout(self.dropout)
 
 
 class TranslatorModel(nn.Module):

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from regard.arguments import said
 from regard.errors import RegardError
 from regard.parallel.collectives import Replicated
 from regard.parallel.ranks import Mesh, ranks_of
@@ -237,6 +238,10 @@ def _picked(x: Tensor, dim: int, index: Int[Tensor, "n"] | None) -> Tensor:
 
 
 def _listed(lengths: Sequence[int] | Tensor) -> list[int]:
+    if not isinstance(lengths, (Tensor, Iterable)) or getattr(lengths, "ndim", 1) != 1:
+        raise RegardError(
+            "by_document takes lengths", got=said(lengths), accepted="a list of whole numbers"
+        )
     return lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
 
 

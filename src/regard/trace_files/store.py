@@ -32,6 +32,7 @@ from typing import Any, BinaryIO, overload
 import torch
 from torch import Tensor
 
+from regard.arguments import device_of, said
 from regard.errors import RegardError
 from regard.files import replacing
 from regard.inputs import DTYPES
@@ -153,7 +154,9 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
     Tensors are read when a layer's traces are asked for, so that a file larger than memory can be
     looked through. Close it, or use it in a `with`.
     """
-    source = Source(Path(path), torch.device(device))
+    if not isinstance(path, (str, os.PathLike)):
+        raise RegardError("a file is opened by its path", got=said(path), accepted="a path")
+    source = Source(Path(path), device_of(device))
     try:
         about = _description(source)
         _check(about, source)

@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from regard.errors import RegardError
+from regard.values import whole
 from regard.watching.tokens import reads_two_texts
 
 Layers = str | Collection[str] | None
@@ -38,7 +39,7 @@ def check(
             got=repr(keep),
             accepted='"statistics" or "traces"',
         )
-    if every < 1:
+    if whole("every", every) < 1:
         raise RegardError("every= counts runs of the model", got=str(every), accepted="1 or more")
     if spill is not None and keep != "traces":
         raise RegardError(

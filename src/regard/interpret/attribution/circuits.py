@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
+from regard.arguments import counted
 from regard.display import table_html, table_text
 from regard.errors import RegardError
 from regard.interpret.attribution.head_matrices import HeadMatrices, head_matrices
@@ -27,6 +28,7 @@ from regard.interpret.attribution.model_anatomy import (
     refuse_other_width,
 )
 from regard.interpret.interventions.runs import Runner
+from regard.values import whole
 from regard.visible import visible
 
 AT_ONCE = 2**22
@@ -127,7 +129,8 @@ def circuit(
     body = _anatomy(model) if anatomy is None else anatomy
     path = _layer(body, layer)
     every = head_matrices(model, path) if matrices is None else matrices
-    if not 0 <= head < len(every.q):
+    counted("top", top, least=0)
+    if not 0 <= whole("head", head) < len(every.q):
         raise RegardError(
             f"{path!r} has no such head", got=str(head), accepted=f"0 to {len(every.q) - 1}"
         )
@@ -209,7 +212,7 @@ def _largest(
 
 
 def _layer(body: Anatomy, layer: int) -> str:
-    if not 0 <= layer < len(body.attentions):
+    if not 0 <= whole("layer", layer) < len(body.attentions):
         raise RegardError(
             "no such layer", got=str(layer), accepted=f"0 to {len(body.attentions) - 1}"
         )

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from regard.arguments import refuse_no_module
 from regard.errors import RegardError
 from regard.interpret.attribution.head_matrices import is_attention
 from regard.interpret.attribution.linear_maps import inside, linear_map, parts_of
@@ -57,6 +58,7 @@ def anatomy(model: nn.Module) -> Anatomy:
     >>> found.blocks[-1], found.attentions[-1], found.norm
     ('blocks.7', 'blocks.7.attention', 'norm')
     """
+    refuse_no_module("what has an anatomy", model)
     attentions = [path for path, module in model.named_modules() if is_attention(module)]
     blocks, container = _blocks(model, attentions)
     above = container.rpartition(".")[0]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.display import table_html, table_text
 from regard.interpret.interventions.intervention import Heads
+from regard.values import whole
 from regard.visible import visible
 
 RESAMPLES = 2000
@@ -141,7 +142,7 @@ def effects(
     """The table of a metric of texts, as it was and as interventions made it. `target` is what it
     is for the texts that were patched from."""
     texts = len(clean)
-    draw = torch.Generator().manual_seed(seed)
+    draw = torch.Generator().manual_seed(whole("seed", seed))
     drawn = torch.randint(texts, (RESAMPLES, texts), generator=draw) if texts > 1 else None
     rows = []
     for (what, heads), after in zip(named, changed, strict=True):

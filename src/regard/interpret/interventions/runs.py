@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any
@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.arguments import said
 from regard.errors import RegardError
 from regard.interpret.interventions.intervention import Intervention, changed_output
 from regard.interpret.interventions.outputs import Place
 from regard.traces import Trace
+from regard.values import whole
 from regard.watching.intervening import Intervening
 
 Look = Callable[[Place, Trace], None]
@@ -124,11 +126,11 @@ def items(texts: Any) -> list[Any]:
             got=f"{len(texts)} tensors in a tuple",
             do="say which: [(a, b)] for one text, list(texts) for several",
         )
-    listed = list(texts)
+    listed = list(texts) if isinstance(texts, Iterable) else []
     if not listed or any(isinstance(one, str) for one in listed):
         raise RegardError(
             "texts are what the model is called with",
-            got="none" if not listed else "strings",
+            got="strings" if listed else said(texts),
             accepted="a list of tensors of tokens, or of dictionaries of arguments; or one of them",
             do=""
             if not listed
@@ -147,7 +149,7 @@ def at_once(text: Any, batch: int | None) -> int:
     """How many interventions are run in one batch."""
     tensors = _tensors(text)
     if batch is not None:
-        if batch < 1:
+        if whole("batch", batch) < 1:
             raise RegardError(
                 "batch= counts interventions that run at once", got=str(batch), accepted="1 or more"
             )

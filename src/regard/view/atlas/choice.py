@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any, Literal
 
+from regard.arguments import said
 from regard.errors import RegardError
 from regard.jagged import JaggedTrace
 from regard.seen import Layer, Seen
 from regard.traces import Trace
+from regard.values import whole
 from regard.view.atlas.bare_weights import Weights, looked_at
 from regard.view.atlas.labels import clean
 from regard.view.atlas.summaries import KEEP
@@ -60,11 +62,17 @@ def choose(
     if isinstance(what, Seen):
         number, found = layer_of(what, layer)
         name = f"layer {number}, "
-        said = (read(what, batch) if tokens is None else None) or []
+        spoken = (read(what, batch) if tokens is None else None) or []
         what = _call(found, call)
         # While a text is generated, early calls see only its beginning.
-        if len(said) >= what.inputs.shape.K:
-            tokens = said[: what.inputs.shape.K]
+        if len(spoken) >= what.inputs.shape.K:
+            tokens = spoken[: what.inputs.shape.K]
+    if not isinstance(what, Trace):
+        raise RegardError(
+            "there is nothing to draw",
+            got=said(what),
+            accepted="a trace, what watch saw, or weights",
+        )
     if isinstance(what, JaggedTrace):
         what, batch = what[batch], 0
     _, H, Q, K = what.inputs.shape
@@ -79,6 +87,8 @@ def choose(
 def layer_of(seen: Mapping[str, Layer], layer: int | str) -> tuple[int, Layer]:
     """A layer by its number among those that were seen, or by its path."""
     paths = list(seen)
+    if not isinstance(layer, str):
+        whole("layer", layer)
     if isinstance(layer, str) and not layer.removeprefix("-").isdecimal():
         places = [i for i, path in enumerate(paths) if path == layer or fnmatch(path, layer)]
     else:
@@ -107,7 +117,7 @@ def _call(layer: Layer, call: int | None) -> Trace:
     traces = layer.traces
     if call is None and len(traces) == 1:
         call = 0
-    if call is not None and -len(traces) <= call < len(traces):
+    if call is not None and -len(traces) <= whole("call", call) < len(traces):
         return traces[call]
     if not len(traces):
         raise RegardError(
@@ -133,6 +143,9 @@ def _names(
     tokens: Sequence[str] | None, queries: Sequence[str] | None, Q: int, K: int
 ) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
     """What keys are called, and queries where they have names of their own."""
+    for name, given in (("tokens", tokens), ("queries", queries)):
+        if given is not None and not isinstance(given, Sequence):
+            raise RegardError(f"{name}= are texts", got=said(given), accepted="a list of texts")
     if queries is not None and len(queries) != Q:
         raise RegardError(
             "queries= names each query", got=f"{len(queries)} names", accepted=f"{Q} names"

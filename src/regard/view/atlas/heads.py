@@ -4,7 +4,7 @@ far it looks, and its largest logit."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.arguments import said
 from regard.errors import RegardError
 from regard.interpret.head_scores.pairs.weight_blocks import (
     blocks,
@@ -90,8 +91,14 @@ def head_figures(
         layer = Layer("")
         layer.take(seen.detach(), 0, keep=True)
         layers = {"": layer}
-    else:
+    elif isinstance(seen, Mapping):
         layers = dict(seen)
+    else:
+        raise RegardError(
+            "there is nothing to look at",
+            got=said(seen),
+            accepted="a trace, what watch saw, or weights",
+        )
     if not layers:
         raise RegardError("no attention was seen", do="run the model while it is watched")
     traced = all(len(layer.traces) for layer in layers.values())

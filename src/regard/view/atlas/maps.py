@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
+from regard import values
 from regard.backends.contract import Pool
 from regard.errors import RegardError
 from regard.files import finite_or_null
@@ -278,7 +279,7 @@ def _whole_and_rest(places: range, cell: int) -> list[tuple[slice, tuple[int, in
 
 def check_place(place: int, n: int, what: str) -> None:
     """Refuse a place that is not among n, and say which there are."""
-    if not 0 <= place < n:
+    if not 0 <= values.whole(what, place) < n:
         raise RegardError(
             f"there is no such {what}", got=str(place), accepted=f"0 to {n - 1}" if n else "none"
         )
