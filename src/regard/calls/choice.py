@@ -18,14 +18,16 @@ from regard.inputs import AttentionInputs
 BACKENDS: dict[str, Backend] = {
     backend.name: backend for backend in (Sdpa(), Triton(), Flex(), Tiled(), Reference())
 }
+# The same without their names: torch.compile asks before every call whether a dictionary that it
+# went through is still the same.
+_ALL = tuple(BACKENDS.values())
+_OBSERVERS = tuple(backend for backend in _ALL if backend.observes)
 
 
 def choose(inputs: AttentionInputs, name: str | None, *, statistics: bool) -> Backend:
     """The backend asked for, or the first that can run the call and is not reserved."""
     if name is None:
-        for backend in BACKENDS.values():
-            if statistics and not backend.observes:
-                continue
+        for backend in _OBSERVERS if statistics else _ALL:
             if not _reserved(backend, inputs) and not backend.refuses(
                 inputs, statistics=statistics
             ):

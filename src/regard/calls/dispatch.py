@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -117,7 +116,8 @@ def attention(
     if step is not None and chosen.name == "sdpa":
         # Its way with all keys in sight is the same whatever their number: no mask is needed.
         kind, inputs = step, replace(inputs, mask=None)
-    known = _remembered(kind, inputs, chosen, (q, k, v), mask, statistics=False)
+    if kind is not None:
+        known = _remembered(kind, inputs, chosen, (q, k, v), mask, statistics=False)
     if known is not None:
         return known.run(q, k, v)  # type: ignore[return-value]
     return inputs.in_kind(chosen.attend(inputs))
@@ -176,10 +176,11 @@ def trace(
         dropout=dropout, training=training,
     )  # fmt: skip
     chosen = choose(inputs, backend, statistics=True)
-    known = _remembered(kind, inputs, chosen, (q, k, v), mask, statistics=True)
+    if kind is not None:
+        known = _remembered(kind, inputs, chosen, (q, k, v), mask, statistics=True)
     if known is not None:
-        return _shown(partial(known.trace, q, k, v, mask))
-    return _shown(partial(_observed, inputs, chosen, mask))
+        return _shown(known.trace, q, k, v, mask)
+    return _shown(_observed, inputs, chosen, mask)
 
 
 _between_graphs = between_graphs(
@@ -264,7 +265,7 @@ batch."""
 
 
 def _remembered(
-    kind: Hashable | None,
+    kind: Hashable,
     inputs: AttentionInputs,
     chosen: Backend,
     given: tuple[Tensor, Tensor, Tensor],
@@ -273,8 +274,7 @@ def _remembered(
     statistics: bool,
 ) -> _Known | None:
     """What is kept of a call for others of its kind; None where they must be looked at anew."""
-    same = all(a is b for a, b in zip(given, (inputs.q, inputs.k, inputs.v), strict=True))
-    if kind is None or not same:
+    if not all(a is b for a, b in zip(given, (inputs.q, inputs.k, inputs.v), strict=True)):
         return None
     tensors = [] if mask is None else mask.tensors()
     if inputs.mask is not None and inputs.mask.tensors() and not tensors:
@@ -376,14 +376,14 @@ def _observed(inputs: AttentionInputs, chosen: Backend, mask: Mask | None) -> Tr
     return Trace(inputs, chosen.observe(inputs), chosen.name, chosen.questions(), mask)
 
 
-def _shown(make: Callable[[], Trace]) -> Trace:
+def _shown(make: Callable[..., Trace], *given: Any) -> Trace:
     """A trace, shown to who watches."""
     if not watched():
-        return make()
+        return make(*given)
     # Whoever watches has PyTorch ask about each function that is called. Ours need no asking, and
     # asking takes longer than the card does.
     with torch._C.DisableTorchFunction():
-        return show(make())
+        return show(make(*given))
 
 
 def _attend_and_show(
@@ -393,7 +393,7 @@ def _attend_and_show(
     with torch._C.DisableTorchFunction():
         chosen = None if name is None else choose(inputs, name, statistics=False)
         seer = choose(inputs, name if chosen and chosen.observes else None, statistics=True)
-    seen = _shown(partial(_observed, inputs, seer, mask))
+    seen = _shown(_observed, inputs, seer, mask)
     if chosen is None or seer is chosen or changed():
         return seen.rows.out
     with unwatched():
