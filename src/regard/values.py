@@ -243,7 +243,7 @@ def encode(values: Sequence[Value | None], *, here: bool = False) -> Encoded:
     made of functions."""
     found = Encoded("", [], [], [])
     text = ",".join([_encode(v, found, here) for v in values])
-    return found._replace(text=f"[{text}]")
+    return Encoded(f"[{text}]", found.integers, found.floats, found.tensors)
 
 
 def _encode(part: Any, found: Encoded, here: bool) -> str:

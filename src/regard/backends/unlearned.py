@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from regard.backends.contract import Repeated, Rows, Tabled, table_step
-from regard.backends.passes import Call, no_autocast, taken_apart
+from regard.backends.passes import Call, no_autocast
 from regard.backends.told_kinds import in_numbers, keep, kind_of
 from regard.inputs import AttentionInputs
 from regard.transforms import exporting, in_forward_mode, under_torch_func
+from regard.values import encode
 
 
 @runtime_checkable
@@ -81,9 +82,8 @@ def register(
     operator = getattr(torch.ops.regard, f"{name}_unlearned").default
 
     def run(x: AttentionInputs, statistics: bool) -> Rows:
-        call, (q, k, v, *_) = taken_apart(x)
-        *told, _ = call.told
-        out, *table = operator(q, k, v, *told, statistics)
+        text, integers, floats, _ = encode((x.comparison, x.mask, x.bias), here=True)
+        out, *table = operator(x.q, x.k, x.v, text, integers, floats, x.softcap, statistics)
         if not table:
             nothing = out.new_empty(0)
             return Rows(out, nothing, nothing, nothing)
