@@ -60,25 +60,27 @@ class Looks(NamedTuple):
     def of(trace: Trace, *, waits: bool = False) -> Looks:
         """Of a call, to be added up at once or, if it waits, later."""
         x, rows = trace.inputs, trace.rows
-        if isinstance(rows, Tabled):
-            table = rows.table
+        table = rows.table if isinstance(rows, Tabled) else None
+        looked, told = None, isinstance(rows, Noted)
+        if table is None:
+            _, lse, max_logit, entropy = rows
+            looked = Looked(max_logit, entropy, lse)
+            held = 4 * lse.numel() * lse.element_size()
+            alike = (lse.shape, lse.dtype, lse.device)
+        else:
+            told = len(table) > len(Looked._fields)
             held = table.numel() * table.element_size()
-            first = None if len(table) > len(Looked._fields) else _first_logit(trace)
             alike = (table.shape, table.dtype, table.device)
-            return Looks(None, alike, held, first, table=table)
-        _, lse, max_logit, entropy = rows
-        looked = Looked(max_logit, entropy, lse)
-        held = 4 * lse.numel() * lse.element_size()
-        if isinstance(rows, Noted) or trace.backend == "triton":
-            first = rows.first if isinstance(rows, Noted) else _first_logit(trace)
-            return Looks(looked, (lse.shape, lse.dtype, lse.device), held, first)
+        if told or trace.backend == "triton":
+            first = rows.first if isinstance(rows, Noted) else None
+            first = first if told else _first_logit(trace)
+            return Looks(looked, alike, held, first, table=table)
         q, k, mask, comparison = x.q, x.k, x.mask, x.comparison
         size = q.numel() * q.element_size()
         plain = x.bias is None and x.softcap is None and 0 < size <= SHORT and k.shape[2] > 0
         plain = plain and type(comparison) is Dot and (mask is None or trace.mask is not None)
         if not plain:
-            first = _first_logit(trace)
-            return Looks(looked, (lse.shape, lse.dtype, lse.device), held, first)
+            return Looks(looked, alike, held, _first_logit(trace), table=table)
         key = k.select(2, 0)
         # What waits must stay what it was. In training autograd sees to that; elsewhere a cache may
         # be written over in place, or the queries' memory used for something else.
@@ -91,9 +93,11 @@ class Looks(NamedTuple):
         # Of one text the keys grow with every step; where rows see a stretch of them nothing else
         # changes.
         which = (k.shape[2], id(trace.mask)) if span is None else span
-        kind = (q.shape, k.shape[1], q.dtype, q.device, lse.dtype, comparison.scale, which)
+        kind = (q.shape, k.shape[1], q.dtype, alike, comparison.scale, which)
         hidden = (mask, trace.mask) if span is None else (None, None)
-        return Looks(looked, kind, held + size, None, q, key, comparison.scale, span, *hidden)
+        return Looks(
+            looked, kind, held + size, None, q, key, comparison.scale, span, *hidden, table
+        )
 
     def reaching(self, max_logit: Float[Tensor, "b h q"]) -> Looks:
         """The same with other largest logits."""
@@ -144,8 +148,9 @@ def first_logits(calls: Sequence[Looks]) -> Float[Tensor, "n b h q"]:
     if known:
         return torch.stack(known)
     call = calls[0]
-    assert call.rows is not None
-    dtype = call.rows.lse.dtype
+    rows = call.table if call.rows is None else call.rows.lse
+    assert rows is not None
+    dtype = rows.dtype
     q = torch.stack([call.q for call in calls if call.q is not None])
     key = torch.stack([call.key for call in calls if call.key is not None])
     with torch.autocast(q.device.type, enabled=False):
