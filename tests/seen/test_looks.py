@@ -6,7 +6,9 @@ import copy
 import gc
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard import biases, masks
-from regard.backends.contract import Tabled
+from regard.backends.contract import Rows, Tabled
 from regard.seen import Layer, Waiting, looks, statistics
 from regard.traces import Trace
 
@@ -43,7 +45,9 @@ def traced(seed: int, queries: int = 5, keys: int = 9, **how: Any) -> Trace:
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(2, 4, queries, 8, generator=generator)
     k, v = torch.randn(2, 2, 2, keys, 8, generator=generator)
-    return regard.trace(q, k, v, **how)
+    found = regard.trace(q, k, v, **how)
+    # As they are where something is learned: each a tensor of its own.
+    return replace(found, rows=Rows(*found.rows))
 
 
 def added(traces: list[list[Trace]], *, together: bool) -> list[Layer]:
@@ -77,6 +81,24 @@ def test_statistics_in_one_tensor(call: str, first: bool) -> None:
     assert torch.equal(copy.deepcopy(one).lse, other.lse)
     assert torch.equal(one[:, 1:].entropy, other[:, 1:].entropy)
     assert one.rows[2] is one.rows.max_logit
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_statistics_in_one_tensor_beside_others(call: str) -> None:
+    """As where some layers learn and others, which are like them, do not."""
+    traces = [traced(n, **CALLS[call]) for n in range(4)]
+    kinds: list[Callable[[Trace], Trace]] = [
+        lambda trace: trace,
+        partial(tabled, first=True),
+        partial(tabled, first=False),
+        lambda trace: trace,
+    ]
+    mixed = [make(trace) for make, trace in zip(kinds, traces, strict=True)]
+    found, wanted = (
+        statistics.Sums.of([looks.Looks.of(each) for each in some], 2) for some in (mixed, traces)
+    )
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -99,6 +99,20 @@ class Looks(NamedTuple):
             looked, kind, held + size, None, q, key, comparison.scale, span, *hidden, table
         )
 
+    @property
+    def looked(self) -> Looked:
+        if self.rows is not None:
+            return self.rows
+        assert self.table is not None
+        return Looked(*self.table[:3])
+
+    @property
+    def told(self) -> Float[Tensor, "b h q"] | None:
+        """The first key's logits, where they are known."""
+        if self.table is not None and len(self.table) > len(Looked._fields):
+            return self.table[-1]
+        return self.first
+
     def reaching(self, max_logit: Float[Tensor, "b h q"]) -> Looks:
         """The same with other largest logits."""
         if self.table is not None:
@@ -133,24 +147,24 @@ def looked_at(
     """What the rows of calls of one kind saw, and the logits of their first keys, in fresh
     memory."""
     tables = [call.table for call in calls if call.table is not None]
-    if not tables:
-        rows = [call.rows for call in calls if call.rows is not None]
-        stacked = torch.stack([row for of_calls in zip(*rows, strict=True) for row in of_calls])
-        return stacked.unflatten(0, (3, -1)), first_logits(calls)
-    stacked = torch.stack(tables, 1)
-    return stacked[:3], stacked[3] if len(stacked) > 3 else first_logits(calls)
+    if len(tables) == len(calls) and len({len(table) for table in tables}) == 1:
+        stacked = torch.stack(tables, 1)
+        return stacked[:3], stacked[3] if len(stacked) > 3 else first_logits(calls)
+    # Of layers that are alike some may learn, whose rows are tensors of their own.
+    rows = [call.looked for call in calls]
+    stacked = torch.stack([row for of_calls in zip(*rows, strict=True) for row in of_calls])
+    return stacked.unflatten(0, (3, -1)), first_logits(calls)
 
 
 @torch.no_grad()
 def first_logits(calls: Sequence[Looks]) -> Float[Tensor, "n b h q"]:
     """The logit of the first key in each row of calls of one kind."""
-    known = [call.first for call in calls if call.first is not None]
-    if known:
-        return torch.stack(known)
+    known = [call.told for call in calls]
+    if any(told is not None for told in known):
+        each = zip(known, calls, strict=True)
+        return torch.stack([first_logits([c])[0] if told is None else told for told, c in each])
     call = calls[0]
-    rows = call.table if call.rows is None else call.rows.lse
-    assert rows is not None
-    dtype = rows.dtype
+    dtype = call.looked.lse.dtype
     q = torch.stack([call.q for call in calls if call.q is not None])
     key = torch.stack([call.key for call in calls if call.key is not None])
     with torch.autocast(q.device.type, enabled=False):
