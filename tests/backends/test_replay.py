@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 
 import regard
 from regard import masks
+from regard.backends import unlearned
 from regard.backends.contract import Rows, Tabled
 from regard.backends.passes import Passes, Pull, taken_apart
 from regard.backends.triton import replay
@@ -382,3 +383,15 @@ def test_outputs_of_the_operator_for_what_learns_nothing_share_no_memory(
         for row in _taken_apart(more[0], *out.shape[:3]) if statistics and seed else ():
             assert row.data_ptr() in taken
             assert row.data_ptr() % 16 == 0
+
+
+def test_a_call_on_another_card_goes_the_long_way(
+    made: Made, long_ways: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launches are made on the card that is current, which the long way sees to."""
+    monkeypatch.setattr(unlearned, "kind_of", lambda *told: None)
+    q, k, v = tensors(0, 201)
+    call, _ = taken_apart(inputs(q, k, v, masks.causal()))
+    for count in (1, 2):
+        torch.ops.regard.triton_unlearned(q, k, v, *call.told[:4], True)
+        assert long_ways == ["forward"] * count

@@ -40,13 +40,12 @@ def kind_of(
     v: Tensor,
 ) -> Hashable | None:
     """All that decides how a call in numbers is run; None where it must be looked at anew."""
-    device = q.get_device()
-    if q.is_cuda and device != torch.cuda.current_device():
+    if q.is_cuda and q.get_device() != torch.cuda.current_device():
         return None
     if torch.is_autocast_enabled(q.device.type):
         return None
     return (
-        text, tuple(integers), tuple(floats), softcap, Value.kinds_made, device,
+        text, tuple(integers), tuple(floats), softcap, Value.kinds_made, q.device,
         torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(),
         q.shape, q.stride(), q.dtype, q.data_ptr() % 16,
         k.shape, k.stride(), k.dtype, k.data_ptr() % 16,

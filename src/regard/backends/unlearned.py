@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.contract import Repeated, Rows, Tabled, table_step
-from regard.backends.passes import Call, no_autocast
+from regard.backends.operators import Run
+from regard.backends.passes import Call
 from regard.backends.told_kinds import in_numbers, keep, kind_of
 from regard.inputs import AttentionInputs
 from regard.transforms import exporting, in_forward_mode, under_torch_func
@@ -36,13 +37,14 @@ def fits(x: AttentionInputs) -> bool:
 
 
 def register(
-    name: str, repeated: Repeat, empty_out: Callable[[Tensor, Tensor], Tensor]
+    name: str, run: Run, repeated: Repeat, empty_out: Callable[[Tensor, Tensor], Tensor]
 ) -> Callable[[AttentionInputs, bool], Rows]:
     """Make the operator regard::{name}_unlearned, and give a function that calls it.
 
-    `empty_out` gives, from q and v, an empty tensor like the output. What the operator gives is the
-    output, and where statistics are asked for the memory of a table of them, as `Tabled` has it:
-    outputs of an operator must not share memory."""
+    `run` is for calls that have no kind, `repeated` for those that have one. `empty_out` gives,
+    from q and v, an empty tensor like the output. The operator gives the output, and where
+    statistics are asked for the memory of a table of them, as `Tabled` has it: outputs of an
+    operator must not share memory."""
     known: dict[Hashable, Repeated] = {}
 
     def attended(
@@ -59,11 +61,10 @@ def register(
         again = known.get((kind, statistics))
         if again is None:
             x = Call((text, integers, floats, softcap, 0.0)).inputs(q, k, v, None, None)
-            again = repeated(x, statistics=statistics)
             if kind is None:
-                with no_autocast(q):
-                    return _listed(again(q, k, v))
-            keep(known, (kind, statistics), again)
+                rows = run(x, statistics=statistics)
+                return _listed(rows if statistics else rows.out)
+            again = keep(known, (kind, statistics), repeated(x, statistics=statistics))
         return _listed(again(q, k, v))
 
     def shaped(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
@@ -77,11 +78,11 @@ def register(
     whole = f"regard::{name}_unlearned"
     # Past `custom_op`, which takes as long as a small call does.
     torch.library.define(whole, torch.library.infer_schema(attended, mutates_args=()))
-    torch.library.impl(whole, ("CPU", "CUDA"), attended)
+    torch.library.impl(whole, "default", attended)
     torch.library.register_fake(whole, shaped)
     operator = getattr(torch.ops.regard, f"{name}_unlearned").default
 
-    def run(x: AttentionInputs, statistics: bool) -> Rows:
+    def call(x: AttentionInputs, statistics: bool) -> Rows:
         text, integers, floats, _ = encode((x.comparison, x.mask, x.bias), here=True)
         out, *table = operator(x.q, x.k, x.v, text, integers, floats, x.softcap, statistics)
         if not table:
@@ -90,7 +91,7 @@ def register(
         largest, entropy, lse = _taken_apart(table[0], *x.q.shape[:3])
         return Rows(out, lse, largest, entropy)
 
-    return run
+    return call
 
 
 def _listed(rows: Rows | Tensor) -> list[Tensor]:

@@ -65,4 +65,4 @@ def _run(x: AttentionInputs, *, statistics: bool) -> Rows:
     return _unlearned(x, statistics) if unlearned.fits(x) else run(x, statistics=statistics)
 
 
-_unlearned = unlearned.register("tiled", Tiled().repeated, empty_out)
+_unlearned = unlearned.register("tiled", run, Tiled().repeated, empty_out)

@@ -74,4 +74,4 @@ def repeated(x: AttentionInputs, *, statistics: bool) -> Repeated:
     return again
 
 
-_unlearned = unlearned.register("triton", repeated, empty_out)
+_unlearned = unlearned.register("triton", _run, repeated, empty_out)
