@@ -108,8 +108,8 @@ def _padding(mask: Tensor, at: Places) -> Mask:
     lengths = real.sum(1)
     if torch.equal(torch.arange(at.keys, device=real.device) < lengths[:, None], real):
         return unshared(masks.padding(lengths))
-    # A copy: the model may be given booleans.
-    return unshared(_keys(real.clone()))
+    # Padding made a copy of what the model was given.
+    return unshared(_keys(real))
 
 
 def _keys(real: Tensor) -> Mask:
