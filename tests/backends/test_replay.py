@@ -16,27 +16,20 @@ pytest.importorskip("triton")
 
 import regard
 from regard import masks
-from regard.backends import unlearned
+from regard.backends import inference_operators
 from regard.backends.contract import Rows, Tabled
+from regard.backends.inference_operators import _taken_apart
 from regard.backends.passes import Passes, Pull, taken_apart
-from regard.backends.triton import replay
 from regard.backends.triton.forward import Memory
 from regard.backends.triton.launches import launched as launching
 from regard.backends.triton.launches.launched import Directly, Launched, One
 from regard.backends.triton.operators import _passes, repeated
 from regard.backends.triton.pairs import INTERPRETED
-from regard.backends.triton.replay import (
-    Address,
-    Fresh,
-    Map,
-    RepeatedPass,
-    RepeatedPull,
-    Step,
-    _few_tensors,
-)
-from regard.backends.triton.replay import made as made_anew
-from regard.backends.triton.replay import steps_of as replay_steps
-from regard.backends.unlearned import _taken_apart
+from regard.backends.triton.replay import passes, steps
+from regard.backends.triton.replay.passes import RepeatedPass, RepeatedPull, _few_tensors
+from regard.backends.triton.replay.steps import Address, Fresh, Map, Step
+from regard.backends.triton.replay.steps import made as made_anew
+from regard.backends.triton.replay.steps import steps_of as replay_steps
 from regard.inputs import AttentionInputs, check
 
 pytestmark = pytest.mark.skipif(INTERPRETED.value, reason="interpreted kernels are not launched")
@@ -98,7 +91,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     monkeypatch.setattr(launching, "_loaded", loaded)
     monkeypatch.setattr(Launched, "compiled", compiled)
     monkeypatch.setattr(launching, "current_stream", lambda: 0)
-    monkeypatch.setattr(replay, "current_stream", lambda: 0)
+    monkeypatch.setattr(steps, "current_stream", lambda: 0)
     # A card of its own, of which nothing is remembered.
     card = next(CARDS)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: card)
@@ -213,8 +206,8 @@ def test_tensors_with_maps_of_their_own_stay_apart(
             found = replay_steps(*args)
             return found and [step._replace(maps=[described]) for step in found]
 
-        monkeypatch.setattr(replay, "steps_of", steps)
-        monkeypatch.setattr(replay, "launch_again", lambda *_: None)
+        monkeypatch.setattr(passes, "steps_of", steps)
+        monkeypatch.setattr(passes, "launch_again", lambda *_: None)
         repeated = RepeatedPass(_passes, x.beside_tensors(), True, keeps=False)
         repeated(x.q, x.k, x.v)
         again, _ = repeated(x.q, x.k, x.v)
@@ -375,7 +368,7 @@ def test_outputs_of_the_operator_for_what_learns_nothing_share_no_memory(
     for seed in range(3):
         q, k, v = tensors(seed, 199)
         call, _ = taken_apart(inputs(q, k, v, masks.causal()))
-        out, *more = torch.ops.regard.triton_unlearned(q, k, v, *call.told[:4], statistics)
+        out, *more = torch.ops.regard.triton_inference(q, k, v, *call.told[:4], statistics)
         taken = {value for _, values in made for value in values}
         made.clear()
         assert {t.data_ptr() for t in (q, k, v, out)} <= taken
@@ -389,9 +382,9 @@ def test_a_call_on_another_card_goes_the_long_way(
     made: Made, long_ways: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Launches are made on the card that is current, which the long way sees to."""
-    monkeypatch.setattr(unlearned, "kind_of", lambda *told: None)
+    monkeypatch.setattr(inference_operators, "kind_of", lambda *told: None)
     q, k, v = tensors(0, 201)
     call, _ = taken_apart(inputs(q, k, v, masks.causal()))
     for count in (1, 2):
-        torch.ops.regard.triton_unlearned(q, k, v, *call.told[:4], True)
+        torch.ops.regard.triton_inference(q, k, v, *call.told[:4], True)
         assert long_ways == ["forward"] * count

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import regard
 from regard import masks
 from regard.calls import dispatch
 from regard.calls.kinds import kind_of, marked, step_of, unshared
+from tests.torch_settings import deterministic, threads
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -32,25 +33,6 @@ def kind(**changed: Any) -> Hashable | None:
 
 def displaced(t: Tensor) -> Tensor:
     return torch.zeros(t.numel() + 1)[1:].view(t.shape)
-
-
-@contextmanager
-def threads(n: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 CHANGES: dict[str, dict[str, Any]] = {

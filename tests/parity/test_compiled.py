@@ -151,7 +151,7 @@ def test_full_graphs_for_a_card_that_need_not_be_there(kind: str, case: str) -> 
     reads = case == "documents"
     operator = torch.ops.regard.triton_reads if reads else torch.ops.regard.triton
     if case in ("plain", "causal", "window"):
-        operator = torch.ops.regard.triton_unlearned
+        operator = torch.ops.regard.triton_inference
     assert operator.default in found
     assert (torch.Tag.cudagraph_unsafe in operator.default.tags) == reads
 

@@ -3,9 +3,10 @@ call: what was decided for one kind of call must not be used for another."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,35 +14,17 @@ import torch
 from torch import Tensor
 
 from regard import masks
+from regard.backends.inference_operators import _taken_apart
+from regard.backends.operator_kinds import in_numbers
 from regard.backends.passes import taken_apart
 from regard.backends.reference import Reference
-from regard.backends.told_kinds import in_numbers
-from regard.backends.unlearned import _taken_apart
 from regard.inputs import AttentionInputs, check
 from tests.parity import cases
 from tests.parity.agreement import Plain, assert_as_exact, errors
+from tests.torch_settings import deterministic, threads
 
 TRITON = pytest.param("triton", marks=pytest.mark.interpreted)
 ROWS, WIDTH = (300, 128) if cases.DEVICE == "cuda" else (24, 16)
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def crosswise(t: Tensor) -> Tensor:
@@ -81,7 +64,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "soft-capped": {"softcap": 2.0},
     "soft-capped at less": {"softcap": 1.0},
     "in a fixed order": {"within": deterministic},
-    "one thread": {"within": one_thread},
+    "one thread": {"within": partial(threads, 1)},
     "under autocast": {"within": lambda: torch.autocast(cases.DEVICE, torch.bfloat16)},
     "the first again": {},
 }
@@ -129,7 +112,7 @@ def operator_of(name: str, *, statistics: bool, learned: bool) -> Run:
     def run(x: AttentionInputs) -> list[Tensor]:
         told, (q, k, v, sink, seed, *own) = taken_apart(x)
         if not learned:
-            operator = getattr(torch.ops.regard, f"{name}_unlearned")
+            operator = getattr(torch.ops.regard, f"{name}_inference")
             out, *memory = operator(q, k, v, *told.told[:4], statistics)
             apart = [_taken_apart(table, *out.shape[:3]) for table in memory]
             return [out, *(row for (a, b, c) in apart for row in (c, a, b))]
@@ -140,7 +123,7 @@ def operator_of(name: str, *, statistics: bool, learned: bool) -> Run:
     return run
 
 
-@pytest.mark.parametrize("learned", [True, False], ids=["learned", "unlearned"])
+@pytest.mark.parametrize("learned", [True, False], ids=["learned", "inference"])
 @pytest.mark.parametrize("statistics", [True, False], ids=["statistics", "output"])
 @pytest.mark.parametrize("name", ["tiled", TRITON])
 def test_one_thing_changes_from_call_to_call(name: str, statistics: bool, learned: bool) -> None:

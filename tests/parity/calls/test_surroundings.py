@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ import regard
 from regard import RegardError, biases, masks
 from tests.parity import cases
 from tests.parity.calls.call import BASES, KINDS, Answer, Call, assert_each_right, draw, odd
+from tests.torch_settings import deterministic, threads
 
 # cuBLAS has no fixed order without it, and PyTorch looks once.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -54,25 +56,6 @@ class Dispatched(TorchDispatchMode):
 
 
 @contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@contextmanager
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
 def doubles_by_default() -> Iterator[None]:
     torch.set_default_dtype(torch.float64)
     try:
@@ -83,7 +66,7 @@ def doubles_by_default() -> Iterator[None]:
 
 AROUND: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "deterministic": deterministic,
-    "two threads": two_threads,
+    "two threads": partial(threads, 2),
     "float64 by default": doubles_by_default,
     "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
     "a function mode": Overheard,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.backends import unlearned
+from regard.backends import inference_operators
 from regard.backends.contract import Repeated, Rows, SecondPass, Work, run_again
 from regard.backends.tiled.fused import fusing, outruns_pytorch
 from regard.backends.tiled.loop import described
@@ -62,7 +62,9 @@ class Tiled:
 
 
 def _run(x: AttentionInputs, *, statistics: bool) -> Rows:
-    return _unlearned(x, statistics) if unlearned.fits(x) else run(x, statistics=statistics)
+    return (
+        _inference(x, statistics) if inference_operators.fits(x) else run(x, statistics=statistics)
+    )
 
 
-_unlearned = unlearned.register("tiled", run, Tiled().repeated, empty_out)
+_inference = inference_operators.register("tiled", run, Tiled().repeated, empty_out)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from regard.backends import unlearned
+from regard.backends import inference_operators
 from regard.backends.contract import Repeated, Rows
 from regard.backends.operators import Way, register
 from regard.backends.passes import Given, Moved, Passes, Pull
@@ -15,8 +15,8 @@ from regard.backends.triton.arguments import on_card
 from regard.backends.triton.backward import backward
 from regard.backends.triton.forward import empty_out, forward
 from regard.backends.triton.layout import is_simple
-from regard.backends.triton.replay import RepeatedPass, RepeatedPull
-from regard.backends.triton.replayed_operators import Replayed
+from regard.backends.triton.replay.operated import Replayed
+from regard.backends.triton.replay.passes import RepeatedPass, RepeatedPull
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import TanhSum
 
@@ -55,8 +55,8 @@ _run_listed, _ = register(_passes, _kept, empty_out, reads=True)
 def run(x: AttentionInputs, *, statistics: bool) -> Rows:
     """The forward pass, differentiable. Where a mask is given by lists of tiles, these are made on
     the host from the values of its tensors, and a CUDA graph would go on with old lists."""
-    if unlearned.fits(x):
-        return _unlearned(x, statistics)
+    if inference_operators.fits(x):
+        return _inference(x, statistics)
     listed = x.mask is not None and len(x.mask.tensors()) > 0 and not is_simple(x.mask)
     return (_run_listed if listed else _run)(x, statistics=statistics)
 
@@ -74,4 +74,4 @@ def repeated(x: AttentionInputs, *, statistics: bool) -> Repeated:
     return again
 
 
-_unlearned = unlearned.register("triton", _run, repeated, empty_out)
+_inference = inference_operators.register("triton", _run, repeated, empty_out)

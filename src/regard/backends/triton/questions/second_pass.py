@@ -46,7 +46,7 @@ from regard.backends.triton.questions.mean_logits import mean_logits
 from regard.backends.triton.questions.pair_sums import kin_mass, offset_sums
 from regard.backends.triton.questions.top_keys import MOST, top_keys
 from regard.backends.triton.refusals import why_not
-from regard.backends.triton.replay import Step, launch_again, steps_of
+from regard.backends.triton.replay.steps import Step, launch_again, steps_of
 from regard.backends.triton.rules import (
     allowed,
     full_at,

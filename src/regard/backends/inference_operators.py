@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from regard.backends.contract import Repeated, Rows, Tabled, table_step
+from regard.backends.operator_kinds import in_numbers, keep, kind_of
 from regard.backends.operators import Run
 from regard.backends.passes import Call
-from regard.backends.told_kinds import in_numbers, keep, kind_of
 from regard.inputs import AttentionInputs
 from regard.transforms import exporting, in_forward_mode, under_torch_func
 from regard.values import encode
@@ -39,7 +39,7 @@ def fits(x: AttentionInputs) -> bool:
 def register(
     name: str, run: Run, repeated: Repeat, empty_out: Callable[[Tensor, Tensor], Tensor]
 ) -> Callable[[AttentionInputs, bool], Rows]:
-    """Make the operator regard::{name}_unlearned, and give a function that calls it.
+    """Make the operator regard::{name}_inference, and give a function that calls it.
 
     `run` is for calls that have no kind, `repeated` for those that have one. `empty_out` gives,
     from q and v, an empty tensor like the output. The operator gives the output, and where
@@ -75,12 +75,12 @@ def register(
         B, H, Q = q.shape[:3]
         return [out, q.new_empty(_size(B, H, Q, dtype), dtype=dtype)]
 
-    whole = f"regard::{name}_unlearned"
+    whole = f"regard::{name}_inference"
     # Past `custom_op`, which takes as long as a small call does.
     torch.library.define(whole, torch.library.infer_schema(attended, mutates_args=()))
     torch.library.impl(whole, "default", attended)
     torch.library.register_fake(whole, shaped)
-    operator = getattr(torch.ops.regard, f"{name}_unlearned").default
+    operator = getattr(torch.ops.regard, f"{name}_inference").default
 
     def call(x: AttentionInputs, statistics: bool) -> Rows:
         text, integers, floats, _ = encode((x.comparison, x.mask, x.bias), here=True)

@@ -7,9 +7,9 @@ from collections.abc import Hashable
 from torch import Tensor
 
 from regard.backends.contract import Rows
+from regard.backends.operator_kinds import in_numbers, keep, kind_of
 from regard.backends.passes import Call, Given, Operated, Passes, Pull
-from regard.backends.told_kinds import in_numbers, keep, kind_of
-from regard.backends.triton.replay import RepeatedPass, RepeatedPull
+from regard.backends.triton.replay.passes import RepeatedPass, RepeatedPull
 from regard.inputs import AttentionInputs
 
 

@@ -52,7 +52,7 @@ def test_the_operator_keeps_its_promises(name: str, laid: str, statistics: bool)
         tensors = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in tensors]
         tensors[1] = tensors[1].mT.contiguous().mT
     told, _ = taken_apart(check(*tensors, **(DEFAULTS | {"mask": masks.causal()})))
-    operator = getattr(torch.ops.regard, f"{name}_unlearned").default
+    operator = getattr(torch.ops.regard, f"{name}_inference").default
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(operator, (*tensors, *told.told[:4], statistics), test_utils=tests)
 
@@ -79,8 +79,8 @@ def test_whoever_learns_later_gets_another_graph() -> None:
     look(*wanted)[0].square().sum().backward()
     for one, other in zip(learned, wanted, strict=True):
         assert_close(one.grad, other.grad)
-    assert any("_unlearned" in name for name in found[0])
-    assert not any("_unlearned" in name for name in found[-1])
+    assert any("_inference" in name for name in found[0])
+    assert not any("_inference" in name for name in found[-1])
 
 
 class Looks(torch.nn.Module):
@@ -100,7 +100,7 @@ def test_a_program_that_is_exported_may_learn(module: type[torch.nn.Module], str
     with torch.no_grad():
         program = torch.export.export(module(), tuple(three()), strict=strict)
     names = operators_in(program.graph_module)
-    assert not any("_unlearned" in name for name in names)
+    assert not any("_inference" in name for name in names)
     if module is Attends and cases.DEVICE == "cpu":
         assert not any("regard" in name for name in names)
     learned, wanted = ([t.requires_grad_() for t in three()] for _ in range(2))
@@ -123,5 +123,5 @@ def test_a_compiled_call_takes_the_loop_that_a_plain_one_takes(dtype: torch.dtyp
     tensors = [t.to(dtype) for t in three(33)]
     torch.compile(attend, fullgraph=True, backend=keep)(*tensors)
     plainly = regard.plan(*tensors, mask=masks.causal()).backend
-    assert ("regard.tiled_unlearned.default" in found) == (plainly == "tiled")
+    assert ("regard.tiled_inference.default" in found) == (plainly == "tiled")
     assert dtype != torch.float32 or (plainly == "tiled") == _has_loop()

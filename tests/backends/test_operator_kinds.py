@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from regard.backends.told_kinds import _ROOM, keep, kind_of
+from regard.backends.operator_kinds import _ROOM, keep, kind_of
+from tests.torch_settings import deterministic, threads
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -21,24 +22,6 @@ def kind(**changed: Any) -> Any:
     given: dict[str, Any] = {name: tensor() for name in "qkv"}
     given |= {"text": "[causal]", "integers": [0], "floats": [0.5], "softcap": None}
     return kind_of(**(given | changed))
-
-
-@contextmanager
-def told(say: Callable[[Any], None], value: Any, before: Any) -> Iterator[None]:
-    say(value)
-    try:
-        yield
-    finally:
-        say(before)
-
-
-def threads() -> AbstractContextManager[None]:
-    now = torch.get_num_threads()
-    return told(torch.set_num_threads, now + 1, now)
-
-
-def in_order() -> AbstractContextManager[None]:
-    return told(torch.use_deterministic_algorithms, True, False)
 
 
 CHANGES: dict[str, dict[str, Any]] = {
@@ -57,7 +40,10 @@ CHANGES |= {
     "floats": {"floats": [0.25]},
     "softcap": {"softcap": 2.0},
 }
-AROUND = {"threads": threads, "a fixed order": in_order}
+AROUND: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "threads": lambda: threads(torch.get_num_threads() + 1),
+    "a fixed order": deterministic,
+}
 
 
 def test_equal_calls_are_of_one_kind() -> None:

@@ -1,0 +1,170 @@
+"""Launches that were recorded, as steps that are made again: the same kernels, with the addresses
+of other tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.backends.triton.launches.binaries import MAP, Loaded
+from regard.backends.triton.launches.cuda_driver import Grid
+from regard.backends.triton.launches.launched import (
+    ByTriton,
+    Directly,
+    One,
+    current_stream,
+    maps_in,
+    tensors_in,
+)
+from regard.backends.triton.rules import Rule
+
+
+class Address(NamedTuple):
+    """A parameter that is the address of a tensor plus some bytes."""
+
+    parameter: int
+    tensor: int
+    offset: int
+
+
+class Map(NamedTuple):
+    """A parameter that is the tensor map of a tensor, for TMA."""
+
+    parameter: int
+    tensor: int
+    number: int
+    """Its index among the tensor maps of the kernel."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class Step(NamedTuple):
+    """One launch: its parameters, and which of them are addresses to replace."""
+
+    loaded: Loaded
+    grid: Grid
+    values: list[Any]
+    addresses: list[Address]
+    maps: list[Map]
+    rules: list[Rule]
+    """Their tensors lie where the values say, as long as they are kept."""
+
+    def held(self) -> Step:
+        """The same, with all that stays packed once. Tensor maps stay but for the address that
+        they begin with, if they do."""
+        found = list(self.addresses)
+        for parameter, tensor, number, shape, strides in self.maps:
+            if self.loaded.maps_of(number, shape, strides).rest is None:
+                return self
+            found.append(Address(parameter, tensor, 0))
+        found.sort()
+        loaded, values, places = self.loaded.holding(self.values, [a.parameter for a in found])
+        addresses = [a._replace(parameter=at) for a, at in zip(found, places, strict=True)]
+        return Step(loaded, self.grid, values, addresses, [], self.rules)
+
+    def launch(self, stream: int, tensors: list[int]) -> None:
+        values = self.values.copy()
+        for parameter, tensor, offset in self.addresses:
+            values[parameter] = tensors[tensor] + offset
+        for parameter, tensor, number, shape, strides in self.maps:
+            values[parameter] = self.loaded.map_of(number, tensors[tensor], shape, strides)
+        self.loaded(self.grid, stream, values)
+
+
+class Fresh(NamedTuple):
+    """Memory that is allocated anew for each pass."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    zero: bool
+    nothing: Tensor | None
+    """In the place of statistics that nobody asked for: one tensor without numbers for all."""
+
+    @staticmethod
+    def like(t: Tensor, *, zero: bool = False) -> Fresh:
+        return Fresh(tuple(t.shape), t.stride(), t.dtype, zero, None if t.numel() else t)
+
+
+def made(parts: Sequence[Fresh | None], device: torch.device) -> list[Tensor | None]:
+    """Memory for a pass."""
+    found: list[Tensor | None] = []
+    for part in parts:
+        if part is None:
+            found.append(None)
+            continue
+        shape, strides, dtype, zero, nothing = part
+        if nothing is not None:
+            found.append(nothing)
+        elif zero:
+            found.append(torch.zeros(shape, dtype=dtype, device=device))
+        else:
+            found.append(torch.empty_strided(shape, strides, dtype=dtype, device=device))
+    return found
+
+
+def launch_again(steps: list[Step], tensors: Sequence[Tensor | None]) -> None:
+    """The same launches, for tensors in the order in which `steps_of` was given them."""
+    addresses = [0 if t is None else t.data_ptr() for t in tensors]
+    stream = current_stream()
+    for step in steps:
+        step.launch(stream, addresses)
+
+
+def steps_of(
+    launches: list[tuple[Directly | ByTriton, One]],
+    given: Sequence[Tensor | None],
+    memory: Sequence[Tensor | None],
+) -> list[Step] | None:
+    """Launches as steps; None where one takes a tensor that the next call will not have."""
+    steps = [_step(done, one, [*given, *memory], len(given)) for done, one in launches]
+    whole = [step for step in steps if step is not None]
+    return whole if steps and len(whole) == len(steps) else None
+
+
+def _step(
+    done: Directly | ByTriton, one: One, tensors: list[Tensor | None], given: int
+) -> Step | None:
+    if not isinstance(done, Directly):
+        return None
+    loaded = done.loaded
+    taken, described = tensors_in(one.arguments), maps_in(one.arguments)
+    rules = [part for part in one.arguments if isinstance(part, Rule)]
+    lasting = {id(t) for rule in rules for t in tensors_in(rule)}
+    addresses: list[Address] = []
+    maps: list[Map] = []
+    for parameter, kind in enumerate(loaded.binary.takes):
+        if kind not in ("*", MAP):
+            continue
+        tensor = next(taken)
+        layout = next(described) if kind == MAP else None
+        # Lists of a mask's tiles are kept with the launch.
+        if id(tensor) in lasting or not tensor.numel():
+            continue
+        whose = _owner(tensor, tensors, given)
+        if whose is None:
+            return None
+        owner = tensors[whose]
+        assert owner is not None
+        if layout is not None:
+            shape, strides = tuple(layout.shape), tuple(layout.strides)
+            maps.append(Map(parameter, whose, len(maps), shape, strides))
+        else:
+            addresses.append(Address(parameter, whose, tensor.data_ptr() - owner.data_ptr()))
+    return Step(loaded, one.grid, done.expanded(one.values), addresses, maps, rules).held()
+
+
+def _owner(tensor: Tensor, tensors: list[Tensor | None], given: int) -> int | None:
+    """Which of some tensors it is, or is a part of. Those that are given are compared as objects,
+    since several may share memory."""
+    for i, t in enumerate(tensors[:given]):
+        if tensor is t:
+            return i
+    memory = tensor.untyped_storage().data_ptr()
+    for i, t in enumerate(tensors[given:], given):
+        if t is not None and t.numel() and t.untyped_storage().data_ptr() == memory:
+            return i
+    return None
