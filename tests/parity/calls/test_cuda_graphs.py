@@ -5,6 +5,7 @@ Needs a card: --device cuda.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -25,6 +26,8 @@ MASKS: dict[str, Callable[[], masks.Mask | None]] = {
     "causal": masks.causal,
     "window": lambda: masks.causal() & masks.window(40),
     "documents": lambda: masks.causal() & masks.documents(_ids()),
+    "dilated": lambda: masks.dilated(3),
+    "prefix": lambda: masks.prefix(50),
 }
 SHAPES = {"own": (2, 4, 4, 160, 160), "grouped": (2, 8, 2, 160, 160), "decoding": (2, 8, 2, 1, 300)}
 widths = pytest.mark.parametrize("width", [64, 128])
@@ -89,6 +92,47 @@ def test_a_recorded_call(kind: str, mask: str, shape: str, width: int) -> None:
         # A plain call in between leaves the recorded one as it is.
         new.assert_right(Answer(kind, ask(kind, new), []))
         new.assert_right(answer)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mask", ["documents", "dilated"])
+def test_a_graph_keeps_what_it_reads_of_a_mask(mask: str, kind: str) -> None:
+    """Also when many other masks have come, and memory that was let go of is written to."""
+    held = call_of(mask, "own", 64)
+    graph, found = recorded(lambda: ask(kind, held))
+    for i in range(40):
+        call = call_of("none", "own", 64)
+        ids = (torch.arange(160, device=cases.DEVICE) // (i + 2)).expand(2, -1).contiguous()
+        other = masks.documents(ids) if mask == "documents" else masks.dilated(i + 4)
+        ask(kind, Call(call.q, call.k, call.v, {"mask": other}))
+    garbage = [torch.full((1 << n,), 1 << 20, dtype=torch.int32).cuda() for n in range(5, 20)] * 8
+    garbage = [t.clone() for t in garbage]
+    graph.replay()
+    held.assert_right(Answer(kind, {name: t.clone() for name, t in found.items()}, []))
+    del garbage
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_call_first_made_while_a_graph_is_captured(kind: str) -> None:
+    """What is computed meanwhile is there only once the graph is replayed: others do not wait."""
+    run = functools.partial(ask, kind)
+    # So that no kernel is compiled meanwhile.
+    for n in (1, 2, 3):
+        call = call_of("prefix", "own", 64, seed=n)
+        run(Call(call.q[:1], call.k[:1], call.v[:1], {"mask": masks.prefix(20 + n)}))
+    held = call_of("none", "own", 64)
+    held = Call(held.q, held.k, held.v, {"mask": masks.prefix(33)})
+    torch.cuda.synchronize()
+    garbage = [torch.full((8,), 1 << 20, dtype=torch.int32).cuda() for _ in range(64)]
+    del garbage
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run(held)
+    held.assert_right(Answer(kind, run(held), []))
+    graph.replay()
+    held.assert_right(Answer(kind, {name: t.clone() for name, t in found.items()}, []))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.backends.triton.captures import capturing, hold
 from regard.backends.triton.rules import ALL, BAND, SPANS, TILES, Edges, Rule, Walk
 from regard.masks.algebra import And, Mask
 from regard.masks.prefix import Prefix
@@ -161,10 +162,16 @@ class _Store:
         # the mask, whose functions are known by number.
         marks = tuple((t.data_ptr(), t._version, t.device, *t.shape, *t.stride()) for t in tensors)
         key = (text, *integers, *floats, marks, shape, tile, device)
+        graph = capturing()
         if key in self.held:
             self.held.move_to_end(key)
-            return self.held[key][2]
+            found = self.held[key][2]
+            if graph:
+                hold(found)
+            return found
         made = make()
+        if graph:
+            return made
         self.held[key] = (mask, tensors, made)
         if len(self.held) > self.room:
             self.held.popitem(last=False)

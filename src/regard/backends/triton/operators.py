@@ -54,11 +54,10 @@ _run_listed, _ = register(_passes, _kept, empty_out, reads=True)
 
 def run(x: AttentionInputs, *, statistics: bool) -> Rows:
     """The forward pass, differentiable. Where a mask is given by lists of tiles, these are made on
-    the host from the values of its tensors, and a CUDA graph would go on with old lists."""
+    the host, and kept: a CUDA graph would go on with old lists, and have them in its memory."""
     if inference_operators.fits(x):
         return _inference(x, statistics)
-    listed = x.mask is not None and len(x.mask.tensors()) > 0 and not is_simple(x.mask)
-    return (_run_listed if listed else _run)(x, statistics=statistics)
+    return (_run if is_simple(x.mask) else _run_listed)(x, statistics=statistics)
 
 
 def repeated(x: AttentionInputs, *, statistics: bool) -> Repeated:

@@ -7,7 +7,6 @@ queries. Nothing of size n×n is written. Other questions have files of their ow
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
@@ -110,7 +109,8 @@ def _mass(
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr, LOGITS: tl.constexpr,
 ):  # fmt: skip
-    """What falls from each query on the keys of a list, or the largest of their logits."""
+    """What falls from each query on the keys of a list (without one, on the first key), or the
+    largest of their logits."""
     b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
     first = tl.program_id(0) * BM
     row = first + tl.arange(0, BM)
@@ -125,7 +125,9 @@ def _mass(
     total = tl.full((BM,), float("-inf") if LOGITS else 0.0, tl.float32)
     for start in range(0, many, BN):
         slot = start + tl.arange(0, BN)
-        key = tl.load(keys + slot, mask=slot < many, other=0).to(tl.int32)[None, :]
+        key = 0 * slot[None, :]
+        if keys is not None:
+            key = tl.load(keys + slot, mask=slot < many, other=0).to(tl.int32)[None, :]
         ks = tl.load(base + key.to(tl.int64) * k.row + column, mask=column < D, other=0.0)
         s = product(qs, ks, None, PRECISION)
         s, _ = logits_of(s, scoring, bias, b, heads, place, key, n)
@@ -173,14 +175,13 @@ class TritonPass(TiledPass):
     def _first_look(self, key: Any, inputs: AttentionInputs) -> Float[Tensor, "b h q"]:
         if not _told(inputs) or not _takes(inputs):
             return super().first_logit(inputs)
-        first = _first_key(inputs.q.device)
         if key is None or INTERPRETED.value:
-            return _of_keys(inputs, None, first)
+            return _of_keys(inputs, None, None)
         # Apart, though they be one: launches tell tensors by which is which.
         x = replace(inputs, q=inputs.q.detach(), k=inputs.k.detach())
         with recorded() as launches:
-            found = _of_keys(x, None, first)
-        steps = steps_of(launches, (x.q, x.k, first), (found,))
+            found = _of_keys(x, None, None)
+        steps = steps_of(launches, (x.q, x.k), (found,))
         if steps is not None:
             self._looks[key] = steps
         return found
@@ -289,11 +290,6 @@ def _tells(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> bool:
     return _takes(x) and widened(x, lse) is None
 
 
-@cache
-def _first_key(device: torch.device) -> Int[Tensor, "1"]:
-    return torch.zeros(1, dtype=torch.int64, device=device)
-
-
 def _kind(x: AttentionInputs) -> Any:
     """What the launch of a look at the first key depends on, if that is not much."""
     q, k, mask, comparison = x.q, x.k, x.mask, x.comparison
@@ -312,23 +308,24 @@ def _kind(x: AttentionInputs) -> Any:
 
 
 def _looked_again(steps: list[Step], x: AttentionInputs) -> Float[Tensor, "b h q"]:
-    q, device = x.q, x.q.device
-    out = torch.empty(q.shape[:3], dtype=torch.float32, device=device)
-    launch_again(steps, (q, x.k, _first_key(device), out))
+    out = torch.empty(x.q.shape[:3], dtype=torch.float32, device=x.q.device)
+    launch_again(steps, (x.q, x.k, out))
     return out
 
 
 def _of_keys(
-    x: AttentionInputs, lse: Float[Tensor, "b h q"] | None, keys: Int[Tensor, "k"]
+    x: AttentionInputs, lse: Float[Tensor, "b h q"] | None, keys: Int[Tensor, "k"] | None
 ) -> Float[Tensor, "b h q"]:
-    """What falls from each query on some keys; without an lse, the largest of their logits."""
+    """What falls from each query on some keys, or on the first; without an lse, the largest of
+    their logits."""
     how = looking_settings(x)
     out = torch.empty(x.shape[:3], dtype=torch.float32, device=x.q.device)
     rule = rule_of(x.mask, x.shape, (how.rows, 16), x.q.device, by_keys=False)
     with on_card(out):
         _mass[(tiles_of(x.shape.Q, how.rows), x.shape.B * x.shape.H)](
-            sheet(x.q), sheet(x.k), None if lse is None else lse.contiguous(), keys.contiguous(),
-            out, rule, added(x), score(x), sizes(x), len(keys),
+            sheet(x.q), sheet(x.k), None if lse is None else lse.contiguous(),
+            None if keys is None else keys.contiguous(), out, rule, added(x), score(x), sizes(x),
+            1 if keys is None else len(keys),
             **constants_of(x, how.rows, 16, how.precision), LOGITS=lse is None, num_warps=4,
         )  # fmt: skip
     return out

@@ -16,6 +16,7 @@ from regard.backends.triton import cudnn
 from regard.backends.triton.backward import launch as launch_pulling
 from regard.backends.triton.backward import memory_for as pulling_memory
 from regard.backends.triton.backward import norm_of
+from regard.backends.triton.captures import capturing
 from regard.backends.triton.forward import Memory, launch, memory_for
 from regard.backends.triton.gradients.row_numbers import RowNumbers
 from regard.backends.triton.launches.launched import recorded
@@ -67,7 +68,7 @@ class RepeatedPass:
         how = forward_settings(x, statistics=self.statistics)
         if self.asked:
             return self.passes.forward(x, statistics=self.statistics)
-        self.asked = True
+        self.asked = not capturing()
         handed = cudnn.asked(x) if how.cudnn else None
         found = None if handed is None else cudnn.forward(x.q, x.k, x.v, *handed)
         rule = rule_of(x.mask, x.shape, (how.rows, how.keys), q.device, by_keys=False)
@@ -132,8 +133,11 @@ class RepeatedPull:
         steps = steps_of(launches, (x.q, x.k, x.v, rows.out, rows.lse, kept, g), to)
         if handed and not launches:
             steps = []
-        fresh = [None if t is None else Fresh.like(t, zero=t is to.sums) for t in to]
-        self.known[key] = None if steps is None else (handed, fresh, steps)
+        if steps is not None:
+            fresh = [None if t is None else Fresh.like(t, zero=t is to.sums) for t in to]
+            self.known[key] = handed, fresh, steps
+        elif not capturing():
+            self.known[key] = None
         return to[:3]
 
 

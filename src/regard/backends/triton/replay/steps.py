@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.backends.triton.captures import capturing, hold
 from regard.backends.triton.launches.binaries import MAP, Loaded
 from regard.backends.triton.launches.cuda_driver import Grid
 from regard.backends.triton.launches.launched import (
@@ -50,7 +51,7 @@ class Step(NamedTuple):
     addresses: list[Address]
     maps: list[Map]
     rules: list[Rule]
-    """Their tensors lie where the values say, as long as they are kept."""
+    """Those with tensors, which lie where the values say as long as they are kept."""
 
     def held(self) -> Step:
         """The same, with all that stays packed once. Tensor maps stay but for the address that
@@ -66,6 +67,8 @@ class Step(NamedTuple):
         return Step(loaded, self.grid, values, addresses, [], self.rules)
 
     def launch(self, stream: int, tensors: list[int]) -> None:
+        if self.rules and capturing():
+            hold(self.rules)
         values = self.values.copy()
         for parameter, tensor, offset in self.addresses:
             values[parameter] = tensors[tensor] + offset
@@ -119,9 +122,12 @@ def steps_of(
     given: Sequence[Tensor | None],
     memory: Sequence[Tensor | None],
 ) -> list[Step] | None:
-    """Launches as steps; None where one takes a tensor that the next call will not have."""
+    """Launches as steps; None where one takes a tensor that the next call will not have: also one
+    that is there only once a CUDA graph is replayed."""
     steps = [_step(done, one, [*given, *memory], len(given)) for done, one in launches]
     whole = [step for step in steps if step is not None]
+    if any(step.rules for step in whole) and capturing():
+        return None
     return whole if steps and len(whole) == len(steps) else None
 
 
@@ -132,7 +138,7 @@ def _step(
         return None
     loaded = done.loaded
     taken, described = tensors_in(one.arguments), maps_in(one.arguments)
-    rules = [part for part in one.arguments if isinstance(part, Rule)]
+    rules = [part for part in one.arguments if isinstance(part, Rule) and [*tensors_in(part)]]
     lasting = {id(t) for rule in rules for t in tensors_in(rule)}
     addresses: list[Address] = []
     maps: list[Map] = []
