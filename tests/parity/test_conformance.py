@@ -70,6 +70,7 @@ def test_so_many_meet(table: Callable[[Sizes], list[Case]], many: int) -> None:
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that every case has several slabs, row tiles and cuts."""
     monkeypatch.setattr(walk, "KEY_TILE", 8)
+    monkeypatch.setattr(walk, "LITTLE", 0)
     monkeypatch.setattr("regard.backends.tiled.walk.tile_size", lambda x: TileSize(2, 14, 16))
     monkeypatch.setattr("regard.backends.tiled.forward.tile_size", lambda x: TileSize(2, 14, 16))
     monkeypatch.setattr("regard.backends.tiled.plan.fused_size", lambda x: TileSize(2, 14, 16))
@@ -203,3 +204,20 @@ def test_tiled_with_its_own_tiles(mask: str, extra: str) -> None:
     assert walk.tile_size(inputs).keys < sizes.K
     got = observed(Tiled(), inputs, learned, TiledPass())
     assert_conforms(case, got, ReferencePass())
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("queries", [1, 3])
+def test_tiled_of_a_few_queries(mask: str, queries: int) -> None:
+    """As when tokens are generated: all batch entries at once, and one tile of rows for all keys,
+    whatever a mask leaves of it."""
+    sizes = Sizes(B=2, H=4, G=2, Q=queries, K=300, D=16, E=8)
+    case = Case(mask, "scaled_dot", "none", "plain", torch.float32, sizes)
+    inputs, learned = case.build()
+    (slab,) = slabs(inputs)
+    (tile,) = slab.row_tiles()
+    assert [cut.keys for cut in tile.cuts] == [slice(0, 300)]
+    got = observed(Tiled(), inputs, learned, TiledPass())
+    assert_conforms(case, got, ReferencePass())
+    if inputs.mask is None or inputs.mask.band() is None:
+        assert Tiled().work(inputs, statistics=True).pairs == 2 * 4 * queries * 300

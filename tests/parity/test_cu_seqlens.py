@@ -107,6 +107,7 @@ def check(
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that hold several sequences, and sequences that go through several tiles."""
     monkeypatch.setattr(walk, "KEY_TILE", 8)
+    monkeypatch.setattr(walk, "LITTLE", 0)
     for where in ("walk.tile_size", "forward.tile_size", "plan.fused_size"):
         size = walk.TileSize(2, 14, 16)
         monkeypatch.setattr(f"regard.backends.tiled.{where}", lambda x, size=size: size)

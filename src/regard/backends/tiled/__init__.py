@@ -14,8 +14,8 @@ from regard.backends.tiled.plan import Plan
 from regard.backends.tiled.prepared_call import prepared
 from regard.backends.tiled.second_pass import TiledPass
 from regard.backends.tiled.units import scratch_of
-from regard.backends.tiled.walk import KEY_TILE, tile_size
-from regard.cost.counting import visited_pairs
+from regard.backends.tiled.walk import KEY_TILE, takes_all, tile_size
+from regard.cost.counting import dense_pairs, visited_pairs
 from regard.inputs import AttentionInputs
 
 __all__ = ["Tiled", "TiledPass", "outruns_pytorch"]
@@ -50,15 +50,20 @@ class Tiled:
             plan = Plan.of(inputs, loop)
             pairs = plan.pairs
             if pairs is None:
-                pairs = visited_pairs(inputs, plan.rows, KEY_TILE)
+                pairs = _pairs(inputs, plan.rows)
             numbers, which = plan.held, described(inputs, fused=True) + plan.multiplied
         else:
             size = tile_size(inputs)
-            pairs = visited_pairs(inputs, size.rows, KEY_TILE)
+            pairs = _pairs(inputs, size.rows)
             tile = size.heads * inputs.group * size.rows * min(size.keys, inputs.shape.K)
             numbers = 2 * tile * scratch_of(inputs)
             which = described(inputs, fused=False)
         return Work(pairs, numbers * inputs.compute_dtype.itemsize, which)
+
+
+def _pairs(x: AttentionInputs, rows: int) -> int:
+    """Pairs that are computed."""
+    return dense_pairs(x) if takes_all(x, rows) else visited_pairs(x, rows, KEY_TILE)
 
 
 def _run(x: AttentionInputs, *, statistics: bool) -> Rows:

@@ -28,6 +28,8 @@ from regard.scores.comparison import Dot, TanhSum
 from regard.stopping import step
 from regard.values import Shape
 
+LITTLE = 1 << 22
+"""Multiplications that take no longer than to find out which tiles a mask leaves empty."""
 KEY_TILE = 128
 """Keys per judged tile; neighbouring tiles of one state are computed together."""
 
@@ -232,15 +234,25 @@ def grouped(t: Tensor, group: int) -> Tensor:
 
 
 class Schedule:
-    """Which keys each row tile must look at, under one mask."""
+    """Which keys each row tile must look at, under one mask. With `all_pairs` the only row tile
+    looks at all keys."""
 
     def __init__(
-        self, mask: Mask | None, shape: Shape, group: int, size: TileSize, device: torch.device
+        self,
+        mask: Mask | None,
+        shape: Shape,
+        group: int,
+        size: TileSize,
+        device: torch.device,
+        *,
+        all_pairs: bool,
     ) -> None:
         self.mask, self.shape, self.group, self.size, self.device = mask, shape, group, size, device
         self._seen: dict[tuple[int, int, int], Tensor] = {}
         if mask is None:
             self._states = None
+        elif all_pairs:
+            self._states = [[PARTIAL] * -(-shape.K // KEY_TILE)]
         else:
             states = grid(mask, shape, size.rows, KEY_TILE, device, exact=False).flatten(0, 1)
             # A tile is skipped or taken whole only if all batch entries and heads agree.
@@ -295,12 +307,25 @@ def _runs(flags: list[bool]) -> list[tuple[int, int]]:
     return found
 
 
+def _is_little(x: AttentionInputs) -> bool:
+    """Whether one batch entry is sooner computed than it is found out what of it is masked, as when
+    a token is generated."""
+    _, H, Q, K = x.shape
+    return H * Q * K * (x.q.shape[-1] + x.v.shape[-1]) <= LITTLE
+
+
+def takes_all(x: AttentionInputs, rows: int) -> bool:
+    """Whether all pairs are computed, whatever a mask leaves of them."""
+    return rows >= x.shape.Q and _is_little(x)
+
+
 def spans(x: AttentionInputs, size: TileSize) -> Iterator[tuple[slice, slice]]:
     """Batch entries and key heads that are computed together. Where the mask differs between batch
-    entries, each is computed alone."""
+    entries, each is computed alone, unless that is little work."""
     B, groups = x.k.shape[:2]
     heads = max(1, min(groups, size.heads))
-    together = max(1, size.heads // max(groups, 1)) if x.mask is None or x.mask.batch == 1 else 1
+    alike = x.mask is None or x.mask.batch == 1 or _is_little(x)
+    together = max(1, size.heads // max(groups, 1)) if alike else 1
     for b in range(0, B, together):
         for g in range(0, groups, heads):
             yield slice(b, min(b + together, B)), slice(g, min(g + heads, groups))
@@ -319,5 +344,7 @@ def slabs(
         if mask is not None:
             mask = mask.select(batch, slice(key_heads.start * x.group, key_heads.stop * x.group))
         if schedule is None or mask is not schedule.mask:
-            schedule = Schedule(mask, x.shape, x.group, size, x.q.device)
+            schedule = Schedule(
+                mask, x.shape, x.group, size, x.q.device, all_pairs=takes_all(x, size.rows)
+            )
         yield Slab(x, batch, key_heads, schedule, is_finite)
