@@ -141,6 +141,18 @@ def test_the_part_that_reads_is_taken_from_models_that_see(tmp_path: Path) -> No
     assert cost.Configuration.from_json(written(tmp_path, content)).key_heads == 8
 
 
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("inside", [{}, {"torch_dtype": None}, {"dtype": "float64"}])
+def test_models_that_see_say_their_dtype_outside(
+    name: str, inside: dict[str, Any], tmp_path: Path
+) -> None:
+    # As transformers writes them: weights would count double in the default, float32.
+    sizes = {key: value for key, value in FILES["llama-3-8b"].items() if key != "torch_dtype"}
+    content = {"model_type": "llava", "text_config": sizes | inside, name: "bfloat16"}
+    found = cost.Configuration.from_json(written(tmp_path, content))
+    assert found.dtype == inside.get("dtype", "bfloat16")
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, softmax
@@ -81,3 +83,20 @@ def test_grouped_heads_save_projections_and_no_pairs() -> None:
     assert cost.call(q, k, k).flops("dense") == sdpa_flop_count(q.shape, k.shape, k.shape)
     shared = cost.layer(H * D, H, N, key_heads=1).part("projections").macs.dense
     assert shared * 3 * H == cost.layer(H * D, H, N).part("projections").macs.dense * (H + 2)
+
+
+def test_a_mixture_of_experts_and_its_router(tmp_path: Path) -> None:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        hidden_size=64, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3,
+        intermediate_size=96, vocab_size=101, num_local_experts=6, num_experts_per_tok=2,
+        attn_implementation="eager", experts_implementation="eager",
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    model, text = MixtralForCausalLM(config).eval(), torch.randint(101, (2, 24))
+    found = cost.model(cost.Configuration.from_json(tmp_path), 24, batch=2)
+    assert counted(model, text) == found.flops("dense")
+    # By hand: the choice among six, and three matrices of each of two.
+    assert found.part("router").macs.dense == 3 * 48 * 64 * 6
+    assert found.part("feed-forward").macs.dense == 3 * 48 * 2 * 3 * 64 * 96

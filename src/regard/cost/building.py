@@ -144,6 +144,9 @@ def model(
         eager, fused = _both(eager, one_eager.times(layers)), _both(fused, one_fused.times(layers))
     inner, kept = _feed_forward(c, n * batch)
     total[inner.name] = inner.times(c.layers)
+    if c.experts > 1:
+        router = linear("router", n * batch, c.width, c.experts, c.itemsize)
+        total["router"] = router.times(c.layers)
     if c.vocabulary:
         total["vocabulary"] = linear("vocabulary", n * batch, c.width, c.vocabulary, c.itemsize)
     eager, fused = (_both(m, Memory(0, c.layers * kept)) for m in (eager, fused))

@@ -92,9 +92,16 @@ def _loaded(path: Path) -> dict[str, Any]:
         raise RegardError(
             "the configuration cannot be read", got=f"{path}: {error}", accepted=wanted
         ) from None
-    # Models with vision keep the sizes of their language model inside.
+    # Models with vision keep the sizes of their language model inside, and their dtype outside.
     inner = found.get("text_config")
-    return inner if isinstance(inner, dict) and "model_type" in inner else found
+    if not isinstance(inner, dict) or "model_type" not in inner:
+        return found
+    said = {name: found[name] for name in ("torch_dtype", "dtype") if name in found}
+    return inner if _says_dtype(inner) else inner | said
+
+
+def _says_dtype(found: dict[str, Any]) -> bool:
+    return bool(found.get("torch_dtype") or found.get("dtype"))
 
 
 def _size(path: Path, found: dict[str, Any], *names: str) -> int:
