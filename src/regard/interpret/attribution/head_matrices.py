@@ -10,6 +10,13 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.interpret.attribution.linear_maps import inside, linear_map, parts_of
 from regard.interpret.attribution.output_projections import output_projection
+from regard.monitoring.projections.fused_layouts import (
+    CROSS,
+    HEAD_BY_HEAD,
+    SIDE_BY_SIDE,
+    Layout,
+    layout_of,
+)
 
 TRIPLES = (
     ("q_proj", "k_proj", "v_proj"),
@@ -19,13 +26,6 @@ TRIPLES = (
     ("to_q", "to_k", "to_v"),
     ("wq", "wk", "wv"),
 )
-SIDE_BY_SIDE = ("c_attn", "qkv_proj", "qkv", "Wqkv")
-"""One projection that gives all queries, then all keys, then all values."""
-HEAD_BY_HEAD = ("query_key_value",)
-"""One that gives query, key and value of the first head, then of the next."""
-IN_FOUR_PARTS = ("CodeGenAttention",)
-"""Modules whose projection gives queries, values and keys of a quarter of the heads, then of the
-next."""
 COUNTS = ("heads", "num_heads", "num_attention_heads", "n_heads", "n_head")
 KEY_COUNTS = ("kv_heads", "num_key_value_heads", "num_kv_heads")
 
@@ -89,23 +89,24 @@ def _found(module: nn.Module, H: int, G: int) -> tuple[Tensor, Tensor, Tensor] |
             q, k, v = (linear_map(inside(module, name)).weight for name in names)
             fits = q.shape[1] % H == 0 and k.shape[1] % G == 0 and v.shape[1] % G == 0
             return (_by_head(q, H), _by_head(k, G), _by_head(v, G)) if fits else None
+    if all(_projects(inside(module, name)) for name in CROSS):
+        q, both = (linear_map(inside(module, name)).weight for name in CROSS)
+        k, v = both.chunk(2, 1)
+        return _by_head(q, H), _by_head(k, H), _by_head(v, H)
     for name in (*SIDE_BY_SIDE, *HEAD_BY_HEAD):
         if _projects(inside(module, name)):
-            every_one = linear_map(inside(module, name)).weight
-            if type(module).__name__ in IN_FOUR_PARTS:
-                q, v, k = every_one.unflatten(1, (4, 3, H // 4, -1)).permute(2, 1, 3, 0, 4)
-                return q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
-            return _cut(every_one, H, G, head_by_head=name in HEAD_BY_HEAD)
+            return _cut(linear_map(inside(module, name)).weight, H, G, layout_of(module, name))
     return None
 
 
-def _cut(
-    every: Tensor, H: int, G: int, *, head_by_head: bool
-) -> tuple[Tensor, Tensor, Tensor] | None:
+def _cut(every: Tensor, H: int, G: int, layout: Layout) -> tuple[Tensor, Tensor, Tensor] | None:
     if every.shape[1] % (H + 2 * G):
         return None
     d = every.shape[1] // (H + 2 * G)
-    if head_by_head:
+    if layout == "in four parts":
+        q, v, k = every.unflatten(1, (4, 3, H // 4, -1)).permute(2, 1, 3, 0, 4)
+        return q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+    if layout == "head by head":
         if H != G:
             return None
         q, k, v = every.unflatten(1, (H, 3, d)).permute(2, 1, 0, 3)

@@ -11,6 +11,12 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.monitoring.projections import adapters
+from regard.monitoring.projections.fused_layouts import (
+    CROSS,
+    HEAD_BY_HEAD,
+    SIDE_BY_SIDE,
+    layout_of,
+)
 from regard.monitoring.projections.sharded_weights import is_sharded, rows_of, stood_for
 
 
@@ -43,10 +49,8 @@ _PAIRS = (
     ("wq", "wk"),
     ("query_proj", "key_proj"),
 )
-_SIDE_BY_SIDE = ("c_attn", "qkv_proj", "qkv", "Wqkv", "in_proj")
-"""One projection that gives all queries, then all keys, then all values."""
-_HEAD_BY_HEAD = ("query_key_value",)
-"""One projection that gives query, key and value of the first head, then of the next."""
+_FUSED = (*SIDE_BY_SIDE, "in_proj", *HEAD_BY_HEAD)
+"""One projection that gives queries, keys and values."""
 _LATENT = (
     ("q_b_proj", "kv_b_proj"),
     ("q_proj", "kv_b_proj"),
@@ -73,7 +77,7 @@ def projections(path: str, module: nn.Module, heads: int, width: int) -> Project
             accepted="nn.MultiheadAttention, or projections named "
             + ", ".join("/".join(pair) for pair in _PAIRS)
             + ", "
-            + ", ".join((*_SIDE_BY_SIDE, *_HEAD_BY_HEAD))
+            + ", ".join(_FUSED)
             + "; of multi-head latent attention "
             + ", ".join("/".join(pair) for pair in _LATENT),
             do="say where they are: QKClip(projections=lambda path, module: Projections(...))",
@@ -111,6 +115,9 @@ def whole(module: nn.Module) -> Projections | None:
         q, k = getattr(module, q_name, None), getattr(module, k_name, None)
         if _is_projection(q) and _is_projection(k):
             return Projections(_outputs(q, q_name), _outputs(k, k_name))
+    if _crosses(module):
+        q, both = (_outputs(getattr(module, name), name) for name in CROSS)
+        return Projections(q, [t[: len(t) // 2] for t in both])
     name = _fused(module)
     if name is None:
         return None
@@ -204,19 +211,42 @@ def _found(module: nn.Module, heads: int, width: int) -> Projections | None:
         return None
     if isinstance(module, nn.MultiheadAttention):
         width = module.head_dim
-    elif found.q is found.k:
-        cut = _cut_head_by_head if _fused(module) in _HEAD_BY_HEAD else _cut_side_by_side
-        return cut(found.q, heads, width)
-    if _latent(module) is not None:
+    elif _latent(module) is not None:
         return _cut_latent(module, found, heads, width)
-    fits = all(out.shape[0] % width == 0 for out in (*found.q, *found.k))
-    return Projections(_by_head(found.q, width), _by_head(found.k, width)) if fits else None
+    found = _cut(module, found, heads, width)
+    return None if found is None else _with_biases(module, found, width)
+
+
+def _cut(module: nn.Module, found: Projections, heads: int, width: int) -> Projections | None:
+    """Views of each head, of what is known by names to be in some order."""
+    if found.q is not found.k:
+        fits = all(out.shape[0] % width == 0 for out in (*found.q, *found.k))
+        return Projections(_by_head(found.q, width), _by_head(found.k, width)) if fits else None
+    match layout_of(module, _fused(module) or ""):
+        case "side by side":
+            return _cut_side_by_side(found.q, heads, width)
+        case "head by head":
+            return _cut_head_by_head(found.q, heads, width)
+    # The heads of four parts are no rows of one view.
+    return None
+
+
+def _with_biases(module: nn.Module, found: Projections, width: int) -> Projections | None:
+    """With the biases that some modules hold beside their projections (DeBERTa, EVA)."""
+    sides = []
+    for views, name in ((found.q, "q_bias"), (found.k, "k_bias")):
+        bias = getattr(module, name, None)
+        own = [rows_of(bias)] if isinstance(bias, nn.Parameter) else []
+        if any(t.shape != (len(views[0]) * width,) for t in own):
+            return None
+        sides.append([*views, *_by_head(own, width)])
+    return Projections(*sides)
 
 
 def query_weight(module: nn.Module) -> tuple[Any, int]:
     """The weight that queries are projected by, if names tell, and its axis of outputs."""
-    pairs = (*_LATENT, *_PAIRS)
-    names = [pair[0] for pair in pairs] + [*_SIDE_BY_SIDE, *_HEAD_BY_HEAD]
+    pairs = (*_LATENT, *_PAIRS, *((CROSS,) if _crosses(module) else ()))
+    names = [*(pair[0] for pair in pairs), *_FUSED]
     parts = (getattr(module, name, None) for name in names)
     part: Any = next((part for part in parts if _is_projection(part)), None)
     if part is None:
@@ -249,8 +279,12 @@ def _cut_latent(
 
 def _fused(module: nn.Module) -> str | None:
     """The name of the one projection that gives queries, keys and values."""
-    names = (*_SIDE_BY_SIDE, *_HEAD_BY_HEAD)
-    return next((name for name in names if _is_projection(getattr(module, name, None))), None)
+    return next((name for name in _FUSED if _is_projection(getattr(module, name, None))), None)
+
+
+def _crosses(module: nn.Module) -> bool:
+    """Whether a module projects queries apart from keys and values."""
+    return all(_is_projection(getattr(module, name, None)) for name in CROSS)
 
 
 def _of_multihead(module: nn.MultiheadAttention) -> Projections:
