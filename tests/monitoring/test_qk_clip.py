@@ -285,6 +285,30 @@ def test_norms_are_refused_before_anything_runs() -> None:
     assert "MultiHeadAttention at '' with q_norm, k_norm" in str(told.value)
 
 
+@pytest.mark.parametrize("names", [("norm_q", "norm_k"), ("norm_query", "norm_key")])
+def test_norms_are_known_by_either_order_of_their_names(names: tuple[str, str]) -> None:
+    m = Written(to_q=linear(32), to_k=linear(32))
+    for name in names:
+        m.add_module(name, nn.RMSNorm(8))
+    with pytest.raises(RegardError, match="Written at '' with " + ", ".join(names)):
+        regard.Monitor(m, qk_clip=100.0)
+    # One of what queries are made of leaves the logits proportional to their projection.
+    read = Written(to_q=linear(32), to_k=linear(32))
+    read.add_module(names[0], nn.RMSNorm(WIDE))
+    regard.Monitor(read, qk_clip=100.0).close()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_clamped_queries_and_keys_are_refused(inside: bool) -> None:
+    m = Written(to_q=linear(32), to_k=linear(32))
+    limits = type("Limits", (), {"clip_qkv": 8.0})()
+    setattr(m, *(("config", limits) if inside else ("clip_qkv", 8.0)))
+    with pytest.raises(RegardError, match=r"clamped[\s\S]*Written at '' with clip_qkv=8"):
+        regard.Monitor(m, qk_clip=100.0)
+    m.clip_qkv = limits.clip_qkv = None
+    regard.Monitor(m, qk_clip=100.0).close()
+
+
 def test_one_layer_that_is_refused_does_not_keep_others_from_being_clipped() -> None:
     m = nn.Sequential(Written(ask=linear(32), answer=linear(32)), nn.Flatten(2), Join())
     m.append(regard.nn.MultiHeadAttention(WIDE, 4))

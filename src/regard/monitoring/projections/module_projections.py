@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.monitoring.projections import adapters
+from regard.monitoring.projections.after_projections import clamp_of, norms_of
 from regard.monitoring.projections.fused_layouts import (
     CROSS,
     HEAD_BY_HEAD,
@@ -90,7 +91,15 @@ def refuse_norms(path: str, module: nn.Module) -> None:
     """Weights that are normalised away cannot be clipped. Norms of latents come before."""
     if _latent(module) is not None:
         return
-    norms = [name for name, part in module.named_children() if _normalises(name, part)]
+    norms, clamp = norms_of(module), clamp_of(module)
+    if clamp is not None:
+        raise RegardError(
+            "QK-clip cannot hold logits whose queries and keys are clamped after their projections",
+            got=f"{named(path, module)} with clip_qkv={clamp:g}",
+            accepted="projections that the logits are proportional to",
+            do="leave qk_clip= out: clamped logits are bounded; or leave this layer out with "
+            "QKClip(layers=...)",
+        )
     if norms:
         raise RegardError(
             "QK-clip would do nothing: queries and keys are normalised after their projections",
@@ -363,12 +372,6 @@ def _outputs(projection: Any, name: str) -> list[Tensor]:
 def _outputs_last(projection: Any) -> bool:
     """Conv1D of transformers has the axis of outputs last."""
     return type(projection).__name__ == "Conv1D"
-
-
-def _normalises(name: str, part: nn.Module) -> bool:
-    """A norm of queries or keys; one of the input or output of the module is none."""
-    about = name.lower().split("_")[0]
-    return "norm" in type(part).__name__.lower() and about in ("q", "k", "qk", "query", "key")
 
 
 def named(path: str, module: nn.Module) -> str:
