@@ -100,3 +100,6 @@ def test_a_mixture_of_experts_and_its_router(tmp_path: Path) -> None:
     # By hand: the choice among six, and three matrices of each of two.
     assert found.part("router").macs.dense == 3 * 48 * 64 * 6
     assert found.part("feed-forward").macs.dense == 3 * 48 * 2 * 3 * 64 * 96
+    # What transformers runs unless told otherwise is not counted by PyTorch.
+    model.set_experts_implementation("grouped_mm")
+    assert counted(model, text) == found.flops("dense") - found.part("feed-forward").flops()
