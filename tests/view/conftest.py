@@ -17,6 +17,18 @@ from tests.view.toys import seen, tokens
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 
+# Two pages of Chromium's own wait behind the address bar of every window, for suggestions, and take
+# twice the time of the page under test. Of several such flags the last one counts: what Playwright
+# switches off is switched off again.
+UNUSED = (
+    "WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "SpareRendererForSitePerProcess",
+    "AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose", "HttpsUpgrades",
+    "HttpsFirstBalancedModeAutoEnable", "LensOverlay", "MediaRouter", "PaintHolding",
+    "ThirdPartyStoragePartitioning", "AvoidCorsURLLoaderRestartOnRedirect", "OptimizationHints",
+    "NetworkTimeServiceQuerying", "AimEnabled", "PreconnectToSearch",
+)  # fmt: skip
+FLAGS = ["--no-sandbox", f"--disable-features={','.join(UNUSED)}"]
+
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
@@ -25,7 +37,7 @@ def browser() -> Iterator[Any]:
     if CHROMIUM is None:
         pytest.skip("there is no chromium here")
     with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield running
         running.close()
 
