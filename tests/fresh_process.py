@@ -73,12 +73,15 @@ class Started:
 
 
 class FreshProcesses:
-    """Starts them."""
+    """Starts them, with other variables of the environment where some are given."""
 
-    def __init__(self) -> None:
+    def __init__(self, **variables: str) -> None:
         command = [sys.executable, "-W", "ignore", "-c", _SERVER]
+        # Strings have other hashes there than here.
+        salt = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+        environment = os.environ | {"PYTHONHASHSEED": salt} | variables
         self._server = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         self._folder = tempfile.TemporaryDirectory()
         self._numbers = count()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 from typer.testing import CliRunner
 
 import regard
 from regard import cli
+from tests.fresh_process import FreshProcesses
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +33,11 @@ def test_version_and_help() -> None:
         assert option in output("view", "--help")
 
 
-def test_the_module_runs_as_the_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "regard", "view", ""], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("regard: there is no word in the text")
+def test_the_module_runs_as_the_command(fresh: FreshProcesses) -> None:
+    done = fresh("""
+import runpy, sys
+sys.argv = ["regard", "view", ""]
+runpy.run_module("regard", run_name="__main__", alter_sys=True)
+""")
+    assert done.code == 2
+    assert done.err.startswith("regard: there is no word in the text")

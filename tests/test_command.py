@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,22 @@ from typer.testing import CliRunner
 import regard
 import regard_command
 from regard import cli
+from tests.fresh_process import FreshProcesses
 
 SOURCE = Path(__file__).parents[1] / "src"
 SLOW = ("torch", "regard", "matplotlib", "transformers", "jaxtyping")
 
 
-def asked(*args: str, **env: str) -> tuple[int, str, list[str]]:
-    """The command as a shell starts it: its exit code, what it says, and what slow packages it
-    imported for that."""
-    program = (
-        "import sys\n"
+CONSOLE = {"PYTHONPATH": str(SOURCE), "COLUMNS": "80", "TERM": "dumb"}
+Answer = tuple[int, str, list[str]]
+"""An exit code, what is said, and what slow packages were imported for that."""
+
+
+def program(*args: str, **env: str) -> str:
+    """Runs the command, and says at last which slow packages are there."""
+    return (
+        "import os, sys\n"
+        f"os.environ |= {env!r}\n"
         "from regard_command import main\n"
         f"sys.argv = ['regard', *{list(args)!r}]\n"
         "try: code = main() or 0\n"
@@ -33,14 +40,22 @@ def asked(*args: str, **env: str) -> tuple[int, str, list[str]]:
         f"print([name for name in {SLOW!r} if name in sys.modules], file=sys.stderr)\n"
         "sys.exit(code)"
     )
+
+
+def answer(code: int, out: str, err: str) -> Answer:
+    *said, imported = err.splitlines()
+    return code, out + "\n".join(said), ast.literal_eval(imported)
+
+
+def asked(*args: str, **env: str) -> Answer:
+    """The command as a shell starts it."""
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program(*args)],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(SOURCE), "COLUMNS": "80", "TERM": "dumb"} | env,
+        env=os.environ | CONSOLE | env,
     )
-    *said, imported = done.stderr.splitlines()
-    return done.returncode, done.stdout + "\n".join(said), ast.literal_eval(imported)
+    return answer(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.parametrize("args", [["--help"], ["-h"], []])
@@ -87,34 +102,50 @@ def test_names_are_completed_without_torch() -> None:
     assert "view" in said
 
 
-def test_options_are_completed_by_their_command() -> None:
-    code, said, imported = asked(
-        _REGARD_COMPLETE="complete_bash", COMP_WORDS="regard doctor --me", COMP_CWORD="2"
-    )
+def test_options_are_completed_by_their_command(fresh: FreshProcesses) -> None:
+    words = {"COMP_WORDS": "regard doctor --me", "COMP_CWORD": "2"}
+    code, said, imported = answer(*fresh(program(_REGARD_COMPLETE="complete_bash", **words)))
     assert (code, said.split()) == (0, ["--measure"])
-    assert "torch" in imported
+    assert "regard" in imported
 
 
-def test_a_command_runs(tmp_path: Path) -> None:
+def test_a_command_runs(tmp_path: Path, fresh: FreshProcesses) -> None:
     code, said, imported = asked("cost", "--model", "gpt2", "--context", "64")
     assert code == 0
     assert "forward pass" in said
     assert "torch" in imported
-    code, said, _ = asked("record", "--model", "x", "--text", "none.txt", "-o", str(tmp_path / "o"))
+    wrong = ("record", "--model", "x", "--text", "none.txt", "-o", str(tmp_path / "o"))
+    code, said, _ = answer(*fresh(program(*wrong)))
     assert code == 2
     assert said.startswith("regard: the text cannot be read")
 
 
-@pytest.mark.parametrize("args", [["--help"], ["lab"], ["doctor"]])
-def test_what_cannot_be_encoded_is_a_question_mark(args: list[str]) -> None:
-    code, said, _ = asked(*args, LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+
+
+@pytest.fixture(scope="module")
+def in_ascii() -> Iterator[FreshProcesses]:
+    """Python was started where nothing is UTF-8."""
+    with FreshProcesses(**CONSOLE, **ASCII) as processes:
+        yield processes
+
+
+def test_help_that_cannot_be_encoded_has_question_marks() -> None:
+    code, said, _ = asked("--help", **ASCII)
     assert code == 0, said
     assert "?" in said
 
 
-def test_a_model_reads_where_files_are_not_utf8_by_default() -> None:
+@pytest.mark.parametrize("command", ["lab", "doctor"])
+def test_what_cannot_be_encoded_is_a_question_mark(command: str, in_ascii: FreshProcesses) -> None:
+    code, said, _ = answer(*in_ascii(program(command)))
+    assert code == 0, said
+    assert "?" in said
+
+
+def test_a_model_reads_where_files_are_not_utf8_by_default(in_ascii: FreshProcesses) -> None:
     text = ("view", "--terminal", "--model", "regard-small", "a red ball")
-    code, said, _ = asked(*text, LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    code, said, _ = answer(*in_ascii(program(*text)))
     assert code == 0, said
     assert "regard-small reads 4 tokens" in said
 

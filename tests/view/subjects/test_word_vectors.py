@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from regard.view.subjects.word_vectors import WIDTH, trigrams, vectors, words
+from tests.fresh_process import FreshProcesses
 
 
 @pytest.mark.parametrize(
@@ -42,19 +40,15 @@ def test_entries_have_a_mean_square_of_one() -> None:
     torch.testing.assert_close(x.square().mean(-1), torch.ones(3))
 
 
-def test_vectors_do_not_depend_on_the_salt_of_hash() -> None:
-    code = (
-        "from regard.view.subjects import vectors\nprint(vectors(['attention']).nonzero().tolist())"
-    )
-    # This process has a salt of its own.
-    other = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONHASHSEED": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert other.stdout == f"{vectors(['attention']).nonzero().tolist()}\n"
+def test_vectors_do_not_depend_on_the_salt_of_hash(fresh: FreshProcesses) -> None:
+    other = fresh("""
+from regard.view.subjects import vectors
+print(hash("attention"), vectors(["attention"]).nonzero().tolist())
+""")
+    assert other.code == 0, other.err
+    salted, _, found = other.out.partition(" ")
+    assert int(salted) != hash("attention"), "this process has a salt of its own"
+    assert found == f"{vectors(['attention']).nonzero().tolist()}\n"
 
 
 def test_no_words_give_no_vectors() -> None:
