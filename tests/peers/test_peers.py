@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.peers import __main__, checkouts, suites
+from tests.fresh_process import FreshProcesses
+from tests.peers import __main__, checkouts, outcomes, suites
 from tests.peers.differences import (
     Difference,
     Expected,
@@ -56,11 +57,36 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_difference_is_found_and_names_its_reason(checkout: Path) -> None:
+@pytest.fixture
+def forked(fresh: FreshProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python is not started anew for the tests of a peer: half of the time is torch's."""
+
+    def start(
+        command: list[str], *, cwd: Path, env: dict[str, str], **_: object
+    ) -> subprocess.CompletedProcess[str]:
+        _python, minus, module, *words = command
+        assert minus == "-m"
+        done = fresh(f"""
+import os, runpy, sys
+os.environ |= {env!r}
+os.chdir({str(cwd)!r})
+sys.path[:] = [*os.environ["PYTHONPATH"].split(os.pathsep), *filter(None, sys.path)]
+sys.argv = {[module, *words]!r}
+runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+""")
+        return subprocess.CompletedProcess(command, done.code, done.out + done.err)
+
+    monkeypatch.setattr(outcomes.subprocess, "run", start)
+
+
+def test_a_difference_is_found_and_names_its_reason(
+    checkout: Path, request: pytest.FixtureRequest
+) -> None:
     suite = next(iter(suites.pytorch(checkout, ["tiled"])))
     (tiled,) = suite.variants
     arguments = [*suite.arguments[:-1], "test_small.py"]
     plain = run(checkout, arguments)
+    request.getfixturevalue("forked")
     ours = run(checkout, arguments, tiled.plugins, **tiled.variables)
 
     assert {test: end.outcome for test, end in plain.tests.items()} == {
@@ -72,6 +98,7 @@ def test_a_difference_is_found_and_names_its_reason(checkout: Path) -> None:
     assert "regard.nn.dropin" in found.why
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_watch_that_changes_the_output_is_found(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "test_llama.py").write_text(
@@ -106,6 +133,7 @@ def test_a_watch_that_changes_the_output_is_found(tmp_path: Path) -> None:
     assert found.counts == {"traces": 4, "outputs": 1}
 
 
+@pytest.mark.usefixtures("forked")
 def test_every_sdpa_is_regard_by_name(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "test_llama.py").write_text(
@@ -134,6 +162,7 @@ def test_every_sdpa_is_regard_by_name(tmp_path: Path) -> None:
     assert found.counts == {"calls": 2}
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_does_not_run_is_told(checkout: Path) -> None:
     with pytest.raises(
         NoOutcomesError, match=r"test_absent\.py in .* did not run:[\s\S]*not found"
@@ -141,6 +170,7 @@ def test_what_does_not_run_is_told(checkout: Path) -> None:
         run(checkout, ["test_absent.py"])
 
 
+@pytest.mark.usefixtures("forked")
 def test_many_cases_of_one_test_are_thinned_after_the_choice(tmp_path: Path) -> None:
     (tmp_path / "test_many.py").write_text(
         textwrap.dedent("""
