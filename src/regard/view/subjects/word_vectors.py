@@ -50,8 +50,9 @@ def vectors(words: Sequence[str], width: int = WIDTH) -> Float[Tensor, "n d"]:
     >>> torch.nn.functional.cosine_similarity(x[:1], x)
     tensor([1.0000, 0.5040, 0.1690])
     """
-    rows = torch.zeros(len(words), width)
-    for row, word in zip(rows, words, strict=True):
+    places: list[int] = []
+    counts: list[int] = []
+    for row, word in enumerate(words):
         step()
         found: Counter[int] = Counter()
         for at, trigram in enumerate(trigrams(word)):
@@ -59,9 +60,12 @@ def vectors(words: Sequence[str], width: int = WIDTH) -> Float[Tensor, "n d"]:
                 step()
             place = zlib.crc32(trigram.encode("utf-8", "surrogatepass"))
             found[place % width] += 1 if place >> 31 else -1
-        row[list(found)] = torch.tensor([float(n) for n in found.values()])
+        places += (row * width + place for place in found)
+        counts += found.values()
+    rows = torch.zeros(len(words) * width)
+    rows[torch.tensor(places, dtype=torch.long)] = torch.tensor(counts, dtype=rows.dtype)
     # Two trigrams of one word may cancel; a word without any direction stays at zero.
-    unit = torch.nn.functional.normalize(rows, dim=-1)
+    unit = torch.nn.functional.normalize(rows.view(-1, width), dim=-1)
     return unit * math.sqrt(width)
 
 
