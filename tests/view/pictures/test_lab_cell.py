@@ -24,8 +24,15 @@ def result() -> Result:
     return Result(found.about, found.settings, (odd,), "a & b", found.numbers, found.panels)
 
 
-def test_panels_are_drawn_for_both_papers_and_texts_are_no_markup(result: Result) -> None:
-    bundle = result._repr_mimebundle_()
+@pytest.fixture(scope="module")
+def bundle(result: Result) -> dict[str, Any]:
+    """What the cell is given: drawing it takes seconds."""
+    return result._repr_mimebundle_()
+
+
+def test_panels_are_drawn_for_both_papers_and_texts_are_no_markup(
+    result: Result, bundle: dict[str, Any]
+) -> None:
     assert bundle["text/plain"] == repr(result)
     text = bundle["text/html"]
     images = IMAGE.findall(text)
@@ -60,9 +67,9 @@ PAPERS = {
 
 @pytest.mark.xdist_group("browser")
 def test_a_page_shows_the_picture_for_its_paper(
-    result: Result, tmp_path: Path, browser: Any
+    bundle: dict[str, Any], tmp_path: Path, browser: Any
 ) -> None:
-    text, found = result._repr_mimebundle_()["text/html"], {}
+    text, found = bundle["text/html"], {}
     visible = """() => [...document.querySelectorAll("img")]
         .filter((image) => image.offsetWidth > 0).map((image) => image.className)"""
     with browser.new_page() as tab:
