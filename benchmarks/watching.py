@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def beside(device: str, act: Callable[[Any], object], models: dict[str, Any]) ->
 
 
 def llama_rows(device: str, repeats: int) -> list[dict[str, Any]]:
-    """Forward passes, and generating 64 tokens."""
+    """Forward passes, and generating 64 tokens: of one prompt, and of several."""
     models: dict[str, Any] = {name: llama(device) for name in ("unwatched", *KEEPS)}
     for keep in KEEPS:
         models[f"{keep}: seen"] = regard.watch(models[keep], keep=keep).attach()
@@ -88,14 +89,28 @@ def llama_rows(device: str, repeats: int) -> list[dict[str, Any]]:
         ids = torch.randint(1, 1024, (1, n), generator=torch.Generator().manual_seed(1)).to(device)
         runs = beside(device, lambda model, ids=ids: model(ids, use_cache=False), models)
         rows.append({"what": f"forward, {n} tokens"} | ratios(runs, repeats))
-    ids = ids[:, :128]
-
-    def generate(model: Any) -> None:
-        model.generate(ids, max_new_tokens=64, min_new_tokens=64, do_sample=False, pad_token_id=0)
-
-    runs = beside(device, generate, models)
-    rows.append({"what": "generating 64 tokens"} | ratios(runs, max(repeats // 5, 1)))
+    one = ids[:, :128]
+    four, shown = padded(one)
+    for what, given in (
+        ("generating 64 tokens", {"input_ids": one}),
+        ("the same of four prompts, padded", {"input_ids": four, "attention_mask": shown}),
+    ):
+        runs = beside(device, partial(generate, given=given), models)
+        rows.append({"what": what} | ratios(runs, max(repeats // 5, 1)))
     return rows
+
+
+def generate(model: Any, given: dict[str, torch.Tensor]) -> None:
+    model.generate(**given, max_new_tokens=64, min_new_tokens=64, do_sample=False, pad_token_id=0)
+
+
+def padded(ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch of four prompts, of which two are shorter and padded on the left; and its mask."""
+    four = ids.repeat(4, 1)
+    shown = torch.ones_like(four)
+    for row, share in ((1, 4), (3, 2)):
+        shown[row, : ids.shape[1] // share] = 0
+    return four, shown
 
 
 def prepared(case: str, n: int, device: str) -> Callable[[], Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,7 +49,7 @@ def prepared(x: AttentionInputs, *, statistics: bool = True) -> Any:
 
 
 def assert_right(rows: Rows, x: AttentionInputs) -> None:
-    expected = Reference().observe(x.map_tensors(Tensor.double))
+    expected = Reference().observe(replace(x, q=x.q.double(), k=x.k.double(), v=x.v.double()))
     for name in ("out", "lse", "max_logit", "entropy"):
         found, true = getattr(rows, name), getattr(expected, name)
         torch.testing.assert_close(found, true.float(), rtol=1e-5, atol=2e-6, msg=name)
@@ -65,13 +66,41 @@ def test_each_call_has_its_own_answer(shape: str, mask: str) -> None:
         assert torch.equal(attend(x.q, x.k, x.v), rows.out)
 
 
-def test_a_masked_value_that_is_not_finite_does_no_harm() -> None:
-    x = draw("plain", masks.causal())
+def each_its_own(n: int) -> Mask:
+    """Another mask for each of two sequences: padding on the left."""
+    return masks.keep((torch.arange(n) >= torch.tensor([[0], [n - 2]]))[:, None, None])
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+@pytest.mark.parametrize(
+    "mask",
+    [each_its_own(5), masks.padding([3, 0]), masks.documents([0, 0, 1, 1, 2]), masks.dilated(2)],
+    ids=str,
+)
+def test_little_calls_under_any_mask(mask: Mask, queries: int) -> None:
+    calls = []
+    for seed in range(3):
+        x = draw("plain", seed=seed)
+        calls.append(inputs(x.q[:, :, :queries], x.k, x.v, mask=mask))
+    observe, attend = (prepared(calls[0], statistics=s) for s in (True, False))
+    found = [observe(x.q, x.k, x.v) for x in calls]
+    for rows, x in zip(found, calls, strict=True):
+        assert_right(rows, x)
+        assert torch.equal(attend(x.q, x.k, x.v), rows.out)
+
+
+def test_tables_of_a_mask_are_not_kept_where_they_may_be_large() -> None:
+    assert prepared(draw("several tiles", masks.documents(torch.arange(700) // 50))) is None
+
+
+@pytest.mark.parametrize("where", ["causal", "padding"])
+def test_a_masked_value_that_is_not_finite_does_no_harm(where: str) -> None:
+    x = draw("plain", masks.causal() if where == "causal" else masks.padding([4, 4]))
     observe = prepared(x)
     x.v[:, :, -1] = math.nan
     rows = observe(x.q, x.k, x.v)
     assert rows.out[:, :, :-1].isfinite().all()
-    assert rows.out[:, :, -1].isnan().all()
+    assert rows.out[:, :, -1].isnan().all() == (where == "causal")
 
 
 def test_many_row_tiles_go_in_lots_and_stop_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +147,6 @@ def test_threads_do_not_share_a_call() -> None:
         "double precision": lambda q, k, v: ((q.double(), k.double(), v.double()), {}),
         "a sink": lambda q, k, v: ((q, k, v), {"sink": torch.zeros(4)}),
         "a soft-cap": lambda q, k, v: ((q, k, v), {"softcap": 2.0}),
-        "documents": lambda q, k, v: ((q, k, v), {"mask": masks.documents([0, 0, 1, 1, 2])}),
         "rows that lie apart": lambda q, k, v: ((q, k.mT.contiguous().mT, v), {}),
         "nothing": lambda q, k, v: ((q[:, :, :0], k, v), {}),
     }.items(),

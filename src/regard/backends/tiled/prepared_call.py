@@ -11,6 +11,7 @@ from regard.backends.tiled.fused import described, fusing
 from regard.backends.tiled.loop import Attend, loop_for
 from regard.backends.tiled.pieces import lots, pieces
 from regard.backends.tiled.plan import Plan
+from regard.backends.tiled.walk import takes_all
 from regard.inputs import AttentionInputs
 from regard.stopping import step
 
@@ -24,16 +25,17 @@ def prepared(x: AttentionInputs, plainly: Repeated, *, statistics: bool) -> Repe
     if any(t.dtype != torch.float32 for t in (x.q, x.k, x.v)):
         return None
     plan = Plan.of(x, loop)
-    if plan.band is None:
+    if plan.band is None and not takes_all(x, plan.rows):
+        # Tables of what a mask hides may be large.
         return None
-    (piece,) = pieces(x, plan)
-    if not (piece.q is x.q and piece.k is x.k and piece.v is x.v):
+    piece, *others = pieces(x, plan)
+    if others or not all(map(_is_where, (piece.q, piece.k, piece.v), (x.q, x.k, x.v))):
         # Rows must be put side by side first.
         return None
     B, H, Q, E, threads = plan.B, plan.H, plan.Q, plan.E, plan.threads
     scratch = x.v.new_empty(plan.scratch)
     alike = bytes(Attend(**described(x, loop, piece, plan, scratch, None)))
-    parts = [(lot.first, lot.last) for lot in lots(piece, plan)]
+    parts = [*lots(piece, plan)]
     tiles, rows, number = -(-Q // plan.rows), B * H * Q, scratch.element_size()
     # Behind scratch memory lies what rounding took from lse, for gradients that nobody asks for;
     # and where nobody asks for statistics, lse too.
@@ -53,11 +55,20 @@ def prepared(x: AttentionInputs, plainly: Repeated, *, statistics: bool) -> Repe
             table = empty_table(v, B, H, Q, dtype=v.dtype)
             place = table.data_ptr()
             call.largest, call.entropy, call.lse = place, place + apart, place + 2 * apart
-        for first, last in parts:
-            step(first, tiles)
-            call.first_tile, call.last_tile = first, last
+        for lot in parts:
+            step(lot.first, tiles)
+            lot.put(call)
             if not loop.attend(call, threads):
                 return plainly(q, k, v)
         return Tabled(out, table) if statistics else out
 
     return again
+
+
+def _is_where(part: Tensor, whole: Tensor) -> bool:
+    """Whether a part of a tensor is all of it, in its own memory."""
+    return (
+        part.data_ptr() == whole.data_ptr()
+        and part.shape == whole.shape
+        and part.stride() == whole.stride()
+    )

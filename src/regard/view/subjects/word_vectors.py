@@ -65,7 +65,7 @@ def vectors(words: Sequence[str], width: int = WIDTH) -> Float[Tensor, "n d"]:
     rows = torch.zeros(len(words) * width)
     rows[torch.tensor(places, dtype=torch.long)] = torch.tensor(counts, dtype=rows.dtype)
     # Two trigrams of one word may cancel; a word without any direction stays at zero.
-    unit = torch.nn.functional.normalize(rows.view(-1, width), dim=-1)
+    unit = torch.nn.functional.normalize(rows.view(len(words), width), dim=-1)
     return unit * math.sqrt(width)
 
 
