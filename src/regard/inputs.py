@@ -61,7 +61,7 @@ class AttentionInputs:
     @property
     def compute_dtype(self) -> torch.dtype:
         """Scores are computed in float32, or in float64 when the inputs are."""
-        return torch.float64 if self.q.dtype == torch.float64 else torch.float32
+        return _compute_dtype(self.q)
 
     @cached_property
     def largest_sum(self) -> float:
@@ -182,7 +182,7 @@ def check(
         v,
         comparison,
         None if mask is None else mask.bind(shape, device),
-        None if bias is None else bias.bind(shape, q.device),
+        None if bias is None else bias.bind(shape, q.device).computed_in(_compute_dtype(q)),
         softcap,
         sink,
         drops,
@@ -190,6 +190,10 @@ def check(
         axes.rank,
         axes.lead if axes.rank > 4 else (),
     )
+
+
+def _compute_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

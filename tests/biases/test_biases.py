@@ -73,6 +73,26 @@ def test_alibi_from_the_start():
     hold((3, 6), bias, lambda b, h, i, j: -slopes[h] * abs(j - i), (slopes,))
 
 
+@pytest.mark.parametrize("kind", ["floats", "float32", "bfloat16"])
+def test_slopes_of_any_type_are_exact_in_a_float64_call(kind):
+    """Products with distances would be rounded where slopes are narrower than the logits."""
+    floats = [0.1, -0.3, -0.7, 0.017]
+    given = floats if kind == "floats" else torch.tensor(floats, dtype=getattr(torch, kind))
+    slopes = torch.as_tensor(given, dtype=torch.float64)
+    number = lambda b, h, i, j: -slopes[h] * abs(j - i - 68)  # noqa: E731
+    hold((3, 71), biases.alibi(given), number)
+
+
+def test_narrow_slopes_learn_in_a_float64_call():
+    slopes = torch.tensor([0.1, 0.3]).requires_grad_()
+    q, k, v = normal(1, 2, 6, 4), normal(1, 2, 6, 4, seed=1), normal(1, 2, 6, 3, seed=2)
+    wide = slopes.detach().double().requires_grad_()
+    for given in (slopes, wide):
+        regard.attention(q, k, v, bias=biases.alibi(given)).square().sum().backward()
+    assert slopes.grad.dtype == torch.float32
+    torch.testing.assert_close(slopes.grad, wide.grad.float())
+
+
 def test_alibi_behind_a_mask_and_a_soft_cap():
     """Capped first, then biased, then masked."""
     slopes = normal(H, seed=4)

@@ -30,6 +30,15 @@ class Alibi(Bias):
             )
         return Alibi(self.slopes, end_aligned(self.offset, shape))
 
+    def computed_in(self, dtype: torch.dtype) -> Bias:
+        return Alibi(self.slopes.to(dtype), self.offset)
+
+    def to(self, device: torch.device | str) -> Alibi:
+        # Plain floats are kept in float64, which MPS does not have.
+        mps = torch.device(device).type == "mps"
+        slopes = self.slopes.float() if mps and self.slopes.dtype == torch.float64 else self.slopes
+        return Alibi(slopes.to(device), self.offset)
+
     def at(self, q: Tensor, k: Tensor) -> Float[Tensor, "1 h q k"]:
         distance = self._distance(q, k)
         return (-self.slopes[:, None, None].to(distance.dtype) * distance)[None]
@@ -64,6 +73,8 @@ def alibi(slopes: Float[Tensor, "h"] | Sequence[float], *, offset: int | None = 
     if not isinstance(slopes, Tensor):
         with suppress(TypeError, ValueError, RuntimeError):
             tensor = torch.tensor(slopes)
+            if tensor.is_floating_point():
+                tensor = torch.tensor(slopes, dtype=torch.float64)
     if not isinstance(tensor, Tensor) or tensor.ndim != 1 or not tensor.is_floating_point():
         raise RegardError(
             "alibi: one slope per head",

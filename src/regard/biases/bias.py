@@ -20,6 +20,11 @@ class Bias(Value):
         """This bias with alignment settled and shapes checked for one call."""
         raise NotImplementedError
 
+    def computed_in(self, dtype: torch.dtype) -> Bias:
+        """This bias for logits of some type. Biases that are looked up need no change: a number is
+        the same number in a wider type, where a product is not."""
+        return self
+
     def at(self, q: Int[Tensor, "q"], k: Int[Tensor, "k"]) -> Float[Tensor, "b h q k"]:
         """The bias of some queries and keys; axes it does not tell apart are 1. Bound only."""
         raise NotImplementedError

@@ -185,7 +185,7 @@ def checked_call(
     x = replace(
         x,
         mask=None if mask is None else mask.bind(shape, device),
-        bias=None if bias is None else bias.bind(shape, device),
+        bias=None if bias is None else bias.bind(shape, device).computed_in(x.compute_dtype),
     )
     return Call(x, ranks, layout, key_layout)
 
