@@ -110,10 +110,50 @@ def test_reads_fused_projections(transposed):
         "masked_bias": torch.tensor(-1e4),
     }
     attention = nn.MultiHeadAttention(16, 4, bias=True)
-    nn.load_weights(attention, state)
+    nn.load_weights(attention, state, layout=None if transposed else "side by side")
     x = torch.randn(2, 7, 16)
     right = gpt2(state, x, 4, transposed)
     assert_close(attention(x, mask=masks.causal()), right, atol=1e-4, rtol=1e-4)
+
+
+def big_code(multi_query):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPTBigCodeConfig(
+        vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=4, multi_query=multi_query,
+        attn_pdrop=0.0, resid_pdrop=0.0, attn_implementation="sdpa",
+    )  # fmt: skip
+    theirs = transformers.GPTBigCodeModel(config).h[0].attn.eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter)
+    return theirs
+
+
+@pytest.mark.parametrize("multi_query", [True, False])
+def test_reads_gpt_big_code(multi_query):
+    theirs = big_code(multi_query)
+    attention = nn.MultiHeadAttention(16, 4, kv_heads=1 if multi_query else 4, bias=True)
+    layout = None if multi_query else "head by head"
+    nn.load_weights(attention, theirs.state_dict(), layout=layout)
+    x = torch.randn(2, 7, 16)
+    right = theirs(x, attention_mask=torch.ones(1, 1, 7, 7).tril().bool())[0]
+    assert_close(attention(x, mask=masks.causal()), right, atol=1e-4, rtol=1e-4)
+
+
+def test_refuses_a_fused_projection_of_unknown_order():
+    """nanoGPT and GPTBigCode have the same names and shapes, and other orders."""
+    attention = nn.MultiHeadAttention(16, 4, bias=True)
+    before = attention.q_proj.weight.clone()
+    with pytest.raises(regard.RegardError, match="one of two orders") as error:
+        nn.load_weights(attention, big_code(False).state_dict())
+    assert 'layout="side by side"' in str(error.value)
+    assert "GPTBigCode" in str(error.value)
+    assert torch.equal(attention.q_proj.weight, before)
+
+
+def test_refuses_head_by_head_where_heads_share_keys():
+    attention = nn.MultiHeadAttention(16, 4, kv_heads=1, bias=True)
+    with pytest.raises(regard.RegardError, match="a key head for each head"):
+        nn.load_weights(attention, big_code(True).state_dict(), layout="head by head")
 
 
 def test_reads_norms_of_queries_and_keys():

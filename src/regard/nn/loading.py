@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 from regard.arguments import said
 from regard.errors import RegardError
 from regard.nn.multihead import MultiHeadAttention
+
+Layout = Literal["side by side", "head by head"]
+"""All queries, then all keys, then all values; or those of the first head, then of the next."""
 
 NAMES = {
     "q_proj": ("q_proj", "query", "self.query", "attention.query"),
@@ -26,7 +30,11 @@ NOT_ATTENTION = ("bias", "masked_bias", "rotary_emb.inv_freq", "output.LayerNorm
 
 
 def load_weights(
-    attention: MultiHeadAttention, state: Mapping[str, Tensor], prefix: str = ""
+    attention: MultiHeadAttention,
+    state: Mapping[str, Tensor],
+    prefix: str = "",
+    *,
+    layout: Layout | None = None,
 ) -> None:
     """Copy the weights that stand in a state dict under `prefix` into an attention module.
 
@@ -34,6 +42,9 @@ def load_weights(
     v_proj and o_proj, out_proj or dense; of BERT and ViT (query, key, value, output.dense); and of
     GPT-2 (c_attn, c_proj, transposed or not). A bias that the source lacks is 0. Whatever has no
     place in the module is refused, so that nothing is lost on the way.
+
+    A c_attn of `nn.Linear` has queries, keys and values side by side in nanoGPT, and head by head
+    in GPTBigCode without multi_query, under the same names and shapes: `layout` says which.
 
     >>> import torch
     >>> from regard import nn
@@ -56,8 +67,14 @@ def load_weights(
             got=f"{type(state).__name__}, {said(prefix)}",
             accepted="names and tensors, as module.state_dict() gives them, and a text",
         )
+    if layout not in (None, "side by side", "head by head"):
+        raise RegardError(
+            "layout= is the order of queries, keys and values in one projection",
+            got=said(layout),
+            accepted='"side by side" or "head by head"',
+        )
     found = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
-    weights = renamed(attention, found)
+    weights = renamed(attention, found, layout)
     own = dict(attention.named_parameters())
     unplaced = sorted(weights.keys() - own.keys())
     missing = sorted(name for name in own.keys() - weights.keys() if not name.endswith(".bias"))
@@ -119,7 +136,9 @@ def from_torch(source: nn.MultiheadAttention) -> MultiHeadAttention:
     return made.requires_grad_(like.requires_grad).train(source.training)
 
 
-def renamed(attention: MultiHeadAttention, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def renamed(
+    attention: MultiHeadAttention, found: Mapping[str, Tensor], layout: Layout | None = None
+) -> dict[str, Tensor]:
     """Weights under the names of `MultiHeadAttention`; names that are not known stay.
 
     >>> import torch
@@ -130,6 +149,7 @@ def renamed(attention: MultiHeadAttention, found: Mapping[str, Tensor]) -> dict[
     left = {name: t for name, t in found.items() if not name.startswith(NOT_ATTENTION)}
     sizes = [p.out_features for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
     weights: dict[str, Tensor] = {}
+    by_head = False
 
     def place_fused(kind: str, tensor: Tensor) -> None:
         if tensor.shape[0] != sum(sizes):
@@ -139,6 +159,8 @@ def renamed(attention: MultiHeadAttention, found: Mapping[str, Tensor]) -> dict[
                 accepted=f"{sum(sizes)}: {sizes} for queries, keys and values",
                 do="set heads, kv_heads= and head_width= as the source has them",
             )
+        if by_head:
+            tensor = tensor.unflatten(0, (attention.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
         start = 0
         for name, size in zip(("q_proj", "k_proj", "v_proj"), sizes, strict=True):
             weights[f"{name}.{kind}"] = tensor[start : start + size]
@@ -154,6 +176,7 @@ def renamed(attention: MultiHeadAttention, found: Mapping[str, Tensor]) -> dict[
         fused = left.pop("c_attn.weight")
         # GPT-2 stores its matrices [in, out]; later relatives use nn.Linear, which is [out, in].
         transposed = tuple(fused.shape) == (attention.d_model, sum(sizes))
+        by_head = _by_head(attention, transposed, layout)
         place_fused("weight", fused.mT if transposed else fused)
         if "c_attn.bias" in left:
             place_fused("bias", left.pop("c_attn.bias"))
@@ -168,3 +191,22 @@ def renamed(attention: MultiHeadAttention, found: Mapping[str, Tensor]) -> dict[
                 if f"{name}.{kind}" in left:
                     weights[f"{ours}.{kind}"] = left.pop(f"{name}.{kind}")
     return weights | left
+
+
+def _by_head(attention: MultiHeadAttention, transposed: bool, layout: Layout | None) -> bool:
+    """Whether a c_attn is ordered head by head. One head has one order; GPT-2 and models with fewer
+    key heads than heads have all queries first."""
+    own_keys = attention.kv_heads == attention.heads
+    if layout == "head by head" and not own_keys:
+        raise RegardError(
+            "head by head there is a key head for each head",
+            got=f"{attention.heads} heads, {attention.kv_heads} key heads",
+        )
+    if layout is None and own_keys and attention.heads > 1 and not transposed:
+        raise RegardError(
+            "a c_attn of nn.Linear has one of two orders, and its shape does not tell which",
+            got=f"c_attn.weight with a key head for each of {attention.heads} heads",
+            accepted='layout="side by side" (nanoGPT, Qwen) or "head by head" (GPTBigCode without '
+            "multi_query)",
+        )
+    return layout == "head by head"

@@ -11,9 +11,9 @@ SCORES = {
     "offset": f"mean weight at the fixed offset that gets most, up to {REACH} places away",
     "first": "mean weight of the first token",
     "separator": "mean weight of punctuation, line ends and special tokens, the first aside",
-    "duplicate": "mean weight of earlier copies of the row's own token, of rows that have one",
+    "duplicate": "mean weight of earlier copies of the row's own token, of rows that may see one",
     "induction": "mean weight of what followed earlier copies of the row's own token, of rows that "
-    "have one",
+    "may see one",
     "rare": "weight of rare tokens, over the share of rare tokens in the text",
     "entropy": "how spread rows are: 0 on one key, 1 alike on all that may be seen",
     "distance": "mean distance to what is looked at, in tokens",
