@@ -167,8 +167,10 @@ def test_odd_spans_and_passages_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
             interpret.citations(seen, passages, prompt=3)
 
 
-def test_a_cache_that_lost_keys_is_refused(ids: Tensor) -> None:
-    model = build("MistralForCausalLM", sliding_window=8)
+@pytest.mark.parametrize("window", [8, PROMPT, PROMPT + 2])
+def test_a_cache_that_lost_keys_is_refused(ids: Tensor, window: int) -> None:
+    """Also one that is full after the prompt: it has as many keys in every call, but not the same."""
+    model = build("MistralForCausalLM", sliding_window=window)
     with pytest.raises(RegardError, match=r"(?s)lost its first keys.*18 keys at first.*layers="):
         interpret.citations(watched(model, ids), PASSAGES)
 

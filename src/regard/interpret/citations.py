@@ -110,9 +110,10 @@ def citations(
         _refuse_lost_keys(run)
         _refuse_beams(run, batch)
         _check(passages, run)
+        keys = [place for passage in passages for place in passage]
+        _refuse_other_keys(run, keys, batch)
         start = run.prompt(prompt) - 1
         rows = range(start, run.ends[-1] if tokens is None else start + tokens)
-        keys = [place for passage in passages for place in passage]
         found = run.weights(rows, keys=keys, heads=which, batch=batch)
         ends = accumulate(len(passage) for passage in passages)
         parts = found.tensor_split(list(ends)[:-1], dim=-1)
@@ -153,12 +154,28 @@ def _refuse_beams(run: Run, batch: int) -> None:
             )
 
 
+def _refuse_other_keys(run: Run, places: Sequence[int], batch: int) -> None:
+    """A cache that is full from the first call on has as many keys in each, and others: those of a
+    passage must stay where they were."""
+    own: Tensor | None = None
+    for trace in run.traces:
+        k = trace.inputs.k[batch]
+        here = k[:, places] if max(places) < k.shape[1] else None
+        if here is None or (own is not None and not torch.equal(here, own)):
+            raise _lost_keys(run)
+        own = here
+
+
 def _refuse_lost_keys(run: Run) -> None:
     """A place is a key's index only while nothing was dropped from the front of the cache."""
     before = {K - end for K, end in zip(run.keys, run.ends, strict=True)}
     if len(before) > 1 and len(set(run.keys)) > 1:
-        raise RegardError(
-            f"{run.path!r} lost its first keys while generating, as caches with a window do",
-            got=f"{run.keys[0]} keys at first, {run.keys[-1]} at last, for {run.ends[-1]} tokens",
-            do="name other layers in layers=, or read prompt and answer at once",
-        )
+        raise _lost_keys(run)
+
+
+def _lost_keys(run: Run) -> RegardError:
+    return RegardError(
+        f"{run.path!r} lost its first keys while generating, as caches with a window do",
+        got=f"{run.keys[0]} keys at first, {run.keys[-1]} at last, for {run.ends[-1]} tokens",
+        do="name other layers in layers=, or read prompt and answer at once",
+    )
