@@ -169,7 +169,7 @@ def test_odd_spans_and_passages_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("window", [8, PROMPT, PROMPT + 2])
 def test_a_cache_that_lost_keys_is_refused(ids: Tensor, window: int) -> None:
-    """Also one that is full after the prompt: it has as many keys in every call, but not the same."""
+    """Also one that is full after the prompt: it always has as many keys, but not the same."""
     model = build("MistralForCausalLM", sliding_window=window)
     with pytest.raises(RegardError, match=r"(?s)lost its first keys.*18 keys at first.*layers="):
         interpret.citations(watched(model, ids), PASSAGES)
