@@ -21,6 +21,7 @@ from regard.interpret.attribution.rollout import refuse_other_places, rollout
 from regard.interpret.interventions.outputs import Place
 from regard.interpret.metrics import name_of, real_rows
 from regard.interpret.rows import matching
+from regard.interpret.two_texts import refuse_cross, refuse_two_texts
 from regard.traces import Chosen, Trace, places
 from regard.values import whole
 
@@ -28,6 +29,7 @@ Method = Literal["weights", "norms", "rollout", "flow", "gradients", "integrated
 METHODS: tuple[Method, ...] = ("weights", "norms", "rollout", "flow", "gradients", "integrated")
 LEARNED = ("gradients", "integrated")
 """Methods that ask what a metric depends on."""
+ONE_KIND = "name layers of one kind in layers="
 RealRows = Callable[[str, Trace], Bool[Tensor, "b q"] | None]
 """Which queries of a call are no padding, where that is known."""
 
@@ -188,6 +190,9 @@ def _through_layers(
 ) -> Attribution:
     traces = list(calls.values())
     B, _, n, _ = refuse_other_places(traces)
+    # Cross-attention mixes places of one text into those of another, also of the same length.
+    refuse_two_texts([path for path, _ in calls], ONE_KIND)
+    refuse_cross([path for path, _ in calls])
     device = traces[0].inputs.q.device
     (path, _), lowest = next(iter(calls.items()))
     counted = real(path, lowest) if queries is None else None
@@ -252,8 +257,9 @@ def _refuse_other_keys(keys: Mapping[Place, int]) -> None:
         raise RegardError(
             "tokens are scored over layers that look at the same ones",
             got=", ".join(f"{path}: {n} keys" for (path, _), n in keys.items()),
-            do="name layers of one kind in layers=",
+            do=ONE_KIND,
         )
+    refuse_two_texts([path for path, _ in keys], ONE_KIND)
 
 
 def _refuse_other_words(words: Sequence[str] | None, n: int) -> None:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.interpret.head_scores.sides import Side, Sides
 from regard.interpret.interventions.runs import Runner, arguments, items
+from regard.interpret.two_texts import refuse_untold_target
 from regard.traces import Trace
-from regard.watching.tokens import BROKEN, spelled
+from regard.watching.tokens import BROKEN, reads_two_texts, spelled
 
 TOKENS = 4096
 """Tokens that are run at once, at most, where texts are put together."""
@@ -129,6 +130,8 @@ class Texts:
         if many == B and len(batch.sides) == 1:
             side = batch.sides[0]
             if side.places == Q == K:
+                if reads_two_texts(self.model) and side.ids is not None:
+                    refuse_untold_target(path, batch.call)
                 return Sides(side, side, True)
         if many == B and len(batch.sides) == 2:
             asks, holds = self.roles[path]
