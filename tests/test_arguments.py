@@ -72,6 +72,9 @@ REFUSED = {
     "(?s)chunk must be.*0.5": lambda: nn.linear_attention(q, k, v, chunk=0.5),
     "weights come from PyTorch's own": lambda: nn.from_torch(torch.nn.Linear(2, 2)),
     "loaded into an attention module": lambda: nn.load_weights(torch.nn.Linear(2, 2), {}),
+    "norm_offset= is added": lambda: nn.load_weights(
+        nn.MultiHeadAttention(4, 2), {}, norm_offset="1"
+    ),
     "layout= is the order": lambda: nn.load_weights(nn.MultiHeadAttention(4, 2), {}, layout="x"),
     "those of a state dict": lambda: nn.load_weights(nn.MultiHeadAttention(4, 2), None),
     "what is given is a model": lambda: nn.replace_attention("model"),

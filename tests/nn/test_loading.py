@@ -164,6 +164,23 @@ def test_reads_norms_of_queries_and_keys():
     assert torch.equal(attention.k_norm.weight, state["k_norm.weight"])
 
 
+def test_norms_of_gemma_are_told():
+    """They multiply by 1 + weight, under the names and shapes of those that do not."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Gemma3TextConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=4, vocab_size=8,
+    )  # fmt: skip
+    theirs = transformers.Gemma3TextModel(config).layers[0].self_attn
+    for norm in (theirs.q_norm, theirs.k_norm):
+        torch.nn.init.normal_(norm.weight)
+    attention = nn.MultiHeadAttention(16, 4, kv_heads=2, head_width=4, qk_norm=True)
+    nn.load_weights(attention, theirs.state_dict(), norm_offset=1)
+    x = torch.randn(2, 3, 4, 4)
+    assert_close(attention.q_norm(x), theirs.q_norm(x), **close)
+    assert_close(attention.k_norm(x), theirs.k_norm(x), **close)
+
+
 def test_a_bias_that_the_source_lacks_is_zero():
     parts = {name: linear(16, 16, bias=name == "q_proj") for name in LAYOUTS["llama"]}
     attention = nn.MultiHeadAttention(16, 4, bias=True)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from regard.arguments import said
+from regard.arguments import is_number, said
 from regard.errors import RegardError
 from regard.nn.multihead import MultiHeadAttention
 
@@ -35,6 +35,7 @@ def load_weights(
     prefix: str = "",
     *,
     layout: Layout | None = None,
+    norm_offset: float = 0.0,
 ) -> None:
     """Copy the weights that stand in a state dict under `prefix` into an attention module.
 
@@ -44,7 +45,8 @@ def load_weights(
     place in the module is refused, so that nothing is lost on the way.
 
     A c_attn of `nn.Linear` has queries, keys and values side by side in nanoGPT, and head by head
-    in GPTBigCode without multi_query, under the same names and shapes: `layout` says which.
+    in GPTBigCode without multi_query, under the same names and shapes: `layout` says which. Norms
+    of Gemma multiply by 1 + weight, where others multiply by the weight: `norm_offset=1` adds 1.
 
     >>> import torch
     >>> from regard import nn
@@ -73,8 +75,16 @@ def load_weights(
             got=said(layout),
             accepted='"side by side" or "head by head"',
         )
+    if not is_number(norm_offset):
+        raise RegardError(
+            "norm_offset= is added to the weights of q_norm and k_norm",
+            got=said(norm_offset),
+            accepted="a number: 1 for Gemma, else 0",
+        )
     found = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
     weights = renamed(attention, found, layout)
+    for name in {"q_norm.weight", "k_norm.weight"} & weights.keys():
+        weights[name] = weights[name] + norm_offset if norm_offset else weights[name]
     own = dict(attention.named_parameters())
     unplaced = sorted(weights.keys() - own.keys())
     missing = sorted(name for name in own.keys() - weights.keys() if not name.endswith(".bias"))
