@@ -207,17 +207,23 @@ def test_tiled_with_its_own_tiles(mask: str, extra: str) -> None:
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("queries", [1, 3])
-def test_tiled_of_a_few_queries(mask: str, queries: int) -> None:
+@pytest.mark.parametrize(
+    ("queries", "score", "bias", "extra"),
+    [
+        (1, "scaled_dot", "none", "plain"), (3, "scaled_dot", "none", "plain"),
+        (3, "scaled_dot", "dense", "all"), (1, "cosine", "alibi", "dropout"),
+    ],
+)  # fmt: skip
+def test_tiled_of_a_few_queries(mask: str, queries: int, score: str, bias: str, extra: str) -> None:
     """As when tokens are generated: all batch entries at once, and one tile of rows for all keys,
     whatever a mask leaves of it."""
     sizes = Sizes(B=2, H=4, G=2, Q=queries, K=300, D=16, E=8)
-    case = Case(mask, "scaled_dot", "none", "plain", torch.float32, sizes)
+    case = Case(mask, score, bias, extra, torch.float32, sizes)
     inputs, learned = case.build()
     (slab,) = slabs(inputs)
     (tile,) = slab.row_tiles()
     assert [cut.keys for cut in tile.cuts] == [slice(0, 300)]
     got = observed(Tiled(), inputs, learned, TiledPass())
     assert_conforms(case, got, ReferencePass())
-    if inputs.mask is None or inputs.mask.band() is None:
+    if extra != "plain" or inputs.mask is None or inputs.mask.band() is None:
         assert Tiled().work(inputs, statistics=True).pairs == 2 * 4 * queries * 300

@@ -12,10 +12,10 @@ from regard.errors import RegardError
 
 CROSS = re.compile(
     r"(^|\.)(memory|encoder_attn|encoder_decoder_attention|cross_?attn|cross_?attention"
-    r"|EncDecAttention)(\.|$)|(^|\.)decoder\.layers\.\d+\.multihead_attn$",
+    r"|EncDecAttention)(\.|$)|(^|\.)decoder\.layers\.(\d+|\*)\.multihead_attn$",
     re.I,
 )
-"""What layers are called that look from one text at another."""
+"""What layers are called that look from one text at another; also with a star for their number."""
 
 
 class Sides(NamedTuple):

@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
 from regard.errors import RegardError
+from regard.interpret.two_texts import CROSS
 from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.atlas import (
@@ -28,12 +29,6 @@ from regard.view.terminal.heat_maps import colourless
 GAP = 3
 MANY = 12
 """Kinds of layers that are told one by one, where no two are alike."""
-CROSS = re.compile(
-    r"\.(memory|encoder_attn|cross_?attn|cross_?attention|EncDecAttention)\b"
-    r"|decoder\.layers\.\*\.multihead_attn$",
-    re.I,
-)
-"""What layers are called that look from one text at another."""
 MEANING = {
     "entropy": "how spread a row is, in percent of the most",
     "sink": "what falls on the first token, in percent",
