@@ -211,7 +211,7 @@ def test_tiled_with_its_own_tiles(mask: str, extra: str) -> None:
     ("queries", "score", "bias", "extra"),
     [
         (1, "scaled_dot", "none", "plain"), (3, "scaled_dot", "none", "plain"),
-        (3, "scaled_dot", "dense", "all"), (1, "cosine", "alibi", "dropout"),
+        (3, "scaled_dot", "dense", "all"), (1, "cosine", "none", "dropout"),
     ],
 )  # fmt: skip
 def test_tiled_of_a_few_queries(mask: str, queries: int, score: str, bias: str, extra: str) -> None:
