@@ -81,6 +81,12 @@ def test_slopes_of_any_type_are_exact_in_a_float64_call(kind):
     slopes = torch.as_tensor(given, dtype=torch.float64)
     number = lambda b, h, i, j: -slopes[h] * abs(j - i - 68)  # noqa: E731
     hold((3, 71), biases.alibi(given), number)
+    # Closer than gradients are held to: a slope that was rounded moves far keys by 1e-7.
+    q, k = normal(1, H, 3, 4), normal(1, H, 71, 4, seed=1)
+    far = (torch.arange(71) - torch.arange(3)[:, None] - 68).abs()
+    want = (q @ k.mT / 2 - slopes[:, None, None] * far).softmax(-1)
+    got = regard.trace(q, k, k, bias=biases.alibi(given)).weights()
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
 
 
 def test_narrow_slopes_learn_in_a_float64_call():
