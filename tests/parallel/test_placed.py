@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from regard import biases, masks, parallel
 from regard.masks.tiles import EMPTY, FULL, count, grid
 from regard.parallel.placed import PlacedMask, SomeKeys, placed_bias, placed_mask
 from regard.values import Shape
+from tests.fresh_process import FreshProcesses
 
 N, KEYS, TILE = 300, 340, 16
 IDS = torch.arange(KEYS) // 37
@@ -110,3 +113,22 @@ def test_bands_and_runs_are_still_known_as_such() -> None:
     spans = two.spans(Shape(1, 1, 75, N), torch.device("cpu"))
     assert spans is not None
     assert bool(spans.sure)
+
+
+def test_slopes_are_as_wide_as_the_call(fresh: FreshProcesses, tmp_path: Path) -> None:
+    """Narrower ones would round their products with distances, as they do not on one device."""
+    done = fresh(f"""
+import torch
+import regard
+from torch.distributed.device_mesh import init_device_mesh
+torch.distributed.init_process_group(
+    "gloo", init_method="file://{tmp_path}/meeting", rank=0, world_size=1
+)
+mesh = init_device_mesh("cpu", (1,))
+q = torch.randn(1, 4, 71, 8, dtype=torch.float64)
+bias = regard.biases.alibi(torch.tensor([0.1, 0.3, 0.7, 0.017]))
+there = regard.parallel.attention(q, q, q, mesh=mesh, bias=bias)
+print(float((there - regard.attention(q, q, q, bias=bias)).abs().max()))
+""")
+    assert done.code == 0, done.err
+    assert float(done.out) < 1e-12
