@@ -10,7 +10,7 @@ from torch import Tensor
 
 import regard
 from regard import RegardError, interpret
-from regard.interpret.two_texts import sides_named
+from regard.interpret.two_texts import texts_named
 
 transformers = pytest.importorskip("transformers")
 N = 7
@@ -96,4 +96,4 @@ def test_heads_of_a_decoder_whose_text_is_not_told_are_refused(bart: Any, ids: T
     ],
 )
 def test_paths_name_the_texts(path: str, sides: tuple[str, str] | None) -> None:
-    assert sides_named(path) == sides
+    assert texts_named(path) == sides

@@ -18,34 +18,34 @@ CROSS = re.compile(
 """What layers are called that look from one text at another; also with a star for their number."""
 
 
-class Sides(NamedTuple):
-    """The text of the queries, and that of the keys."""
+class LayerTexts(NamedTuple):
+    """The text that queries of a layer stand in, and that of its keys."""
 
     query: str
     key: str
 
 
-def sides_named(path: str) -> Sides | None:
+def texts_named(path: str) -> LayerTexts | None:
     """What a layer's path says of them; None where it is neither of an encoder nor of a decoder.
 
-    >>> sides_named("model.decoder.layers.0.encoder_attn")
-    Sides(query='decoder', key='encoder')
-    >>> sides_named("encoder.block.0.layer.0.SelfAttention")
-    Sides(query='encoder', key='encoder')
+    >>> texts_named("model.decoder.layers.0.encoder_attn")
+    LayerTexts(query='decoder', key='encoder')
+    >>> texts_named("encoder.block.0.layer.0.SelfAttention")
+    LayerTexts(query='encoder', key='encoder')
     """
     if CROSS.search(path):
-        return Sides("decoder", "encoder")
+        return LayerTexts("decoder", "encoder")
     # A decoder may be made of what is an encoder elsewhere.
     for name in ("decoder", "encoder"):
         if name in path.split("."):
-            return Sides(name, name)
+            return LayerTexts(name, name)
     return None
 
 
 def refuse_two_texts(paths: Iterable[str], do: str) -> None:
     """Refuse layers whose keys are tokens of different texts."""
-    named = {path: sides for path in paths if (sides := sides_named(path)) is not None}
-    first = {sides.key: path for path, sides in reversed(named.items())}
+    named = {path: texts for path in paths if (texts := texts_named(path)) is not None}
+    first = {texts.key: path for path, texts in reversed(named.items())}
     if len(first) > 1:
         raise RegardError(
             "tokens are scored over layers that look at the same ones",
@@ -57,11 +57,11 @@ def refuse_two_texts(paths: Iterable[str], do: str) -> None:
 def refuse_cross(paths: Iterable[str]) -> None:
     """Refuse layers whose queries and keys are those of different texts."""
     for path in paths:
-        sides = sides_named(path)
-        if sides is not None and sides.query != sides.key:
+        texts = texts_named(path)
+        if texts is not None and texts.query != texts.key:
             raise RegardError(
                 "layers are multiplied if all of them mix the same places",
-                got=f"{path}: queries of the {sides.query} over keys of the {sides.key}",
+                got=f"{path}: queries of the {texts.query} over keys of the {texts.key}",
                 accepted="self-attention of one text, read at once",
                 do="name layers of one kind in layers=",
             )
@@ -71,8 +71,8 @@ def refuse_untold_target(path: str, call: Any) -> None:
     """Refuse a decoder's layer where the model made up what it reads: from the other text, one
     place further on."""
     told = isinstance(call, Mapping) and call.get("decoder_input_ids") is not None
-    sides = sides_named(path)
-    if not told and sides is not None and sides.query == "decoder":
+    texts = texts_named(path)
+    if not told and texts is not None and texts.query == "decoder":
         raise RegardError(
             f"what {path!r} reads is not known: the model was given one text of two",
             accepted='both: {"input_ids": ids, "decoder_input_ids": target}',
