@@ -206,6 +206,27 @@ def test_other_settings_are_refused(job: Job, tmp_path: Path) -> None:
         scan(replace(job, folder=str(Path(job.model))))
 
 
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json"])
+def test_weights_that_are_used_otherwise_are_another_model(
+    file: str, job: Job, tmp_path: Path
+) -> None:
+    """As many numbers in other heads, or as many tokens merged in another order."""
+    folder = shutil.copytree(job.model, tmp_path / "model")
+    job = replace(job, model=str(folder), options=Options(("entropy",), shards=2, threads=1))
+    scan(job)
+    said = json.loads((folder / file).read_text())
+    if file == "config.json":
+        said["heads"] = 4
+    else:
+        said["model"]["merges"].reverse()
+    (folder / file).write_text(json.dumps(said))
+    with pytest.raises(RegardError, match="the folder holds a scan of other settings") as refused:
+        scan(job)
+    named = {"config.json": "configuration: ", "tokenizer.json": "tokenizer: "}[file]
+    assert named in str(refused.value)
+    assert "weights: " not in str(refused.value)
+
+
 def test_less_is_observed_where_less_is_asked(job: Job, plain: Plain) -> None:
     options = Options(("max_logit",), shards=2, layers=("blocks.1.*",), max_tokens=20)
     few = scan(replace(job, options=options))

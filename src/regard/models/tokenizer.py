@@ -44,7 +44,7 @@ class Tokenizer:
     def __init__(self, vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> None:
         self.vocabulary = vocabulary
         self.pieces = {i: piece for piece, i in vocabulary.items()}
-        self._merges = merges
+        self.merges = merges
         self._ranks = {pair: rank for rank, pair in enumerate(merges)}
         self._known = lru_cache(1 << 16)(self._merged)
 
@@ -118,7 +118,7 @@ class Tokenizer:
         while waiting:
             step()
             rank, at = heappop(waiting)
-            left, right = self._merges[rank]
+            left, right = self.merges[rank]
             behind = after[at]
             # A part that took part in another merge meanwhile is no longer what was noted.
             if parts[at] != left or behind < 0 or parts[behind] != right:

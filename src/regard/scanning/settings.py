@@ -6,7 +6,7 @@ import ctypes
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from regard.errors import RegardError
 from regard.files import read_json, replacing
 from regard.interpret.head_scores.text_batches import TOKENS
+from regard.models.causal import CausalConfig
 from regard.models.readers import HuggingFaceReader, OwnReader, Reader
 from regard.scanning.corpus import Corpus, usual_shards
 from regard.scanning.options import Options
@@ -25,6 +26,8 @@ from regard.version import __version__
 FORMAT = 1
 MANIFEST = "manifest.json"
 PIECE = 1 << 26
+NOT_TOLD = ("_name_or_path", "transformers_version")
+"""Parts of a configuration that change nothing, or are told by themselves."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Settings:
                 "format": FORMAT,
                 "model": type(reader.model).__name__,
                 "weights": weights_hash(reader.model),
+                "configuration": configuration_hash(reader.model),
                 "tokenizer": tokenizer_hash(reader),
                 "texts": corpus.hash,
                 "number of texts": len(corpus),
@@ -142,11 +146,36 @@ def weights_hash(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def configuration_hash(model: nn.Module) -> str:
+    """Of what a model is told beside its weights: into how many heads they are split, how far
+    apart its rotations are. Where it was read from does not count."""
+    config: Any = getattr(model, "config", None)
+    told = asdict(config) if isinstance(config, CausalConfig) else {}
+    if hasattr(config, "to_dict"):
+        told = {name: part for name, part in config.to_dict().items() if name not in NOT_TOLD}
+    return _hash(told)
+
+
 def tokenizer_hash(reader: Reader) -> str:
-    """Of what tokens there are, and which text they stand for."""
+    """Of what tokens there are, which text they stand for, and how a text is cut into them."""
     tokenizer = reader.tokenizer
-    words = tokenizer.vocabulary if isinstance(reader, OwnReader) else tokenizer.get_vocab()
-    return hashlib.sha256(json.dumps(sorted(words.items())).encode()).hexdigest()
+    if isinstance(reader, OwnReader):
+        return _hash([sorted(tokenizer.vocabulary.items()), tokenizer.merges])
+    rules = getattr(tokenizer, "backend_tokenizer", None)
+    told = {} if rules is None else json.loads(rules.to_str())
+    # How long texts are made was left there by the last call.
+    told = {name: part for name, part in told.items() if name not in ("truncation", "padding")}
+    return _hash([sorted(tokenizer.get_vocab().items()), told])
+
+
+def _hash(told: Any) -> str:
+    text = json.dumps(told, sort_keys=True, default=_plain)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _plain(part: Any) -> Any:
+    """What JSON does not know; a set prints in any order."""
+    return sorted(map(str, part)) if isinstance(part, (set, frozenset)) else str(part)
 
 
 def _library(reader: Reader) -> dict[str, str]:
