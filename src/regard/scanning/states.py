@@ -78,11 +78,21 @@ class Extremes(NamedTuple):
         return Extremes(*(torch.cat(pair, -1) for pair in zip(self, other, strict=True)))._first()
 
     def _first(self) -> Extremes:
-        """The largest, of equal ones those of the first texts."""
-        order = self.text.argsort(dim=-1, stable=True)
-        by_text = self.value.gather(-1, order)
-        order = order.gather(-1, by_text.argsort(dim=-1, descending=True, stable=True))
-        return Extremes(*(part.gather(-1, order[..., :TOP]) for part in self))
+        """The largest, of equal ones those of the first texts; each text once, as a layer that runs
+        several times in a call meets it again."""
+        largest = self._in(self.value.argsort(dim=-1, descending=True, stable=True))
+        value, text, place = largest._in(largest.text.argsort(dim=-1, stable=True))
+        again = torch.zeros_like(text, dtype=torch.bool)
+        again[..., 1:] = text[..., 1:] == text[..., :-1]
+        once = Extremes(
+            value.masked_fill(again, -torch.inf),
+            text.masked_fill(again, -1),
+            place.masked_fill(again, -1),
+        )
+        return once._in(once.value.argsort(dim=-1, descending=True, stable=True)[..., :TOP])
+
+    def _in(self, order: Int[Tensor, "e s h k"]) -> Extremes:
+        return Extremes(*(part.gather(-1, order) for part in self))
 
 
 @dataclass(frozen=True)
