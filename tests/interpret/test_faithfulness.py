@@ -218,6 +218,27 @@ def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(interpret.faithfulness(model, torch.cat(texts(3)), metric).texts) == 3
 
 
+def _cut_to_nan(output: Tensor) -> Tensor:
+    """NaN for cuts, each of which takes something away, and a number for the unchanged model."""
+    found = output[:, -1, 0]
+    clean = TwoHeads(faithful=True)(texts(1)[0])[:, -1, 0]
+    return torch.where(found < clean - 1e-4, math.nan, found)
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        (lambda output: output[:, -1, 0] * math.nan, "the metric of the unchanged model is nan"),
+        (lambda output: output[:, -1, 0] + math.inf, "the metric of the unchanged model is inf"),
+        (_cut_to_nan, "the effect of cutting token 0 is NaN"),
+    ],
+)
+def test_what_is_no_number_is_not_ranked(odd: Any, said: str) -> None:
+    model = TwoHeads(faithful=True).eval()
+    with pytest.raises(RegardError, match=said):
+        interpret.faithfulness(model, texts(1), odd, methods=["weights"])
+
+
 @pytest.mark.parametrize("real", [[1, 1, 1, 1, 1, 0], [0, 1, 1, 1, 1, 1]])
 def test_padding_is_refused(real: list[int]) -> None:
     """It would be ranked as tokens that do nothing, or be the last place itself."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -68,6 +69,7 @@ def token_scores(
         model, [text], metric, edges, layers=layers, softmax=softmax, batch=batch
     )
     effect = torch.tensor([row.effect for row in found_effects], dtype=torch.float64)
+    _refuse_no_numbers(found_effects[0].clean, effect, scores)
     named = [str(j) for j in range(n)] if words is None else list(words)
     if len(named) != n:
         raise RegardError("words= names every token", got=f"{len(named)} words for {n} tokens")
@@ -83,6 +85,23 @@ def _refuse_padding(text: Any) -> None:
             got=f"an attention_mask that leaves out {int((mask == 0).sum())} of {mask.numel()} "
             "tokens",
             do="give each text by itself, as long as it is",
+        )
+
+
+def _refuse_no_numbers(value: float, effect: Tensor, scores: Mapping[str, Tensor]) -> None:
+    """What is NaN has no rank, and beside an infinite metric every effect would be rounding."""
+    named = {"the effect of cutting token": effect}
+    named |= {f"the score by {method!r} of token": score for method, score in scores.items()}
+    lost = [f"{name} {int(t.isnan().nonzero()[0])} is NaN" for name, t in named.items()
+            if bool(t.isnan().any())]  # fmt: skip
+    if not math.isfinite(value):
+        lost = [f"the metric of the unchanged model is {value}"]
+    if lost:
+        raise RegardError(
+            "tokens are ranked by numbers",
+            got=lost[0],
+            accepted="a metric that is finite for the unchanged model, and a number for each cut",
+            do="see whether the model gives NaN for this text, or take another metric",
         )
 
 
