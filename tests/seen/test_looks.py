@@ -215,6 +215,31 @@ def test_what_waits_stays_what_it_was() -> None:
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_masks_that_wait_say_what_they_said(mode: Callable[[], Any]) -> None:
+    """A mask that is set anew for each text hides the first key of some of them alone."""
+
+    class Sets(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask = torch.ones(5, 5).bool()
+
+        def forward(self, x: torch.Tensor, first: bool) -> torch.Tensor:
+            self.mask[:, 0] = first
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=self.mask)
+
+    x = torch.randn(1, 2, 5, 8)
+    share = (x @ x.mT / 8**0.5).softmax(-1)[0, :, :, 0].sum(-1)
+    with mode():
+        model = Sets()
+        for order in ([True, False], [False, True], [True, True, False]):
+            with regard.watch(model, keep="statistics") as seen:
+                for first in order:
+                    model(x, first)
+            (layer,) = seen.values()
+            torch.testing.assert_close(layer.statistics.first, share * sum(order))
+
+
 def test_steps_of_generating_are_added_up_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their keys grow, and what is asked of them is the same."""
     found = []

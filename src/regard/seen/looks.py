@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
+from weakref import ref
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.backends.contract import Noted, Tabled
@@ -53,6 +54,8 @@ class Looks(NamedTuple):
     """As it was bound to the call, where they are not."""
     given: Mask | None = None
     """As it was given: held, because calls are told apart by which one it is."""
+    visible: Bool[Tensor, "#b #h q"] | None = None
+    """In the place of the masks, where they may be written to meanwhile: what they said."""
     table: Float[Tensor, "n b h q"] | None = None
     """In the place of `rows`, and perhaps of `first`: what they are, in this order."""
 
@@ -92,12 +95,17 @@ class Looks(NamedTuple):
         span = _span(x)
         # Of one text the keys grow with every step; where rows see a stretch of them nothing else
         # changes.
-        which = (k.shape[2], id(trace.mask)) if span is None else span
-        kind = (q.shape, k.shape[1], q.dtype, alike, comparison.scale, which)
         hidden = (mask, trace.mask) if span is None else (None, None)
+        which: Hashable = (k.shape[2], id(trace.mask)) if span is None else span
+        visible = None
+        if waits and span is None and _may_change(trace.mask):
+            visible = _last_visible.of(x, trace.mask)
+            hidden, which = (None, None), ("visible", visible.shape)
+        kind = (q.shape, k.shape[1], q.dtype, alike, comparison.scale, which)
         return Looks(
-            looked, kind, held + size, None, q, key, comparison.scale, span, *hidden, table
-        )
+            looked, kind, held + size, None, q, key, comparison.scale, span, *hidden, visible,
+            table,
+        )  # fmt: skip
 
     @property
     def looked(self) -> Looked:
@@ -140,6 +148,43 @@ def _span(x: AttentionInputs) -> tuple[int, int] | None:
     return start, stop
 
 
+def _first_column(mask: Mask, Q: int, device: torch.device) -> Bool[Tensor, "#b #h q"]:
+    """Which rows may see the first key."""
+    places = torch.arange(Q, device=device)
+    return pairs(mask, places, places[:1]).squeeze(-1)
+
+
+def _may_change(mask: Mask | None) -> bool:
+    """Whether a mask is made of others' tables of pairs or keys, or of what was written to before:
+    a model that generates may set those anew for every step."""
+    tensors = [] if mask is None else mask.tensors()
+    return any(t.dtype == torch.bool or t.is_inference() or t._version for t in tensors)
+
+
+class _LastVisible:
+    """Which rows may see the first key by the mask that was asked last: layers share one."""
+
+    def __init__(self) -> None:
+        self._known: tuple[ref[Mask], Hashable, Tensor] | None = None
+
+    def of(self, x: AttentionInputs, given: Mask | None) -> Bool[Tensor, "#b #h q"]:
+        assert x.mask is not None
+        assert given is not None
+        tensors = given.tensors()
+        versions = None if any(t.is_inference() for t in tensors) else [t._version for t in tensors]
+        state = None if versions is None else (x.shape, *versions)
+        known = self._known
+        if known is not None and state is not None and known[0]() is given and known[1] == state:
+            return known[2]
+        # Fresh memory: what is not repeated is a view of the mask itself.
+        visible = _first_column(x.mask, x.shape.Q, x.q.device).clone()
+        self._known = ref(given), state, visible
+        return visible
+
+
+_last_visible = _LastVisible()
+
+
 @torch.no_grad()
 def looked_at(
     calls: Sequence[Looks],
@@ -172,16 +217,20 @@ def first_logits(calls: Sequence[Looks]) -> Float[Tensor, "n b h q"]:
         several = q.to(dtype).reshape(*q.shape[:2], key.shape[2], -1, q.shape[-1])
         column = key.to(dtype).mul(call.scale).unsqueeze(-1)
         found = torch.matmul(several, column).view(q.shape[:-1])
-    return _where_seen(found, call)
+    return _where_seen(found, calls)
 
 
-def _where_seen(logits: Float[Tensor, "n b h q"], call: Looks) -> Float[Tensor, "n b h q"]:
+def _where_seen(
+    logits: Float[Tensor, "n b h q"], calls: Sequence[Looks]
+) -> Float[Tensor, "n b h q"]:
     """Minus infinity for rows that may not see the first key."""
-    Q = logits.shape[-1]
+    Q, call = logits.shape[-1], calls[0]
+    if call.visible is not None:
+        visible = torch.stack([c.visible for c in calls if c.visible is not None])
+        return logits.masked_fill_(~visible, -math.inf)
     if call.span is None:
         assert call.mask is not None
-        places = torch.arange(Q, device=logits.device)
-        return logits.masked_fill_(~pairs(call.mask, places, places[:1]).squeeze(-1), -math.inf)
+        return logits.masked_fill_(~_first_column(call.mask, Q, logits.device), -math.inf)
     start, stop = call.span
     if start > 0:
         logits[..., :start] = -math.inf

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import Any, BinaryIO, NamedTuple, overload
 
 from torch import Tensor
 
@@ -46,6 +46,14 @@ from regard.traces import Trace
 
 WIDTHS = (8, 4, 2, 1)
 """Bytes of a number. Widest first: then every tensor of the file starts where it may."""
+
+
+class Shared(NamedTuple):
+    """A tensor that calls share, how often had been written to it, and its name in the file."""
+
+    tensor: Tensor
+    version: int | None
+    name: str
 
 
 class Spilled(Sequence[Trace]):
@@ -86,7 +94,7 @@ class Spill:
         self._parts: dict[int, BinaryIO] = {}
         self._entries: dict[int, list[Entry]] = {width: [] for width in WIDTHS}
         self._checks: dict[str, str] = {}
-        self._shared: dict[tuple[Any, ...], tuple[Tensor, str]] = {}
+        self._shared: dict[tuple[Any, ...], Shared] = {}
         self._numbers: dict[str, int] = {}
         self._open = ExitStack()
 
@@ -119,11 +127,11 @@ class Spill:
         """Write a tensor. One of a mask or bias, which calls share, is written once in a run."""
         short, axes = held(name, tensor, repeated=repeated)
         key = whereabouts(short)
-        if key in self._shared:
-            return Place(self._shared[key][1], list(tensor.shape), axes)
+        if key in self._shared and self._is_written(self._shared[key], short):
+            return Place(self._shared[key].name, list(tensor.shape), axes)
         if repeated:
             # Holding it keeps its memory from being taken by another.
-            self._shared[key] = short, name
+            self._shared[key] = Shared(short, _version(short), name)
         width, check = short.element_size(), 0
         with _explained():
             for piece in pieces(short):
@@ -133,6 +141,16 @@ class Spill:
         self._entries[width].append(entry)
         self._checks[name] = checked(check)
         return Place(name, list(tensor.shape), axes)
+
+    def _is_written(self, shared: Shared, now: Tensor) -> bool:
+        """Whether what was written is what the tensor holds now: a model may have set its mask
+        anew in place."""
+        if shared.version is not None:
+            return shared.version == _version(now)
+        check = 0
+        for piece in pieces(now):
+            check = zlib.crc32(piece, check)
+        return self._checks[shared.name] == checked(check)
 
     def finish(self, seen: Seen) -> None:
         """Put the parts together, and let the layers read from the file."""
@@ -162,6 +180,11 @@ class Spill:
         self.state = "watching ended with an error, and nothing was kept"
         self.forget_shared()
         self._open.close()
+
+
+def _version(tensor: Tensor) -> int | None:
+    """How often was written to a tensor; None for one that does not tell."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _records(layer: Layer) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +67,47 @@ def test_a_cache_that_is_filled_in_place(mode: Callable[[], Any]) -> None:
     for trace, (weights, out) in zip(seen[""].traces, found, strict=True):
         torch.testing.assert_close(trace.weights(), weights)
         torch.testing.assert_close(trace.weights() @ trace.inputs.v, out)
+
+
+class OwnMask(nn.Module):
+    """Lets every layer see fewer keys, by writing to the one mask that all of them are given."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.layers, self.bias = nn.ModuleList(Attends() for _ in range(3)), bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.zeros(5, 5) if self.bias else torch.ones(5, 5).bool()
+        for place, layer in enumerate(self.layers):
+            x = layer(x, mask)
+            mask[:, place] = -3.0 if self.bias else False
+        return x
+
+
+class Attends(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask)
+
+
+@pytest.mark.parametrize("spilled", [False, True], ids=["in memory", "spilled"])
+@pytest.mark.parametrize("bias", [False, True], ids=["mask", "bias"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_mask_that_is_first_written_to_after_it_was_seen(
+    mode: Callable[[], Any], bias: bool, spilled: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 5, 8)
+    spill = tmp_path / "seen.regard" if spilled else None
+    model = OwnMask(bias)
+    with mode(), regard.watch(model, keep="traces", spill=spill) as seen:
+        model(x)
+    hidden = torch.zeros(5)
+    for place in range(3):
+        logits = x @ x.mT / 8**0.5 + hidden
+        trace = seen[f"layers.{place}"].trace
+        torch.testing.assert_close(trace.weights(), logits.softmax(-1))
+        x = logits.softmax(-1) @ x
+        hidden[place] = -3.0 if bias else -torch.inf
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -3,7 +3,7 @@ was seen."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from operator import is_
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -46,28 +46,30 @@ class KeptTensors:
         v = k if x.v is x.k else copied(x.v)
         q = k if x.q is x.k else self._lasting(x.q) if held else _copy(x.q)
         inputs = x.with_qkv(q, k, v)
+        # So are masks and what is learned, which calls share too.
+        other = self._lasting if held else self._copied
         if x.others:
             own = {id(t) for t in (q, k, v)}
-            inputs = inputs.map_tensors(lambda t: t if id(t) in own else self._lasting(t))
+            inputs = inputs.map_tensors(lambda t: t if id(t) in own else other(t))
         kept = object.__new__(type(trace))
         # At once, as `with_qkv` does.
         kept.__dict__.update(trace.__dict__)
         kept.__dict__.update(
-            inputs=inputs, rows=rows, mask=None if mask is None else self._lasting_mask(mask)
+            inputs=inputs, rows=rows, mask=None if mask is None else self._lasting_mask(mask, other)
         )
         return kept
 
-    def _lasting_mask(self, mask: Mask) -> Mask:
+    def _lasting_mask(self, mask: Mask, other: Callable[[Tensor], Tensor]) -> Mask:
         """Layers that share a mask go on sharing one."""
         tensors = mask.tensors()
         if not tensors:
             return mask
-        lasting = [self._lasting(t) for t in tensors]
+        lasting = [other(t) for t in tensors]
         if all(map(is_, lasting, tensors)):
             return mask
         given, made = self._masks.get(id(mask), (None, None))
         if given is not mask or made is None or not all(map(is_, lasting, made.tensors())):
-            made = mask.map_tensors(self._lasting)
+            made = mask.map_tensors(other)
             if len(self._masks) >= SHARED:
                 self._masks.clear()
             self._masks[id(mask)] = mask, made
