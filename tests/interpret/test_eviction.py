@@ -12,6 +12,7 @@ from torch.nn.functional import avg_pool1d, max_pool1d
 
 import regard
 from regard import RegardError, interpret, masks
+from regard.caches import WindowVotes
 from tests.interpret.conftest import Case, numbers
 from tests.test_traces import largest
 
@@ -152,3 +153,17 @@ def test_numbers_of_keys_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RegardError, match=r"keep[\s\S]*2\.5"):
         interpret.heavy_hitters(trace, 2.5, recent=1)  # type: ignore[arg-type]
     assert interpret.heavy_hitters(trace, 3, recent=1).keep.shape == (1, 2, 3)
+
+
+def test_of_equal_votes_the_first_count_as_in_a_cache() -> None:
+    """Neighbours that are pooled by the largest have equal votes."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 4, 150, 8), torch.randn(2, 2, 150, 8)
+    trace = regard.trace(q, k, k, mask=masks.causal())
+    for keep in (9, 30, 77):
+        policy = WindowVotes(keep, window=4, width=5)
+        scores = policy.score(trace, torch.zeros(2, 2, 150))
+        assert scores is not None
+        held = policy.keep(scores, torch.ones(2, 2, 150, dtype=torch.bool))
+        found = interpret.window_votes(trace, keep, window=4, width=5).keep
+        assert torch.equal(found, held.nonzero()[:, 2].view(2, 2, keep))

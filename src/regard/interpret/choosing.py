@@ -22,7 +22,9 @@ def strongest(
     places: Int[Tensor, "scored"],
     always: Int[Tensor, "always"],
 ) -> Kept:
-    """The so many places with the largest scores, and the places that stay anyway."""
-    best = places[scores.topk(many, dim=-1).indices]
+    """The so many places with the largest scores, of equals the first, and the places that stay
+    anyway. Pooled votes are often equal, and `topk` promises no order: a cache that chooses by them
+    keeps the earlier token."""
+    best = places[scores.argsort(dim=-1, descending=True, stable=True)[..., :many]]
     keep = torch.cat([best, always.expand(*best.shape[:-1], -1)], dim=-1)
     return Kept(scores, keep.sort(dim=-1).values)
