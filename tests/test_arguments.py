@@ -7,13 +7,19 @@ import torch
 
 import regard
 from regard import biases, cost, interpret, linear, masks, models, nn, parallel, scores, view
-from regard.arguments import is_number, said
+from regard.arguments import flag, is_number, said
+from regard.seen import Seen
 
 q, k, v = torch.randn(3, 2, 4, 6, 8)
 fades, rate = -torch.rand(2, 4, 6), torch.rand(2, 4, 6)
 table = [[1.0, 2.0, 3.0]]
 MODEL = models.CausalModel(models.CausalConfig(9, d_model=8, layers=1, heads=2)).eval()
 TEXT = [torch.tensor([[1, 2, 3]])]
+
+
+WORDS = ["a", " cat"]
+SEEN = Seen()
+SEEN.layer("a.encoder_attn").take(regard.trace(q, k, v), 0, keep=True)
 
 
 def logit(output):
@@ -111,6 +117,49 @@ REFUSED = {
     "longest must be a whole": lambda: models.TranslatorConfig(longest="a"),
     "there is nothing to draw": lambda: view.heat_map(None),
     "there is nothing to look at": lambda: view.head_grid("a"),
+    "training is a yes or a no": lambda: regard.attention(q, k, v, dropout=0.5, training="no"),
+    "(?s)unknown backend.*tiled.*or None": lambda: regard.attention(q, k, v, backend=["tiled"]),
+    r"(?s)unknown backend.*\{\}": lambda: regard.trace(q, k, v, backend={}),
+    "general is a yes or a no": lambda: nn.DotAttention(8, general="no"),
+    "bias is a yes or a no": lambda: nn.MultiHeadAttention(16, 2, bias="no"),
+    "(?s)qk_norm is a yes": lambda: nn.MultiHeadAttention(16, 2, qk_norm="no"),
+    "Rotary: interleaved is": lambda: nn.Rotary(interleaved="no")(q),
+    "embed_dim must be a whole": lambda: nn.DropIn("8", 2),
+    "num_heads must be a whole": lambda: nn.DropIn(8, 2.0),
+    "kdim must be a whole": lambda: nn.DropIn(8, 2, kdim="a"),
+    "batch_first is a yes": lambda: nn.DropIn(8, 2, batch_first="no"),
+    "(?s)dropout is the share.*'x'": lambda: nn.DropIn(8, 2, dropout="x"),
+    "gradients is a yes or a no": lambda: regard.watch(MODEL, keep="traces", gradients="no"),
+    "frozen is a yes or a no": lambda: interpret.ablate(MODEL, TEXT, logit, frozen="no"),
+    "(?s)frozen is a yes.*2": lambda: interpret.patch(MODEL, TEXT, TEXT, logit, frozen=2),
+    "positive is a yes": lambda: interpret.attribute(MODEL, TEXT[0], logit, positive="no"),
+    "probes is a yes or a no": lambda: interpret.heads(MODEL, TEXT, probes="no"),
+    "links= is a list": lambda: interpret.heads(MODEL, TEXT, links=3),
+    "parses= is a list": lambda: interpret.heads(MODEL, TEXT, parses=3),
+    "a parse is the place": lambda: interpret.heads(MODEL, TEXT, parses=["x"]),
+    "(?s)a parse is.*got: +3": lambda: interpret.heads(MODEL, TEXT, parses=[3]),
+    "predicts is a yes or a no": lambda: interpret.word_alignment(SEEN, [[2]], [[0]], predicts=2),
+    "targets= is a list": lambda: interpret.word_alignment(SEEN, 3, [[0]]),
+    "a word of sources= is a list": lambda: interpret.word_alignment(SEEN, [[1]], [0]),
+    "a place of targets must be": lambda: interpret.word_alignment(SEEN, [[1.5]], [[0]]),
+    "sources= names a token twice": lambda: interpret.word_alignment(SEEN, [[1]], [[0, 0]]),
+    "weights that can be compared": lambda: interpret.word_links(torch.tensor([[math.nan, 1.0]])),
+    "passages= is a list": lambda: interpret.citations(SEEN, 3),
+    "tokens must be a whole": lambda: interpret.citations(SEEN, [range(2)], prompt=1, tokens=1.5),
+    "batch= says which sequence": lambda: interpret.citations(SEEN, [range(2)], prompt=1, batch=9),
+    "(?s)tokens must be.*'3'": lambda: interpret.token_times(SEEN, "3", [(0, 0)]),
+    "smooth must be a whole": lambda: interpret.token_times(
+        SEEN, 1, [(0, 0)], prompt=1, smooth=3.0
+    ),
+    "seconds= is how long": lambda: interpret.token_times(SEEN, 1, [(0, 0)], prompt=1, seconds=-1),
+    "(?s)tokens= are texts.*1, 2": lambda: interpret.word_times(SEEN, [1, 2], [(0, 0)], prompt=1),
+    "tokens= is a list": lambda: interpret.grounding(SEEN, 3),
+    "grid= counts rows and columns": lambda: interpret.grounding(SEEN, WORDS, grid=3),
+    "grounding: rows must be": lambda: interpret.grounding(SEEN, WORDS, grid=("a", 2)),
+    "passes must be a whole": lambda: interpret.grounding(SEEN, WORDS, passes="x"),
+    "runs= has the runs": lambda: parallel.Layout("x", "me"),
+    "(?s)runs= has the runs.*0, 'a'": lambda: parallel.Layout([(0, "a")], "me"),
+    "(?s)tokens= are texts.*per sequence": lambda: view.page(SEEN, "never.html", [1, 2]),
     "tokens= are texts": lambda: view.heat_map(regard.trace(q, k, v), 3),
 }
 
@@ -129,6 +178,13 @@ def test_numbers_of_any_kind_are_numbers():
     assert not any(
         map(is_number, ("1", None, [1.0], 1j, torch.ones(2), torch.ones(1, device="meta")))
     )
+
+
+def test_flags_of_any_kind_are_flags():
+    numpy = pytest.importorskip("numpy")
+    assert [flag("a", value) for value in (True, 1, numpy.bool_(1), False, 0)] == [True] * 3 + [
+        False
+    ] * 2
 
 
 def test_a_long_argument_is_cut():

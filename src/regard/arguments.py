@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any
 
@@ -32,6 +33,20 @@ def counted(name: str, value: int, least: int = 1) -> int:
     return whole(name, value)
 
 
+def flag(name: str, value: object) -> bool:
+    """True or False; what only counts as one of them, as the text "no" does, is refused.
+
+    >>> flag("training", True), flag("training", 0)
+    (True, False)
+    """
+    if isinstance(value, (bool, torch.SymBool)):
+        return value  # type: ignore[return-value]
+    numpy = type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
+    if not numpy and not (type(value) is int and value in (0, 1)):
+        raise RegardError(f"{name} is a yes or a no", got=said(value), accepted="True or False")
+    return bool(value)
+
+
 def refuse_dropout(dropout: float) -> None:
     """Unless it is a share of weights that may be dropped."""
     if not (is_number(dropout) and 0 <= dropout < 1):
@@ -40,6 +55,12 @@ def refuse_dropout(dropout: float) -> None:
             got=said(dropout),
             accepted="0 <= dropout < 1",
         )
+
+
+def refuse_no_list(name: str, value: object, accepted: str) -> None:
+    """Unless it is a list, or another sequence that is no text."""
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        raise RegardError(f"{name}= is a list", got=said(value), accepted=accepted)
 
 
 def refuse_no_tensor(name: str, value: object, accepted: str) -> None:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.arguments import is_number, refuse_dropout, said
+from regard.arguments import flag, is_number, refuse_dropout, said
 from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
@@ -175,7 +175,7 @@ def check(
     _check_sink(sink, shape)
     # Without data there is still a mask to count; its tensors stay where they are.
     device = mask.device if mask is not None and q.device.type == "meta" else q.device
-    drops = dropout if training else 0.0
+    drops = dropout if flag("training", training) else 0.0
     return AttentionInputs(
         q,
         k,

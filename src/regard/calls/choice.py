@@ -32,7 +32,7 @@ def choose(inputs: AttentionInputs, name: str | None, *, statistics: bool) -> Ba
                 inputs, statistics=statistics
             ):
                 return backend
-    if name not in BACKENDS:
+    if not isinstance(name, str) or name not in BACKENDS:
         raise RegardError(
             "unknown backend", got=repr(name), accepted=", ".join(map(repr, BACKENDS)) + " or None"
         )

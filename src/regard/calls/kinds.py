@@ -52,6 +52,7 @@ def kind_of(
         or q.is_nested
         or k.is_nested
         or v.is_nested
+        or not (backend is None or type(backend) is str)
         or not (scale is None or type(scale) is float)
         or not (softcap is None or type(softcap) is float)
     ):

@@ -7,6 +7,7 @@ tokens and frames that never goes back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -15,9 +16,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from regard.arguments import is_number, refuse_no_list, said
 from regard.errors import RegardError
 from regard.interpret.rows import Heads, Run, choose, together
 from regard.seen import Layer
+from regard.values import whole
 
 # How tokenizers write the space before a word: as it is, byte by byte, and SentencePiece's.
 SPACES = (" ", "Ġ", "▁")
@@ -58,6 +61,9 @@ def word_times(
     >>> word_times(seen, [" at", "tend", "!"], [(0, 0)], prompt=1, smooth=1)
     [Word(text='attend!', start=0.0, end=0.1)]
     """
+    refuse_no_list("tokens", tokens, 'the texts of tokens: [" at", "tend"]')
+    if not all(isinstance(token, str) for token in tokens):
+        raise RegardError("tokens= are texts", got=f"{tokens!r:.80}", accepted='[" at", "tend"]')
     times = token_times(
         seen, len(tokens), heads, layers=layers, prompt=prompt, frames=frames, smooth=smooth,
         seconds=seconds, batch=batch,
@@ -97,8 +103,12 @@ def token_times(
 
     Only the weights of these heads, rows and frames are computed.
     """
-    if tokens < 1:
+    if whole("tokens", tokens) < 1:
         raise RegardError("there must be a token to time", got=str(tokens), accepted="1 or more")
+    if not (is_number(seconds) and 0 < seconds < math.inf):
+        raise RegardError(
+            "seconds= is how long a frame lasts", got=said(seconds), accepted="a number above 0"
+        )
     matrices = []
     for path, which in choose(seen, layers, heads).items():
         run = Run(seen[path])
@@ -115,7 +125,7 @@ def token_times(
 
 
 def _frames(given: int | None, K: int) -> int:
-    frames = K if given is None else given
+    frames = K if given is None else whole("frames", given)
     if not 1 <= frames <= K:
         raise RegardError(
             "frames= counts the frames that hold sound", got=str(frames), accepted=f"1 to {K}"
@@ -127,7 +137,7 @@ def comparable(weights: Float[Tensor, "h q k"], smooth: int) -> Float[Tensor, "h
     """Weights by how unusual they are among the rows of a frame, smoothed over frames.
 
     Frames that every row looks at, such as silence, would outweigh all others otherwise."""
-    if smooth % 2 != 1 or not 0 < smooth < 2 * weights.shape[-1]:
+    if whole("smooth", smooth) % 2 != 1 or not 0 < smooth < 2 * weights.shape[-1]:
         raise RegardError(
             "smooth= is the width of a median filter over frames",
             got=f"{smooth}, with {weights.shape[-1]} frames",

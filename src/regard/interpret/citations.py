@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.arguments import refuse_no_list
 from regard.errors import RegardError
 from regard.interpret.rows import Heads, Run, choose, together
 from regard.seen import Layer
@@ -102,11 +103,15 @@ def citations(
     >>> [[(cited.passage, round(cited.share, 2)) for cited in token] for token in found.top(2)]
     [[(0, 0.96), (1, 0.02)], [(1, 0.96), (0, 0.02)]]
     """
+    refuse_no_list("passages", passages, "ranges: [range(3, 40), range(40, 90)]")
+    batch = whole("batch", batch)
+    tokens = None if tokens is None else whole("tokens", tokens)
     if not passages:
         raise RegardError("there must be a passage to cite", got="none", accepted="ranges")
     of_heads = []
     for path, which in choose(seen, layers, heads).items():
         run = Run(seen[path])
+        _refuse_other_sequences(run, batch)
         _refuse_lost_keys(run)
         _refuse_beams(run, batch)
         _check(passages, run)
@@ -137,6 +142,16 @@ def _check(passages: Sequence[range], run: Run) -> None:
                 f"{run.path!r} had before it at first",
                 do="with several kinds of attention, name one in layers=",
             )
+
+
+def _refuse_other_sequences(run: Run, batch: int) -> None:
+    many = min(trace.inputs.shape.B for trace in run.traces)
+    if not -many <= batch < many:
+        raise RegardError(
+            "batch= says which sequence is meant",
+            got=str(batch),
+            accepted=f"0 to {many - 1}: those of {run.path!r}",
+        )
 
 
 def _refuse_beams(run: Run, batch: int) -> None:

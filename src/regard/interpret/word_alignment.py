@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.arguments import is_number, said
+from regard.arguments import flag, is_number, refuse_no_list, said
 from regard.errors import RegardError
 from regard.interpret.rows import Heads, Run, choose, together
 from regard.seen import Layer
+from regard.values import whole
 
 Link = tuple[int, int]
 """A word of the target and a word of the source, both counted from 0."""
@@ -75,6 +76,13 @@ def word_links(
     if not is_number(at_least):
         raise RegardError("at_least= is a weight", got=said(at_least), accepted="a number")
     weights = weights.detach().cpu()
+    if weights.is_complex() or bool(weights.isnan().any()):
+        raise RegardError(
+            "links are made of weights that can be compared",
+            got="complex numbers" if weights.is_complex() else "NaN",
+            accepted="numbers",
+        )
+    weights = weights.byte() if weights.dtype == torch.bool else weights
     rows, columns = weights.argmax(1).tolist(), weights.argmax(0).tolist()
     by_target, by_source = set(enumerate(rows)), {(row, k) for k, row in enumerate(columns)}
     links = {"target": by_target, "source": by_source, "both": by_target & by_source}[way]
@@ -104,7 +112,9 @@ def word_alignment(
 
     Only the rows and columns of these words are computed.
     """
-    rows = sorted({place - predicts for word in targets for place in word})
+    shift = int(flag("predicts", predicts))
+    targets, sources = _words("targets", targets), _words("sources", sources)
+    rows = sorted({place - shift for word in targets for place in word})
     keys = sorted({place for word in sources for place in word})
     if not rows or not keys or not all(map(len, targets)) or not all(map(len, sources)):
         raise RegardError(
@@ -131,12 +141,21 @@ def word_alignment(
         matrices.append(run.weights(every, keys=keys, heads=which, batch=batch))
     tokens = together(matrices).mean(0)
     by_row = torch.stack(
-        [tokens[[place - predicts - rows[0] for place in word]].mean(0) for word in targets]
+        [tokens[[place - shift - rows[0] for place in word]].mean(0) for word in targets]
     )
     words = torch.stack(
         [by_row[:, [keys.index(place) for place in word]].sum(1) for word in sources], dim=1
     )
     return word_links(words, way=way, at_least=at_least)
+
+
+def _words(name: str, words: Sequence[Sequence[int]]) -> list[list[int]]:
+    refuse_no_list(name, words, "words, each as the places of its tokens: [[1], [2, 3]]")
+    for word in words:
+        refuse_no_list(f"a word of {name}", word, "the places of its tokens: [2, 3]")
+        if len(set(word)) < len(word):
+            raise RegardError(f"{name}= names a token twice in a word", got=said(word))
+    return [[whole(f"a place of {name}", place) for place in word] for word in words]
 
 
 def _links(name: str, links: Iterable[Link]) -> set[Link]:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard import scores
-from regard.arguments import counted, refuse_dropout
+from regard.arguments import counted, flag, refuse_dropout
 from regard.calls import dispatch
 from regard.errors import RegardError
 from regard.masks import Mask
@@ -43,6 +43,7 @@ class DotAttention(nn.Module):
         counted("d_model", d_model)
         counted("key_width", key_width)
         refuse_dropout(dropout)
+        general = flag("general", general)
         if key_width != d_model and not general:
             raise RegardError(
                 "a dot product needs queries and keys of one width",

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from regard import biases, masks
-from regard.arguments import refuse_no_module
+from regard.arguments import flag, refuse_dropout, refuse_no_module
 from regard.biases.bias import Bias
 from regard.calls import dispatch
 from regard.errors import RegardError
 from regard.masks import Mask
+from regard.values import whole
 
 
 class DropInError(RegardError, RuntimeError, AssertionError):
@@ -60,6 +61,16 @@ class DropIn(nn.MultiheadAttention):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        # Numbers that do not fit each other are PyTorch's to refuse, in its own words.
+        sizes = {"embed_dim": embed_dim, "num_heads": num_heads, "kdim": kdim, "vdim": vdim}
+        for name, size in sizes.items():
+            if size is not None:
+                whole(name, size)
+        refuse_dropout(dropout)
+        flags = {"bias": bias, "add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn,
+                 "batch_first": batch_first}  # fmt: skip
+        for name, value in flags.items():
+            flag(name, value)
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim,
             batch_first, device, dtype,

@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.arguments import counted, refuse_dropout
+from regard.arguments import counted, flag, refuse_dropout
 from regard.biases.bias import Bias
 from regard.calls import dispatch
 from regard.errors import RegardError
@@ -70,6 +70,7 @@ class MultiHeadAttention(nn.Module):
             if width is not None:
                 counted(name, width)
         refuse_dropout(dropout)
+        bias, qk_norm = flag("bias", bias), flag("qk_norm", qk_norm)
         self.rotary, self.dropout = rotary, dropout
         if rotary is not None:
             if not isinstance(rotary, Rotary):

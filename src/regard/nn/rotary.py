@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.arguments import is_number, said
+from regard.arguments import flag, is_number, said
 from regard.errors import RegardError
 from regard.values import whole
 
@@ -62,6 +62,7 @@ class Rotary:
                 got=f"base={said(self.base)}",
                 accepted="a number above 0",
             )
+        flag("Rotary: interleaved", self.interleaved)
         width = head_width if self.width is None else whole("Rotary: width", self.width)
         if width % 2 or not 0 < width <= head_width:
             raise RegardError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -46,6 +46,12 @@ class Layout:
     made_by: str = field(compare=False)
 
     def __post_init__(self) -> None:
+        if not _are_runs(self.runs):
+            raise RegardError(
+                "runs= has the runs of tokens of each rank",
+                got=said(self.runs),
+                accepted="for each rank pairs (start, stop): (((0, 4),), ((4, 8),))",
+            )
         for rank, mine in enumerate(self.runs):
             for (_, before), (start, stop) in itertools.pairwise([(0, 0), *mine]):
                 if not before <= start <= stop:
@@ -280,3 +286,13 @@ def _joined(runs: Iterable[Run]) -> list[Run]:
         else:
             found.append((start, stop))
     return found
+
+
+def _are_runs(runs: object) -> bool:
+    def are(items: object, fit: Callable[[object], bool]) -> bool:
+        return isinstance(items, (tuple, list)) and all(map(fit, items))
+
+    def is_run(run: object) -> bool:
+        return are(run, lambda place: isinstance(place, int)) and len(run) == 2  # type: ignore[arg-type]
+
+    return are(runs, lambda mine: are(mine, is_run)) and bool(runs)

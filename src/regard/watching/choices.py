@@ -11,6 +11,7 @@ from typing import Any, Literal
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from regard.arguments import flag
 from regard.errors import RegardError
 from regard.values import whole
 from regard.watching.tokens import reads_two_texts
@@ -41,6 +42,7 @@ def check(
         )
     if whole("every", every) < 1:
         raise RegardError("every= counts runs of the model", got=str(every), accepted="1 or more")
+    flag("gradients", gradients)
     if spill is not None and keep != "traces":
         raise RegardError(
             "spill= is where traces are written", got=f"keep={keep!r}", do='add keep="traces"'

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
+from regard.arguments import flag
 from regard.errors import RegardError
 from regard.interpret.attribution.attributions import Attribution
 from regard.interpret.attribution.flow import flow
@@ -238,7 +239,7 @@ def _check(method: str, metric: Any, positive: bool, scaled: str, steps: int) ->
             if asks
             else "metric= with method= " + " or ".join(map(repr, LEARNED)),
         )
-    if positive and method not in LEARNED:
+    if flag("positive", positive) and method not in LEARNED:
         raise RegardError(
             "positive= keeps what speaks for a metric",
             got=f"method={method!r}, which has no sign",

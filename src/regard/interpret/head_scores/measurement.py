@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from regard.arguments import flag, refuse_no_list
 from regard.errors import RegardError
 from regard.interpret.head_scores.copying import CLEAR, Writing, writing_of
 from regard.interpret.head_scores.device_answers import answers
@@ -27,6 +28,7 @@ from regard.interpret.head_scores.tally import Tally
 from regard.interpret.head_scores.text_batches import Batch, Texts
 from regard.interpret.interventions.runs import Runner
 from regard.traces import Trace
+from regard.values import whole
 
 Progress = Callable[[int, int], None]
 PROBED = ("previous", "duplicate", "induction")
@@ -68,6 +70,12 @@ def heads(
     >>> len(found), found.best("previous").what.startswith("layer")
     (4, True)
     """
+    flag("probes", probes)
+    flag("random", random)
+    whole("seed", seed)
+    refuse_no_list("links", links, 'pairs: [("it", "animal")]')
+    if parses is not None:
+        refuse_no_list("parses", parses, "for each text the place of the head of every token")
     given = Texts(model, texts)
     if not given.calls:
         raise RegardError("there are no texts", got="none", accepted="one or more")

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from regard.arguments import flag
 from regard.errors import RegardError
 from regard.interpret.interventions.activations import Patched
 from regard.interpret.interventions.effects import Effects
@@ -67,6 +68,7 @@ def ablate(
     >>> [row.what for row in found], found[0].each.shape
     (['self_attn head 0', 'self_attn head 1'], torch.Size([8]))
     """
+    frozen = flag("frozen", frozen)
     if by not in ("zero", "mean", "resample"):
         raise RegardError(
             "by= is what a silenced head gives",

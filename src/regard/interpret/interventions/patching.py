@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from regard.arguments import flag
 from regard.errors import RegardError
 from regard.interpret.interventions.activations import WHATS, Patched, What
 from regard.interpret.interventions.edges import refuse_ends_in_padding
@@ -59,6 +60,7 @@ def patch(
     >>> len(found), found.texts
     (2, 8)
     """
+    frozen = flag("frozen", frozen)
     if what not in WHATS:
         raise RegardError(
             "what= is what a head is given",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from regard.arguments import said
 from regard.errors import RegardError
+from regard.values import whole
 
 Text = Literal["keys", "first", "last"]
 ASPECT = 1.2
@@ -34,6 +37,13 @@ class Layout:
                 accepted='"keys": keys of cross-attention; "first" or "last": they are '
                 "before or after the picture, in one sequence with it",
             )
+        sides = (1, 1) if self.grid is None else self.grid
+        if not isinstance(sides, Sequence) or isinstance(sides, str) or len(sides) != 2:
+            raise RegardError(
+                "grid= counts rows and columns of the picture", got=said(sides), accepted="(64, 96)"
+            )
+        for name, count in (("frames", self.frames), ("rows", sides[0]), ("columns", sides[1])):
+            whole(f"grounding: {name}", count)
         if self.frames < 1 or (self.grid is not None and min(self.grid) < 1):
             raise RegardError(
                 "grid= counts rows and columns of the picture, frames= its frames",

@@ -8,6 +8,7 @@ from typing import TypedDict, Unpack, overload
 
 from torch import nn
 
+from regard.arguments import counted, refuse_no_list
 from regard.errors import RegardError
 from regard.interpret.word_maps.gathering import Gathering, Steps
 from regard.interpret.word_maps.layout import Layout, Text
@@ -15,6 +16,7 @@ from regard.interpret.word_maps.maps import Axis, Grounding
 from regard.interpret.word_maps.prompt_words import Places, chosen_words, words_of
 from regard.interpret.word_maps.resizing import Resize
 from regard.seen import Layer
+from regard.values import whole
 from regard.watching.choices import Layers, matches, numbers, patterns
 from regard.watching.onlooker import Onlooker
 
@@ -129,6 +131,9 @@ def grounding(
             "tokens= are those of the prompt, one by one", got=repr(tokens),
             do="tokenizer.convert_ids_to_tokens(ids)",
         )  # fmt: skip
+    refuse_no_list("tokens", tokens, '["<s>", " a", " cat"]')
+    batch, which = whole("batch", batch), whole("which", which)
+    counted("passes", passes)
     chosen = numbers(heads)
     gathering = Gathering(
         Layout(len(tokens), text, grid, frames),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from regard.arguments import said
 from regard.errors import RegardError
 from regard.jagged import JaggedTrace
 from regard.seen import Layer, Seen, Tokens, joined, let_go
@@ -178,9 +179,24 @@ def _joined(layer: Layer, calls: range) -> list[Map]:
 
 
 def _of_batch(tokens: Tokens | None, batch: int) -> Sequence[str] | None:
-    if tokens is None or not len(tokens):
+    if tokens is None:
+        return None
+    if not isinstance(tokens, Sequence) or not all(map(_are_texts, tokens)):
+        raise RegardError(
+            "tokens= are texts",
+            got=said(tokens),
+            accepted='a list of texts, ["The", " cat"], or one such list per sequence',
+        )
+    if not len(tokens):
         return None
     if isinstance(tokens[0], str):
         return tokens  # type: ignore[return-value]
     check_place(batch, len(tokens), "batch")
     return tokens[batch]
+
+
+def _are_texts(row: object) -> bool:
+    """A text, or a list of them."""
+    if isinstance(row, str):
+        return True
+    return isinstance(row, Sequence) and all(isinstance(word, str) for word in row)

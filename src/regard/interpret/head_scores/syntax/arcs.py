@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.arguments import said
 from regard.errors import RegardError
 from regard.interpret.head_scores.syntax.syntax_table import Follows, Syntax
 from regard.interpret.head_scores.text_batches import Batch, Texts
@@ -106,7 +107,19 @@ def tensor_of(arcs: Sequence[Arc], device: torch.device) -> Int[Tensor, "n 3"]:
 
 
 def _read(parse: Any) -> tuple[list[int | None], list[str] | None]:
+    if isinstance(parse, str) or not isinstance(parse, (Sequence, Tensor)):
+        raise _no_parse(parse)
     two = isinstance(parse, tuple) and len(parse) == 2 and isinstance(parse[0], (list, tuple))
     heads, labels = parse if two else (parse, None)
     listed = heads.tolist() if isinstance(heads, Tensor) else list(heads)
+    if not all(head is None or hasattr(head, "__index__") for head in listed):
+        raise _no_parse(parse)
     return listed, None if labels is None else [str(label) for label in labels]
+
+
+def _no_parse(parse: Any) -> RegardError:
+    return RegardError(
+        "a parse is the place of the head of every token",
+        got=said(parse),
+        accepted="whole numbers, None for a root; or these and the labels: ([1, None], [...])",
+    )
