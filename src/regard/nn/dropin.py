@@ -226,8 +226,10 @@ class DropIn(nn.MultiheadAttention):
         if attn_mask is not None:
             attn_mask = F.pad(attn_mask, (0, extra)) if extra else attn_mask
             if attn_mask.is_floating_point():
+                per_head = attn_mask[None] if attn_mask.ndim == 2 else attn_mask
                 heads = self.num_heads if attn_mask.ndim == 3 else 1
-                added = attn_mask.reshape(-1, heads, *attn_mask.shape[-2:]).to(dtype)
+                split = (len(per_head) // heads, heads)
+                added = per_head.unflatten(0, split).to(dtype)
             else:
                 hidden["attn_mask"] = attn_mask
         if key_padding_mask is not None:

@@ -86,7 +86,8 @@ class LinearAttention(nn.Module):
                 do="x[None] makes a batch of one",
             )
         q, k, v = self.q_proj(x), self.k_proj(source), self.v_proj(source)
-        q, k, v = (t.reshape(*t.shape[:2], self.heads, -1).transpose(1, 2) for t in (q, k, v))
+        each = (self.heads, wide // self.heads)
+        q, k, v = (t.unflatten(-1, each).transpose(1, 2) for t in (q, k, v))
         if not trace:
             out = linear.attention(
                 q, k, v, features=self.feature, mask=mask, state=state, chunk=self.chunk

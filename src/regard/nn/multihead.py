@@ -145,7 +145,10 @@ class MultiHeadAttention(nn.Module):
         return self._join(out) if seen is None else (self._join(out), seen)
 
     def _split(self, x: Float[Tensor, "b n inner"]) -> Float[Tensor, "b h n w"]:
-        return x.reshape(*x.shape[:2], -1, self.head_width).transpose(1, 2)
+        # Not by -1, which sequences of no tokens leave open.
+        sizes = x.shape[-1] // self.head_width, self.head_width
+        split: Tensor = x.unflatten(-1, sizes)
+        return split.transpose(1, 2)
 
     def _join(self, x: Float[Tensor, "b h n w"]) -> Float[Tensor, "b n d"]:
         joined: Tensor = self.out_proj(x.transpose(1, 2).flatten(2))
