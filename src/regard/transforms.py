@@ -57,3 +57,29 @@ def is_batched(t: Tensor | None) -> bool:
     """Whether a gradient or tangent is many at once: autograd batches them by an older vmap, which
     `torch.func` does not know of."""
     return t is not None and torch._C._functorch.is_legacy_batchedtensor(t)
+
+
+def unwrapped(t: Tensor) -> Tensor:
+    """The tensor inside of what the transforms of `torch.func` hand on, all of its numbers as they
+    lie in memory.
+
+    >>> from torch.func import grad
+    >>> held = []
+    >>> _ = grad(lambda t: (held.append(unwrapped(t)), t.sum())[1])(torch.ones(2))
+    >>> held
+    [tensor([1., 1.])]
+    """
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(t):
+        t = functorch.get_unwrapped(t)
+    return t
+
+
+def is_mapped(t: Tensor) -> bool:
+    """Whether a tensor stands for many, in some transform of `torch.func`."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(t):
+        if functorch.is_batchedtensor(t):
+            return True
+        t = functorch.get_unwrapped(t)
+    return False

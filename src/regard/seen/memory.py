@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from regard.traces import Trace
+from regard.transforms import unwrapped
 
 SHARE = 0.5
 """The share of what was free that traces may hold before it is said aloud."""
@@ -17,7 +18,7 @@ def held_by(trace: Trace) -> dict[int, int]:
     """The bytes of each memory that a trace keeps from being freed, by address. (A query that is a
     part of a larger tensor keeps all of it.)"""
     inside = (*trace.inputs.tensors(), *trace.rows.at_hand())
-    storages = [t.untyped_storage() for t in inside]
+    storages = [unwrapped(t).untyped_storage() for t in inside]
     return {s.data_ptr(): s.nbytes() for s in storages}
 
 

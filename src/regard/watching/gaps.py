@@ -40,11 +40,11 @@ class Gaps:
     def refuse(self, seen: Collection[str], runs: int, huggingface: Any) -> None:
         """Nothing that ran, attended and is wanted may be missing from what was seen."""
         name = type(self.model).__name__
-        left = {path: why for path, why in self.left_alone.items() if self._wanted(path)}
+        left = self._left()
         if left:
             raise RegardError(
                 "attention ran that cannot be looked into; it was computed as without a watch",
-                got="; ".join(f"{path or '(model)'}: {why}" for path, why in left.items()),
+                got="; ".join(left.values()),
                 do="name the other layers in layers=, or run the model unwatched",
             )
         others = sorted(path for path in self.attended if not self._wanted(path))
@@ -78,7 +78,12 @@ class Gaps:
 
     def missed(self, huggingface: Any) -> list[str]:
         """What is said of each module that attended without being seen, and is wanted."""
-        return list(self._missed(huggingface).values())
+        return [*self._left().values(), *self._missed(huggingface).values()]
+
+    def _left(self) -> dict[str, str]:
+        """What is said of each module that made a call which was not traced, and is wanted."""
+        wanted = filter(self._wanted, self.left_alone)
+        return {path: f"{path or '(model)'}: {self.left_alone[path]}" for path in wanted}
 
     def _missed(self, huggingface: Any) -> dict[str, str]:
         """What attended without being seen: the innermost of such modules by their paths, and what

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +16,7 @@ from regard.calls.watchers import begin, caller, end
 from regard.errors import RegardError, RegardWarning
 from regard.seen import Seen
 from regard.traces import Trace
+from regard.transforms import under_torch_func
 from regard.watching.choices import Heads, Keep, Layers, check, matches, numbers, patterns
 from regard.watching.entrances import UNFINISHED, follow, leave_alone
 from regard.watching.followed_run import FollowedRun
@@ -24,6 +26,7 @@ from regard.watching.kept import KeptCalls, held_by_autograd
 from regard.watching.pytorch import AttentionMode, FastPath, refuse_on_ranks, replaced
 from regard.watching.reach import Reach, needs_asking, never_attends
 from regard.watching.registration import imported_huggingface
+from regard.watching.transformed_calls import MAPPED, take_transformed
 
 
 class Watch:
@@ -258,7 +261,10 @@ class Watch:
             return None
         if self.gradients:
             self._refuse_untied(path)
-        self._take(path, trace)
+        if not under_torch_func():
+            self._take(path, trace)
+        elif not take_transformed(trace, partial(self._take, path), learns=self.gradients):
+            self._gaps.left_alone.setdefault(path, MAPPED)
         return None
 
     def _caller(self) -> str:
