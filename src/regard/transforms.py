@@ -24,6 +24,15 @@ def under_torch_func() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def recorded() -> bool:
+    """Whether `torch.jit.trace` records what is called. It records PyTorch's operators alone: what
+    else writes to memory would be missing from its program, which gives what is found there."""
+    return torch._C._get_tracing_state() is not None
+
+
+RECORDED = "torch.jit.trace records PyTorch's operators, not what else is chosen or computed"
+
+
 def in_forward_mode() -> bool:
     """Whether tensors may have tangents."""
     return forward_ad._current_level >= 0

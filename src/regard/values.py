@@ -92,6 +92,7 @@ def runs_as_written() -> bool:
         not torch.compiler.is_compiling()
         and not is_in_torch_dispatch_mode()
         and not torch._C._are_functorch_transforms_active()
+        and torch._C._get_tracing_state() is None
     )
 
 

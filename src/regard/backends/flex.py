@@ -24,7 +24,7 @@ from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.masks.tiles import FULL, PARTIAL, grid
 from regard.scores.comparison import Dot
-from regard.transforms import transformed
+from regard.transforms import RECORDED, recorded, transformed
 
 TILE = 128
 VECTORS = torch.backends.cpu.get_cpu_capability()
@@ -52,6 +52,8 @@ class Flex:
             reasons.append("it has no float64 kernel")
         if transformed(x.tensors()):
             reasons.append("torch.func and forward mode do not see into what it compiles")
+        if recorded():
+            reasons.append(RECORDED)
         if 0 in (*x.shape, x.q.shape[-1], x.v.shape[-1]):
             reasons.append("it has no kernel for empty tensors")
         if device not in ("cpu", "cuda"):

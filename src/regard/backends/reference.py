@@ -34,6 +34,7 @@ from regard.backends.precision import in_full_precision
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import pairs
 from regard.scores.comparison import Comparison, Dot, DotInOrder, FeatureProduct, Nearness, TanhSum
+from regard.transforms import recorded
 
 
 class Reference:
@@ -44,7 +45,7 @@ class Reference:
         return []
 
     def reserved(self, inputs: AttentionInputs) -> str:
-        return "it builds the n×n matrix"
+        return "" if recorded() else "it builds the n×n matrix"
 
     def attend(self, inputs: AttentionInputs) -> Float[Tensor, "b h q e"]:
         return self.observe(inputs).out

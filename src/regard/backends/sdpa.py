@@ -17,7 +17,7 @@ from regard.inputs import AttentionInputs
 from regard.masks.algebra import pairs
 from regard.masks.keep import Keep
 from regard.scores.comparison import Dot
-from regard.transforms import may_carry_tangents, may_learn, under_torch_func
+from regard.transforms import may_carry_tangents, may_learn, recorded, under_torch_func
 
 SMALL = 1 << 18
 """Pairs up to which a mask may be written out: the size of one tile, not a matter of n."""
@@ -166,7 +166,7 @@ def _is_aligned(t: Tensor) -> bool:
 def _may_ask(x: AttentionInputs) -> bool:
     """Whether numbers may be looked at: that would break the compiler's graph, and one that is
     being recorded, and under `torch.func` there may be many at once. There care is taken always."""
-    if torch.compiler.is_compiling() or under_torch_func():
+    if torch.compiler.is_compiling() or under_torch_func() or recorded():
         return False
     return x.q.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
 

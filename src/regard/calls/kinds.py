@@ -47,6 +47,7 @@ def kind_of(
         or type(k) not in _PLAIN
         or type(v) not in _PLAIN
         or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
         or forward_ad._current_level >= 0
         or _python_dispatch.is_in_torch_dispatch_mode()
         or q.is_nested

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.backends.triton.linear.refusals import SHORT
 from regard.errors import RegardError
-from regard.transforms import transformed
+from regard.transforms import recorded, transformed
 
 
 def takes_kernels(
@@ -24,7 +24,7 @@ def takes_kernels(
             "unknown backend", got=repr(backend), accepted="'triton', 'tiled' or None"
         )
     given = [t for t in tensors if t is not None]
-    moved = torch.compiler.is_compiling() or transformed(given)
+    moved = torch.compiler.is_compiling() or recorded() or transformed(given)
     if backend == "tiled" or (backend is None and (moved or given[0].device.type != "cuda")):
         return False
     reasons = ["PyTorch transforms or compiles the call"] if moved else why_not()

@@ -17,6 +17,7 @@ from regard.backends.tiled.units import scratch_of
 from regard.backends.tiled.walk import KEY_TILE, takes_all, tile_size
 from regard.cost.counting import dense_pairs, visited_pairs
 from regard.inputs import AttentionInputs
+from regard.transforms import RECORDED, recorded
 
 __all__ = ["Tiled", "TiledPass", "outruns_pytorch"]
 
@@ -26,7 +27,7 @@ class Tiled:
     observes = True
 
     def refuses(self, inputs: AttentionInputs, *, statistics: bool) -> list[str]:
-        return []
+        return [RECORDED] if recorded() else []
 
     def reserved(self, inputs: AttentionInputs) -> str:
         return ""

@@ -74,7 +74,7 @@ def outruns_pytorch(x: AttentionInputs) -> bool:
     if x.q.device.type != "cpu" or exporting() or not _is_whole(x):
         return False
     if x.q.dtype in (torch.bfloat16, torch.float16):
-        return not _multiplies(x.q.dtype) and _has_loop()
+        return _has_loop() and not _multiplies(x.q.dtype)
     if x.q.dtype != torch.float32 or not _masks_by_a_band(x):
         return False
     if x.needs_grad and (torch.compiler.is_compiling() or min(x.shape.Q, x.shape.K) < 512):

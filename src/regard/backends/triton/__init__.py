@@ -13,7 +13,7 @@ from regard.cost.counting import visited_pairs
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot, TanhSum
-from regard.transforms import under_torch_func
+from regard.transforms import RECORDED, recorded, under_torch_func
 
 __all__ = ["INSTALLED", "Triton", "outruns_cudnn", "why_not"]
 
@@ -23,6 +23,8 @@ class Triton:
     observes = True
 
     def refuses(self, inputs: AttentionInputs, *, statistics: bool) -> list[str]:
+        if recorded():
+            return [RECORDED]
         if isinstance(inputs.comparison, TanhSum):
             return why_not_additive(inputs)
         return why_not(inputs)

@@ -10,6 +10,7 @@ from regard.backends.tiled.loop.compiled import Loop
 from regard.backends.tiled.loop.library import UnavailableError, library
 from regard.backends.tiled.loop.trust import trusted
 from regard.inputs import AttentionInputs
+from regard.transforms import recorded
 
 
 @functools.cache
@@ -24,13 +25,17 @@ def found() -> tuple[Loop | None, str]:
 
 def loop_for(device: torch.device, dtype: torch.dtype) -> Loop | None:
     """The compiled loop, if it is for such tensors and can be had."""
-    return found()[0] if dtype == torch.float32 and device.type == "cpu" else None
+    if dtype != torch.float32 or device.type != "cpu" or recorded():
+        return None
+    return found()[0]
 
 
 def described(x: AttentionInputs, *, fused: bool) -> str:
     """Which inner loop runs a call, and why not the compiled one."""
     if x.q.device.type != "cpu" or x.compute_dtype != torch.float32:
         return "PyTorch operations (the compiled one is for float32 on the CPU)"
+    if recorded():
+        return "PyTorch operations (torch.jit.trace records no others)"
     loop, why_not = found()
     if loop is None:
         return f"PyTorch operations ({why_not})"
