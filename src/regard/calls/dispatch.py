@@ -107,11 +107,11 @@ def attention(
         q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
         dropout=dropout, training=training,
     )  # fmt: skip
-    if seen:
-        return inputs.in_kind(_attend_and_show(inputs, backend, mask))
     if inputs.q.is_meta:
         # There are no numbers: only what the answer would look like.
         return inputs.in_kind(inputs.q.new_empty(*inputs.shape[:3], inputs.v.shape[-1]))
+    if seen:
+        return inputs.in_kind(_attend_and_show(inputs, backend, mask))
     chosen = choose(inputs, backend, statistics=False)
     if step is not None and chosen.name == "sdpa":
         # Its way with all keys in sight is the same whatever their number: no mask is needed.

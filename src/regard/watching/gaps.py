@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from torch import nn
+from torch.jit._script import RecursiveScriptModule
 
 from regard.errors import RegardError
 from regard.nn import LinearAttention
@@ -36,6 +37,23 @@ class Gaps:
         self.attended.clear()
         self.by_hand.found.clear()
         self.left_alone.clear()
+
+    def is_scripted(self, path: str, module: nn.Module) -> bool:
+        """Whether a module is compiled by TorchScript, which runs it past all who follow it. If it
+        calls PyTorch's attention, that will be missing."""
+        if not isinstance(module, RecursiveScriptModule):
+            return False
+        if not path:
+            raise RegardError(
+                "TorchScript runs a model past all who watch it",
+                got=f"{module.original_name}, made by torch.jit.script or loaded from its file",
+                accepted="the module that it was made of",
+            )
+        # Its parts are inside its own graph.
+        whole = not any(any(_inside([path], at)) for at in self.left_alone)
+        if whole and "scaled_dot_product_attention" in str(getattr(module, "inlined_graph", "")):
+            self.left_alone[path] = "TorchScript runs it, which tells nobody of its calls"
+        return True
 
     def refuse(self, seen: Collection[str], runs: int, huggingface: Any) -> None:
         """Nothing that ran, attended and is wanted may be missing from what was seen."""

@@ -104,6 +104,8 @@ class Watch:
                 silent = theirs or never_attends(module)
                 if path and silent and path not in self._reach.islands:
                     continue
+                if self._gaps.is_scripted(path, module):
+                    continue
                 self._followed.append(module)
                 self._paths[id(module)] = path
                 follow(module, self, path)

@@ -142,6 +142,9 @@ class AttentionMode(WatchingMode):
         if not watched():
             return answered()
         with _Alone():
+            if query.is_meta:
+                self._leave("tensors on the meta device, which have no numbers")
+                return answered()
             if changed():
                 return self._changed(query, key, value, attn_mask, dropout_p, is_causal, scale)
             if query.is_nested or key.is_nested or value.is_nested:
