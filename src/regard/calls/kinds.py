@@ -19,6 +19,7 @@ from torch.utils import _python_dispatch
 
 from regard.masks.algebra import Mask
 from regard.masks.causal import Causal
+from regard.placing import copy_of
 from regard.values import Value
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -138,11 +139,12 @@ def unshared(mask: Mask) -> Mask:
 
 
 def marked(value: Value, device: torch.device) -> tuple[Any, ...] | None:
-    """What a mask is that holds numbers and small tensors on a card; None for any other. Who keeps
-    it must hold the mask too: else another tensor may come to lie there.
+    """What a mask is that holds numbers and small tensors, for calls on a card; None for any other.
+    Who keeps it must hold the mask too: else another tensor may come to lie there.
 
-    Tensors of a CPU have no such mark unless they are unshared: whoever shares their memory, as
-    NumPy does, writes to them without anybody counting."""
+    Tensors of a CPU that a call on a card is given are known by their copy there. For calls on the
+    CPU they have no mark unless they are unshared: whoever shares their memory, as NumPy does,
+    writes to them without anybody counting."""
     if not cannot_change(value):
         return None
     counted = device.type == "cuda" or _UNSHARED in vars(value)
@@ -153,6 +155,8 @@ def marked(value: Value, device: torch.device) -> tuple[Any, ...] | None:
             if mark is None:
                 return None
             found.append(mark)
+        elif isinstance(part, Tensor) and (copy := copy_of(part, device)) is not None:
+            found.append(("copy", copy.number))
         elif isinstance(part, Tensor):
             small = part.numel() * part.element_size() <= SMALL
             if not counted or not small or part.device != device or part.is_inference():

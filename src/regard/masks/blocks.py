@@ -13,6 +13,7 @@ from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.masks.spans import Spans, of_table
 from regard.masks.tiles import AreaTable, Tiles
+from regard.placing import moved
 from regard.values import Pick, Shape, broadcasts, whole
 
 
@@ -39,7 +40,7 @@ class Blocks(Mask):
                 got=f"layout {list(have)} for [{shape.B}, {shape.H}, {shape.Q}, {shape.K}]",
                 accepted=f"[{shape.B} or 1, {shape.H} or 1, {need[0]}, {need[1]}]",
             )
-        return Blocks(self.layout.to(device), self.size)
+        return Blocks(moved(self.layout, device), self.size)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
         b = b if self.batch > 1 else torch.zeros_like(b)

@@ -14,6 +14,7 @@ from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.masks.spans import Spans, of_ids
 from regard.masks.tiles import Tiles, states
+from regard.placing import moved
 from regard.values import Pick, Shape, broadcasts, end_aligned, whole, whole_numbers
 
 
@@ -42,7 +43,7 @@ class Documents(Mask):
                 accepted="queries that stand among the keys",
                 do="for cross attention between packed sequences use masks.keep",
             )
-        return Documents(ids.to(device), offset)
+        return Documents(moved(ids, device), offset)
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
         assert self.offset is not None

@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.masks.tiles import Tiles, states
+from regard.placing import moved
 from regard.values import Shape, end_aligned, readable, whole, whole_numbers
 
 
@@ -23,7 +24,7 @@ class GlobalTokens(Mask):
 
     def bind(self, shape: Shape, device: torch.device) -> Mask:
         offset = end_aligned(self.offset, shape)
-        return BoundGlobalTokens(self.indices.to(device), offset, shape.Q, shape.K)
+        return BoundGlobalTokens(moved(self.indices, device), offset, shape.Q, shape.K)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -13,6 +13,7 @@ from regard.errors import RegardError
 from regard.masks.algebra import Mask, Not
 from regard.masks.spans import Spans, of_table
 from regard.masks.tiles import AreaTable, Tiles
+from regard.placing import moved
 from regard.values import Axes, Pick, Shape, broadcasts
 
 
@@ -40,7 +41,7 @@ class Keep(Mask):
                 got=f"{list(self.table.shape)} for [B, H, Q, K] = {list(shape)}",
                 accepted="each axis the call's length, or 1",
             )
-        return Keep(table.to(device))
+        return Keep(moved(table, device))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
         places = zip((b, h, q, k), self.table.shape, strict=True)

@@ -20,6 +20,7 @@ from regard.masks.algebra import And, Mask, Not, Or
 from regard.masks.prefix import Prefix
 from regard.masks.spans import Spans
 from regard.masks.tiles import EMPTY, PARTIAL, Tiles
+from regard.placing import moved
 from regard.values import Pick, Shape, readable
 
 
@@ -60,8 +61,8 @@ class Packed(Mask):
         # Backends keep what they make of a mask, and ask its tensors whether somebody wrote into
         # them. Those made for inference do not tell.
         with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
-            on = queries.to(device)
-            bound = Packed(inner, on, on if same else keys.to(device))
+            there = moved(queries, device)
+            bound = Packed(inner, there, there if same else moved(keys, device))
         return _known(bound, (shape.Q, shape.K))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:

@@ -13,6 +13,7 @@ from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.masks.spans import Spans, of_limits
 from regard.masks.tiles import Tiles, states
+from regard.placing import moved
 from regard.values import Pick, Shape, broadcasts, readable, whole, whole_numbers
 
 
@@ -35,7 +36,7 @@ class Prefix(Mask):
                 got=f"{len(self.limit)} lengths for a batch of {shape.B}",
                 accepted=f"a tensor [{shape.B}] or [1]",
             )
-        return type(self)(self.limit.to(device))
+        return type(self)(moved(self.limit, device))
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
         return k < self._limits(b)
