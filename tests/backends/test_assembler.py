@@ -9,13 +9,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 from triton import knobs
 from triton.runtime import driver
 
-from regard.backends.triton.launches import assembler, cuda_driver, launched
-from regard.backends.triton.launches.binaries import Binary
+from regard.backends.triton.arguments import stands_for
+from regard.backends.triton.launches import assembler
+from regard.backends.triton.refusals import why_not
+from regard.inputs import check
 
 Install = Callable[[str, str | None], None]
 
@@ -69,7 +72,6 @@ def test_a_later_assembler_takes_the_place_of_a_faulty_one(
         assert taken() == "later-12.9"
         assert os.environ == environment
     assert taken() == "ptxas-12.8"
-    assert not assembler.left_to_the_driver(13_000)
 
 
 def test_it_is_put_back_after_an_error(on: Callable[[int], None], install: Install) -> None:
@@ -121,31 +123,37 @@ def test_nothing_is_changed_where_that_would_not_help(
 
 
 @pytest.mark.parametrize(
-    ("capability", "own", "version", "driver_assembles"),
+    ("capability", "own", "later", "values", "dtype", "refused"),
     [
-        (90, "12.8", 12_090, True),
-        (90, "12.8", 13_000, True),
-        (90, "12.8", 12_080, False),
-        (90, "12.9", 13_000, False),
-        (80, "12.8", 13_000, False),
+        (90, "12.8", None, 10, torch.bfloat16, True),
+        (90, "12.8", "12.8", 10, torch.float16, True),
+        (90, "12.8", "12.9", 10, torch.bfloat16, False),
+        (90, "12.9", None, 10, torch.bfloat16, False),
+        (90, "12.8", None, 16, torch.bfloat16, False),
+        (90, "12.8", None, 10, torch.float32, False),
+        (80, "12.8", None, 10, torch.bfloat16, False),
     ],
 )
-def test_without_another_the_driver_assembles(
+def test_without_another_what_may_be_spoilt_is_refused(
     capability: int,
     own: str,
-    version: int,
-    driver_assembles: bool,
-    on: Callable[[int], None],
+    later: str | None,
+    values: int,
+    dtype: torch.dtype,
+    refused: bool,
     install: Install,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    on(capability)
-    install(own, None)
-    loaded: list[bytes] = []
-    monkeypatch.setattr(cuda_driver, "available", lambda: True)
-    monkeypatch.setattr(cuda_driver, "version", lambda: version)
-    monkeypatch.setattr(launched, "load", lambda binary: loaded.append(binary.code))
-    monkeypatch.setattr(launched, "taken_from", lambda _: Binary(b"cubin", "k", 4, 0, (), ()))
-    compiled = SimpleNamespace(asm={"ptx": "// text"})
-    launched._loaded(compiled, (), launched.One(None, None, (1, 1, 1), [], (), {}, None))
-    assert loaded == [b"// text\0" if driver_assembles else b"cubin"]
+    install(own, later)
+    q, k = (torch.empty(1, 2, 37, 24, dtype=dtype, device="meta") for _ in range(2))
+    v = torch.empty(1, 2, 37, values, dtype=dtype, device="meta")
+    x = check(
+        q, k, v, mask=None, score=None, bias=None, softcap=None, sink=None, scale=None, dropout=0.0,
+        training=False,
+    )  # fmt: skip
+    assembler.is_faulty.cache_clear()
+    token = stands_for.set(capability)
+    try:
+        assert any("ptxas" in reason for reason in why_not(x)) == refused
+    finally:
+        stands_for.reset(token)
+        assembler.is_faulty.cache_clear()

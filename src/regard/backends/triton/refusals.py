@@ -23,6 +23,9 @@ MOST = 65_535
 """The most programs along the axis of a grid that counts heads: CUDA's own limit."""
 FARTHEST = 2**24
 """Tokens up to which float32 counts distances exactly."""
+NARROW = 16
+"""Columns of the narrowest tiles."""
+_FAULT = f"its assembler, ptxas before 12.9, spoils kernels for values narrower than {NARROW}"
 _WRONG_DEVICE = "its kernels run on CUDA; elsewhere only interpreted, with TRITON_INTERPRET=1"
 
 
@@ -48,6 +51,8 @@ def why_not(x: AttentionInputs) -> list[str]:
         reasons.append(f"it has programs for {MOST:,} heads of all sequences at most")
     if 0 in (*x.shape, x.q.shape[-1], x.v.shape[-1]):
         reasons.append("it has no kernel for empty tensors")
+    if x.v.shape[-1] < NARROW and _is_half(x) and _assembled_wrongly(x.q.device):
+        reasons.append(f"{_FAULT}; Triton 3.6 or later has one that does not")
     if torch.are_deterministic_algorithms_enabled() and (learned := _added_by_many(x)):
         reasons.append(f"its gradient of {learned} is added up by atomics, in no fixed order")
     return reasons
@@ -73,6 +78,22 @@ def _added_by_many(x: AttentionInputs) -> str | None:
     if isinstance(x.bias, Dense) and is_shared(x.bias, x.shape):
         return "a shared dense bias"
     return None
+
+
+def _is_half(x: AttentionInputs) -> bool:
+    return x.q.dtype in (torch.bfloat16, torch.float16)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _assembled_wrongly(device: torch.device) -> bool:
+    """Whether kernels with products in half precision may be spoilt there."""
+    if not runs_on(device) or device.type == "meta":
+        # Here, because they import Triton.
+        from regard.backends.triton.arguments import generation
+        from regard.backends.triton.launches.assembler import is_faulty
+
+        return generation(device) == 9 and is_faulty()
+    return False
 
 
 def _interpreted() -> bool:

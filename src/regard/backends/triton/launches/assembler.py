@@ -5,8 +5,8 @@ uniform register that nothing has set, as the address of an operand. For causal 
 values of 10 in half precision, one launch in some hundred ended in an illegal memory access. The
 same PTX assembled by 12.9 is right, and as quick in all that was measured.
 
-Triton 3.6 brings 12.9 too, for GPUs after Hopper. Where there is none, the driver assembles, if it
-is new enough.
+Triton 3.6 brings 12.9 too, for GPUs after Hopper. With Triton 3.5, which does not, calls like those
+that failed are refused (`refusals.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from triton import knobs
@@ -48,11 +49,9 @@ def better() -> str | None:
     return None if other is None or _faulty(other.version) else str(other.path)
 
 
-def left_to_the_driver(version: int) -> bool:
-    """Whether a driver of this version (12090 is CUDA 12.9) assembles kernels for the current GPU,
-    since Triton has no assembler without the fault."""
-    if version < 1000 * SOUND[0] + 10 * SOUND[1] or not _on_hopper():
-        return False
+@cache
+def is_faulty() -> bool:
+    """Whether Triton has no assembler without the fault."""
     return _faulty(knobs.nvidia.ptxas.version) and better() is None
 
 

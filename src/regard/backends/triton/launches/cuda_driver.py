@@ -32,7 +32,6 @@ class Parameter(NamedTuple):
 def _cuda() -> Any:
     library = ctypes.CDLL("libcuda.so.1")
     pointer, number, word = ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t
-    library.cuDriverGetVersion.argtypes = [pointer]
     library.cuModuleLoadData.argtypes = [pointer, ctypes.c_char_p]
     library.cuModuleGetFunction.argtypes = [pointer, pointer, ctypes.c_char_p]
     library.cuFuncSetCacheConfig.argtypes = [pointer, ctypes.c_int]
@@ -52,17 +51,8 @@ def available() -> bool:
         return False
 
 
-@cache
-def version() -> int:
-    """The version of CUDA that the driver is for: 12090 is 12.9."""
-    found = ctypes.c_int()
-    _check("tell its version for", _cuda().cuDriverGetVersion(ctypes.byref(found)))
-    return found.value
-
-
 def load(binary: bytes, name: str, shared: int) -> int:
-    """A kernel of a binary (or of PTX, which the driver then assembles), in the current context,
-    with so many bytes of shared memory."""
+    """A kernel of a binary, in the current context, with so many bytes of shared memory."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     _check("load", _cuda().cuModuleLoadData(ctypes.byref(module), binary))
     found = _cuda().cuModuleGetFunction(ctypes.byref(function), module, name.encode())

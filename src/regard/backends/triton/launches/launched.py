@@ -24,7 +24,7 @@ from torch import Tensor
 
 from regard.backends.triton.arguments import capability
 from regard.backends.triton.launches import cuda_driver, shipped
-from regard.backends.triton.launches.assembler import left_to_the_driver, without_faults
+from regard.backends.triton.launches.assembler import without_faults
 from regard.backends.triton.launches.binaries import Loaded, load, taken_from
 from regard.backends.triton.launches.cuda_driver import Grid
 from regard.backends.triton.pairs import INTERPRETED
@@ -272,8 +272,6 @@ def _said(name: str) -> Iterator[None]:
 
 def _loaded(compiled: Any, names: tuple[str, ...], one: One) -> Directly | ByTriton:
     binary = taken_from(compiled) if cuda_driver.available() else None
-    if binary is not None and left_to_the_driver(cuda_driver.version()):
-        binary = binary._replace(code=compiled.asm["ptx"].encode() + b"\0")
     loaded = None if binary is None else load(binary)
     if loaded is not None:
         return Directly(loaded)
