@@ -143,10 +143,11 @@ class Monitor:
         self._due = self.steps % self.look == 0
         self._watch.measures = self._looked == 0
         with self._troubles.during(LOOKING):
+            # Anew after a report, for modules that took the place of others.
+            if self._watch.attached and (report is not None or not self._due):
+                self._watch.detach()
             if self._due and not self._watch.attached:
                 self._watch.attach()
-            if not self._due and self._watch.attached:
-                self._watch.detach()
         if report is not None:
             self._outlets.write(report)
         self._troubles.tell(2)

@@ -31,8 +31,12 @@ class Gaps:
         self.by_hand = HandWritten(model, where, self._wanted, self.attended)
         self.left_alone: dict[str, str] = {}
         """Why a call was not traced, by the path of the module that made it."""
+        self._there: set[int] = set()
+        """The modules that are followed, or need not be, by identity. Who watches holds them."""
 
-    def clear(self) -> None:
+    def begin(self, modules: Iterable[nn.Module]) -> None:
+        """From now on these modules are watched, and no others that may come into the model."""
+        self._there = set(map(id, modules))
         self.ran.clear()
         self.attended.clear()
         self.by_hand.found.clear()
@@ -76,7 +80,9 @@ class Gaps:
         missed = self._missed(huggingface)
         helps = [huggingface.hint(self.model, path) for path in missed] if huggingface else []
         mend = next(filter(None, helps), f"write attention with one of these: {SEEN}")
-        if not seen:
+        came = self._came(missed)
+        mend = "change the model first, then watch it" if came else mend
+        if not seen and not came:
             family = "" if huggingface is None else f" ({huggingface.family(self.model)})"
             by_hand = f"; attention by hand in {_some(missed.values())}" if missed else ""
             raise RegardError(
@@ -113,7 +119,9 @@ class Gaps:
             for path in (*linear, *named)
             if path in self.ran and not any(_inside(self.attended, path))
         }
-        missed = {path for path in silent | set(self.by_hand.found) if self._wanted(path)}
+        # Nobody was told of their calls, or whose these are.
+        came = self._came({*linear, *named})
+        missed = {path for path in silent | came | set(self.by_hand.found) if self._wanted(path)}
         found = {}
         for path in sorted(missed):
             if any(_inside(missed - {path}, path)):
@@ -121,8 +129,15 @@ class Gaps:
             by_hand = [at for at in self.by_hand.found if any(_inside([at], path))]
             why = f" (by hand, {self.by_hand.found[by_hand[0]]})" if by_hand else ""
             why = " (linear attention; trace=True in its call shows it)" if path in linear else why
+            why = " (it came into the model while that was watched)" if path in came else why
             found[path] = f"{path or '(model)'}{why}"
         return found
+
+    def _came(self, paths: Collection[str]) -> set[str]:
+        """Which of these modules were not in the model when the watching began: it walks through a
+        model once, and another that takes the place of one of its parts is not followed."""
+        parts = dict(self.model.named_modules()) if paths else {}
+        return {path for path in paths if path in parts and id(parts[path]) not in self._there}
 
     def _wanted(self, path: str) -> bool:
         return matches(path, self.layers)

@@ -83,10 +83,10 @@ class Watch:
     def _attach(self) -> Seen:
         if self._followed:
             raise RegardError("this watch is attached already", do="detach() it first")
-        self._gaps.clear()
         self._run.elsewhere = 0
         huggingface, modules = imported_huggingface(), list(self.model.named_modules())
         every = [module for _, module in modules]
+        self._gaps.begin(every)
         if huggingface is None:
             self._refuse_others()
             self._reach = Reach(every, asks=needs_asking(every))
