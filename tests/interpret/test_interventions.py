@@ -583,11 +583,23 @@ def test_tables() -> None:
     alone = effects("cut", "loss", [("a", {})], clean[:1], changed[:1, :1])
     assert math.isnan(alone[0].low)
     assert "1 text: no interval" in repr(alone)
+    few = effects("cut", "loss", [("a", {})], clean[:9], changed[:1, :9])
+    assert "9 texts: intervals are too narrow for so few" in repr(few)
+    assert "narrow" not in repr(effects("cut", "loss", [("a", {})], clean[:10], changed[:1, :10]))
     many = effects("x", "loss", [(str(i), {}) for i in range(40)], clean, changed[:1].repeat(40, 1))
     assert "… and 20 more" in repr(many)
     assert effects("x", "loss", [("a", {})], clean, changed[:1]) != found
     again = effects("cut <b>", "loss", [("a", {}), ("b", {})], clean, changed)
     assert [row.low for row in again] == [row.low for row in found]
+
+
+@pytest.mark.parametrize("lost", [math.inf, -math.inf, math.nan])
+def test_an_effect_that_is_no_number_has_no_interval(lost: float) -> None:
+    clean = torch.zeros(2, dtype=torch.float64)
+    (found,) = effects("cut", "loss", [("a", {})], clean, torch.tensor([[lost, 1.0]]).double())
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+    assert not found.certain
 
 
 def test_metrics() -> None:

@@ -14,6 +14,7 @@ from regard.files import finite_or_null, replacing
 from regard.interpret.attribution.attributions import SHOWN
 from regard.interpret.faithfulness_report.comparison import Row, size_of_effect
 from regard.interpret.faithfulness_report.token_scores import TokenScores
+from regard.interpret.interventions.effects import FEW
 from regard.visible import visible
 
 CALLED = {
@@ -25,8 +26,6 @@ CALLED = {
     "integrated": "integrated gradients",
 }
 SINGULAR = ("rollout", "flow")
-FEW = 10
-"""Texts, below which an interval over texts is said to be too narrow."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,9 @@ from regard.values import whole
 from regard.visible import visible
 
 RESAMPLES = 2000
+FEW = 10
+"""Texts, below which an interval over texts is said to be too narrow: of two, one that is called
+95 % holds every second mean."""
 SHOWN = 20
 """Rows that a table shows at most, unless there are few more."""
 
@@ -34,7 +37,8 @@ class Effect:
     """The mean of what the intervention added to it."""
     low: float
     high: float
-    """The interval of the effect that holds 95 % of resampled sets of texts; NaN for one text."""
+    """The interval of the effect that holds 95 % of resampled sets of texts; NaN for one text, and
+    where the effect on a text is no finite number."""
     size: float
     """The effect over its standard deviation between texts (Cohen's d, paired); NaN for one."""
     each: Float[Tensor, "texts"]
@@ -116,6 +120,7 @@ class Effects(Sequence[Effect]):
         left = len(self.rows) - len(self._table()) + 1
         more = [f"… and {left} more; .sorted() has the largest first"] if left else []
         texts = f"{self.texts} texts" if self.texts > 1 else "1 text: no interval"
+        texts += ": intervals are too narrow for so few" if 1 < self.texts < FEW else ""
         return [*more, f"{texts}; effect: {self.metric} with the intervention less without"]
 
     def __repr__(self) -> str:
@@ -148,7 +153,8 @@ def effects(
     for (what, heads), after in zip(named, changed, strict=True):
         each = after - clean
         low = high = size = math.nan
-        if drawn is not None:
+        # Between two resampled means of which one is infinite lies no number.
+        if drawn is not None and bool(each.isfinite().all()):
             means = each[drawn].mean(1)
             low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=means.dtype)).tolist()
             deviation = float(each.std())
