@@ -118,6 +118,23 @@ def test_where_nothing_decides_nothing_is_pointed_at() -> None:
     assert "nothing to point at" in repr(found)
 
 
+def test_one_text_of_several_in_which_something_decides_has_no_verdict() -> None:
+    def first(output: Tensor) -> Tensor:
+        """The first place looks at itself alone: no edge to it is ever cut."""
+        return output[:, 0, 0]
+
+    model, given = TwoHeads(faithful=True).eval(), texts(2)
+    found = interpret.faithfulness(model, given, [metric, first], softmax="after")
+    assert found["weights"].correlation.value > 0.9
+    assert found.verdict.startswith(
+        "Here it cannot be told whether attention weights point at what decided: of 2 texts one "
+        "alone has effects to rank (rank correlation "
+    )
+    assert "whether attention rollout points at" in found.verdict_of("rollout")
+    assert not found.points
+    assert "beyond position" in interpret.faithfulness(model, given[:1], metric).verdict
+
+
 def test_numbers_are_those_of_n_by_n() -> None:
     """Weights of the last row, its norms, and the effect of edges cut by hand."""
     torch.manual_seed(0)

@@ -67,6 +67,12 @@ class Faithfulness:
             )
         found = f"rank correlation {row.correlation}"
         place = f"position alone gives {position.correlation.value:.2f}"
+        if math.isnan(row.correlation.low):
+            verb = "points" if one else "point"
+            return (
+                f"Here it cannot be told whether {name} {verb} at what decided: of "
+                f"{len(self.texts)} texts one alone has effects to rank ({found}; {place})."
+            )
         if not row.correlation.low > 0:
             verb = "does not" if one else "do not"
             return f"Here {name} {verb} point at what decided ({found}; {place})."
