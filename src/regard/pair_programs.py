@@ -55,7 +55,7 @@ class Code(Local):
     def __call__(self, captured: tuple[Tensor, ...], at: Places) -> Tensor:
         """The values at places that broadcast."""
         if self.is_pointwise:
-            found: Tensor = self.run(*captured, *at)
+            found: Tensor = self.run(*_as_numbers_among(at, captured), *at)
             return found
         shape = torch.broadcast_shapes(*(t.shape for t in at))
         if 0 in shape:
@@ -193,6 +193,14 @@ def mapped(function: Function, at: tuple[Tensor, ...]) -> Tensor:
     return found.reshape(shape)
 
 
+def _as_numbers_among(at: Places, captured: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Captured numbers with an axis where places have some. Beside tensors with axes one without
+    has no say in the type of a result: a byte less a whole number would stay a byte."""
+    if not any(t.ndim for t in at):
+        return captured
+    return tuple(t if t.ndim else t.reshape(1) for t in captured)
+
+
 def graph_of(function: Function, *example: Tensor) -> fx.Graph:
     """The operations a function of numbers performs."""
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
@@ -249,6 +257,4 @@ def _is_pointwise(node: fx.Node) -> bool:
             return True
         case _aten.full_like | _aten.zeros_like | _aten.ones_like | _aten.scalar_tensor:
             return True
-        case _aten.full:
-            return not node.args[0]
     return False

@@ -27,6 +27,9 @@ TABLE = torch.rand(2, 3, N, N, generator=torch.Generator().manual_seed(3)) > 0.4
 WEIGHTS = torch.linspace(-1, 1, N)
 TWO = torch.tensor(2)
 HALF = torch.tensor(0.5)
+SMALL = torch.arange(N, dtype=torch.uint8)
+SIGNED = 10 * torch.arange(N, dtype=torch.int8)
+LARGE = torch.tensor(200)
 
 Function = Callable[..., Tensor]
 
@@ -74,6 +77,12 @@ FUNCTIONS: dict[str, tuple[Function, str | None]] = {
     "no whole number": (lambda b, h, q, k: torch.logical_not(k), "prefix([1])"),
     "bits": (lambda b, h, q, k: torch.logical_not(q & k), None),
     "fractions": (lambda b, h, q, k: torch.logical_and(WEIGHTS[q] - WEIGHTS[3], q >= k), None),
+    "less than nothing": (lambda b, h, q, k: SMALL[k] - TWO >= 0, "keep(<bool [1, 1, 1, 12]>)"),
+    "less than a byte": (lambda b, h, q, k: SIGNED[k] < LARGE, "prefix([12])"),
+    "more than a byte": (lambda b, h, q, k: SIGNED[k] + LARGE > 18 * q, None),
+    "one number made": (
+        lambda b, h, q, k: SMALL[k] - torch.full((), 2) >= 0, "keep(<bool [1, 1, 1, 12]>)",
+    ),
     "stacked": (lambda b, h, q, k: torch.stack([q, k, q]).sum() % 2 == 0, None),
 }  # fmt: skip
 
@@ -384,6 +393,22 @@ def test_a_bias_of_a_function(backend: str) -> None:
     pull = [t.out.square().sum() + (t.lse * t.entropy).sum() for t in (got, want)]
     for mine, theirs in zip(*(torch.autograd.grad(p, [table, shift]) for p in pull), strict=True):
         assert_close(mine, theirs)
+
+
+def test_a_number_that_a_bias_captures_is_of_its_own_type() -> None:
+    """Beside tensors with axes PyTorch lets a number without axes have no say in the type of a
+    result: the products of this bias would be those of bfloat16."""
+    slopes, unit = torch.tensor([1 / 3], dtype=torch.bfloat16), torch.ones((), requires_grad=True)
+
+    def added(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return slopes[h] * unit * (q - k)
+
+    x = torch.zeros(1, 1, 300, 4)
+    found = regard.trace(x, x, x, bias=biases.pairwise(added)).logits(queries=[299])
+    wanted = slopes.float() * (299 - torch.arange(300))
+    assert_close(found[0, 0, 0], wanted)
+    (gradient,) = torch.autograd.grad(found.sum(), unit)
+    assert_close(gradient, wanted.sum())
 
 
 def test_a_bias_of_a_function_is_a_value() -> None:
