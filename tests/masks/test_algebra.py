@@ -459,3 +459,11 @@ def test_global_tokens_are_places(places):
 def test_refused_with_words(use):
     with pytest.raises(RegardError):
         use()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32], ids=str)
+@pytest.mark.parametrize(("Q", "K"), [(3, 3), (300, 100), (10, 270)], ids=str)
+def test_positions_are_whole_numbers_of_any_size(dtype: torch.dtype, Q: int, K: int) -> None:
+    places = [0, 2, 99]
+    narrow = masks.global_tokens(torch.tensor(places, dtype=dtype))
+    assert torch.equal(narrow.dense(Q, K), masks.global_tokens(places).dense(Q, K))

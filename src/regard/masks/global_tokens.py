@@ -38,8 +38,10 @@ class BoundGlobalTokens(Mask):
     def _flags(self) -> tuple[Tensor, Tensor]:
         """For each query and each key: is it global?"""
         flags = []
+        # What is subtracted from a byte would be a byte.
+        positions = self.indices.long()
         for length, start in ((self.queries, self.offset), (self.keys, 0)):
-            place = self.indices - start
+            place = positions - start
             flag = torch.zeros(length, dtype=torch.bool, device=self.indices.device)
             flag[place[(place >= 0) & (place < length)]] = True
             flags.append(flag)
