@@ -203,3 +203,12 @@ def test_hidden_keys_that_are_no_numbers_teach_nothing(backend: str) -> None:
         for grad in torch.autograd.grad(out.sum(), learned):
             assert grad.isfinite().all()
             assert grad.any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_heads_have_no_weights(backend: str) -> None:
+    q, k = normal(B, H, Q, 4), normal(B, G, K, 4)
+    score = scores.additive(normal(4, 3), normal(4, 3), normal(H, 3))
+    trace = regard.trace(q, k, k, score=score, backend=backend)
+    assert trace.weights(heads=[]).shape == (B, 0, Q, K)
+    assert trace[:, []].received().shape == (B, 0, K)

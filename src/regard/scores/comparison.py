@@ -196,11 +196,11 @@ class TanhSum(Comparison):
         w = self.w.to(t.dtype)
         if w.ndim == 1:
             return torch.matmul(t, w)
-        return torch.matmul(t, w.view(1, t.shape[1], t.shape[2], 1, -1, 1)).squeeze(-1)
+        return torch.matmul(t, w.view(1, *t.shape[1:3], 1, w.shape[-1], 1)).squeeze(-1)
 
     def _weights(self, q: Tensor) -> Tensor:
         w = self.w.to(q.dtype)
-        return w if w.ndim == 1 else w.view(1, q.shape[1], q.shape[2], 1, 1, -1)
+        return w if w.ndim == 1 else w.view(1, *q.shape[1:3], 1, 1, w.shape[-1])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
