@@ -254,6 +254,15 @@ def test_one_trace_comes_back(tmp_path: Path) -> None:
     assert torch.equal(again.map(4), t.map(4))
 
 
+@pytest.mark.parametrize("backend", ["tiled", "reference"])
+def test_a_trace_of_no_queries_comes_back(backend: str, tmp_path: Path) -> None:
+    q, k, v = qkv()
+    regard.trace(q[:, :, :0], k, v, backend=backend).save(tmp_path / "x")
+    with regard.load(tmp_path / "x") as file:
+        assert file.trace.weights().shape == (B, H, 0, K)
+        assert torch.equal(file.trace.received(), torch.zeros(B, H, K))
+
+
 def test_several_layers_are_not_one_trace() -> None:
     seen = Seen()
     with pytest.raises(RegardError, match="what was seen is not one trace\n  got:      0 layers"):

@@ -83,7 +83,8 @@ def held(name: str, tensor: Tensor, *, repeated: bool) -> Held:
         )
     t = t.resolve_neg()
     if not repeated and 0 in t.stride():
-        t = t.contiguous()
+        # (`contiguous` takes a tensor of no numbers for one that is, whatever its strides.)
+        t = t.clone(memory_format=torch.contiguous_format)
     sizes = zip(t.shape, t.stride(), strict=True)
     axes = [a for a, (n, step) in enumerate(sizes) if n != 1 and (step or not n)]
     steps = t.stride()
