@@ -145,6 +145,32 @@ def test_masks_of_each_sequence() -> None:
         )
 
 
+@pytest.mark.parametrize("backend", ["tiled", "reference"])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        masks.causal() & masks.window(10, None),
+        masks.window(None, 1) & masks.window(3, 1),
+        ~(masks.causal() & masks.window(2)),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("keys", [[1, 1], [2, 1], [0, 1]], ids=str)
+def test_queries_before_all_keys(keys: list[int], mask: masks.Mask, backend: str) -> None:
+    """They are farther from the keys than any key is from another, and what masks nothing between
+    keys still masks them."""
+    queries = [3, 5]
+    q, k = torch.randn(sum(queries), 2, 4), torch.randn(sum(keys), 2, 4)
+    ends = tuple(torch.tensor([0, *n]).cumsum(0).int() for n in (queries, keys))
+    found = regard.attention(q, k, k, cu_seqlens=ends, mask=mask, backend=backend)
+    for part, own, n in zip(found.split(queries), k.split(keys), range(2), strict=True):
+        mine = q.split(queries)[n]
+        wanted = regard.attention(
+            *(t.transpose(0, 1)[None] for t in (mine, own, own)), mask=mask, backend="reference"
+        )
+        assert_close(part, wanted[0].transpose(0, 1))
+
+
 def test_a_trace_can_be_cut_from_autograd() -> None:
     x = numbers(N, 2, 4).requires_grad_()
     t = regard.trace(x, x, x, cu_seqlens=ENDS).detach()
