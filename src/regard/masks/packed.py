@@ -53,16 +53,15 @@ class Packed(Mask):
         same = torch.equal(queries, keys)
         longest = int(keys.max()) if len(keys) else 0
         inner = self.mask
-        if self.mask is not None:
+        if inner is not None:
+            before = 0
             if not same:
-                _check_ends(self.mask, queries, keys)
+                _check_ends(inner, queries, keys)
+                before = max(0, int((queries - keys).max()))
             # As many queries as keys: then a place is a place, and places tell the alignment.
-            inner = self.mask.bind(Shape(len(keys), shape.H, longest, longest), device)
-            before = 0 if same else int((queries - keys).max())
-            if before > 0:
-                # Queries that stand before all keys are farther from them than those are apart.
-                reach = longest + before
-                inner = self.mask.bind(Shape(len(keys), shape.H, reach, reach), device)
+            # Queries that stand before all keys are farther from them than those are apart.
+            reach = longest + before
+            inner = inner.bind(Shape(len(keys), shape.H, reach, reach), device)
         # Backends keep what they make of a mask, and ask its tensors whether somebody wrote into
         # them. Those made for inference do not tell.
         with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
