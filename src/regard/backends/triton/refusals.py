@@ -84,7 +84,6 @@ def _is_half(x: AttentionInputs) -> bool:
     return x.q.dtype in (torch.bfloat16, torch.float16)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _assembled_wrongly(device: torch.device) -> bool:
     """Whether kernels with products in half precision may be spoilt there."""
     if not runs_on(device) or device.type == "meta":
@@ -94,6 +93,10 @@ def _assembled_wrongly(device: torch.device) -> bool:
 
         return generation(device) == 9 and is_faulty()
     return False
+
+
+# As `torch.compiler.assume_constant_result` does, which imports the compiler.
+_assembled_wrongly._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _interpreted() -> bool:
