@@ -60,6 +60,17 @@ def test_what_learns_is_large_or_is_there_is_moved_as_it_is(
     assert placing.copy_of(torch.ones(2), torch.device("cpu")) is None
 
 
+def test_each_stream_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.arange(8)
+    here = placing.copy_of(ids, META)
+    monkeypatch.setattr(placing, "stream_of", lambda _: 7)
+    there = placing.copy_of(ids, META)
+    assert here is not None
+    assert there is not None
+    assert here.there is not there.there
+    assert here.number != there.number
+
+
 def test_the_oldest_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placing, "ROOM", 3)
     several = [torch.full((2,), i) for i in range(5)]

@@ -52,7 +52,9 @@ def copy_of(tensor: Tensor, device: torch.device) -> Copy | None:
     """The copy that is kept of a tensor, made if need be; None for a tensor of which none is."""
     if device.type not in AWAY or not _may_be_kept(tensor):
         return None
-    key = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, device
+    key = (
+        tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, device, stream_of(device)
+    )  # fmt: skip
     with _lock:
         found = _copies.get(key)
         if found is not None:
@@ -68,6 +70,16 @@ def copy_of(tensor: Tensor, device: torch.device) -> Copy | None:
         if len(_copies) > ROOM:
             _copies.popitem(last=False)
     return made
+
+
+def stream_of(device: torch.device) -> int:
+    """What runs on a device now. Each stream has its own copies: memory that is let go of is given
+    to the next tensor of the stream it was made in, whether or not another still reads it."""
+    if device.type != "cuda":
+        return 0
+    index = torch.cuda.current_device() if device.index is None else device.index
+    found: int = torch._C._cuda_getCurrentRawStream(index)
+    return found
 
 
 def _may_be_kept(tensor: Tensor) -> bool:
