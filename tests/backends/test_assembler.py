@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from triton.runtime import driver
 
 from regard.backends.triton.arguments import stands_for
 from regard.backends.triton.launches import assembler
+from regard.backends.triton.launches.launched import Launched
 from regard.backends.triton.refusals import why_not
 from regard.inputs import check
 
@@ -72,6 +74,25 @@ def test_a_later_assembler_takes_the_place_of_a_faulty_one(
         assert taken() == "later-12.9"
         assert os.environ == environment
     assert taken() == "ptxas-12.8"
+
+
+def test_binaries_of_the_faulty_one_are_not_found_again(
+    on: Callable[[int], None], install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton keeps binaries by what a kernel is compiled with."""
+    given: list[dict[str, Any]] = []
+
+    def warmup(*_: Any, **how: Any) -> None:
+        given.append(how)
+
+    kernel = SimpleNamespace(fn=lambda: None, warmup=warmup)
+    for capability in (80, 90):
+        on(capability)
+        install("12.8", "12.9")
+        Launched(kernel).compiled((), {"D": 24})
+    plain, other = given
+    assert other != plain
+    assert {**plain, **other} == other
 
 
 def test_it_is_put_back_after_an_error(on: Callable[[int], None], install: Install) -> None:

@@ -240,6 +240,24 @@ def test_masks_that_wait_say_what_they_said(mode: Callable[[], Any]) -> None:
             torch.testing.assert_close(layer.statistics.first, share * sum(order))
 
 
+def test_a_mask_that_is_one_number_says_what_it_said() -> None:
+    """What is worked out of it is a view of it."""
+    x = torch.randn(1, 2, 5, 8)
+    weights = (x @ x.mT / 8**0.5).softmax(-1)[0, :, :, 0].sum(-1)
+    on = torch.tensor(True)
+
+    class Switched(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return regard.attention(x, x, x, mask=masks.where(lambda b, h, q, k: on))
+
+    model = Switched()
+    with torch.no_grad(), regard.watch(model) as seen:
+        model(x)
+        on.fill_(False)
+    (layer,) = seen.values()
+    torch.testing.assert_close(layer.statistics.first, weights)
+
+
 def test_steps_of_generating_are_added_up_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their keys grow, and what is asked of them is the same."""
     found = []

@@ -98,7 +98,7 @@ class Looks(NamedTuple):
         hidden = (mask, trace.mask) if span is None else (None, None)
         which: Hashable = (k.shape[2], id(trace.mask)) if span is None else span
         visible = None
-        if waits and span is None and _may_change(trace.mask):
+        if waits and span is None and _may_change(mask):
             visible = _last_visible.of(x, trace.mask)
             hidden, which = (None, None), ("visible", visible.shape)
         kind = (q.shape, k.shape[1], q.dtype, alike, comparison.scale, which)
@@ -170,9 +170,11 @@ class _LastVisible:
     def of(self, x: AttentionInputs, given: Mask | None) -> Bool[Tensor, "#b #h q"]:
         assert x.mask is not None
         assert given is not None
-        tensors = given.tensors()
-        versions = None if any(t.is_inference() for t in tensors) else [t._version for t in tensors]
-        state = None if versions is None else (x.shape, *versions)
+        # What a mask's function holds is among the tensors of the bound mask alone.
+        tensors = [*given.tensors(), *x.mask.tensors()]
+        state = None
+        if not any(t.is_inference() for t in tensors):
+            state = (x.shape, *((t.data_ptr(), t._version) for t in tensors))
         known = self._known
         if known is not None and state is not None and known[0]() is given and known[1] == state:
             return known[2]
