@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils import _python_dispatch
 
+from regard.device_copies import copy_of
 from regard.masks.algebra import Mask
 from regard.masks.causal import Causal
-from regard.placing import copy_of
 from regard.values import Value
 
 _PLAIN = (Tensor, torch.nn.Parameter)

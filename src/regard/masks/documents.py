@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Bool, Int, Int8
 from torch import Tensor
 
+from regard.device_copies import moved
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.masks.spans import Spans, of_ids
 from regard.masks.tiles import Tiles, states
-from regard.placing import moved
 from regard.values import Pick, Shape, broadcasts, end_aligned, whole, whole_numbers
 
 

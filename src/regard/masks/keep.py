@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Bool, Int8
 from torch import Tensor
 
+from regard.device_copies import moved
 from regard.errors import RegardError
 from regard.masks.algebra import Mask, Not
 from regard.masks.spans import Spans, of_table
 from regard.masks.tiles import AreaTable, Tiles
-from regard.placing import moved
 from regard.values import Axes, Pick, Shape, broadcasts
 
 

@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Bool, Int, Int8
 from torch import Tensor
 
+from regard.device_copies import moved
 from regard.errors import RegardError
 from regard.masks.algebra import And, Mask, Not, Or
 from regard.masks.prefix import Prefix
 from regard.masks.spans import Spans
 from regard.masks.tiles import EMPTY, PARTIAL, Tiles
-from regard.placing import moved
 from regard.values import Pick, Shape, readable
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from regard import masks, placing
+from regard import device_copies, masks
 from regard.calls.kinds import marked
 from regard.values import Shape
 
@@ -16,25 +16,25 @@ META = torch.device("meta")
 
 @pytest.fixture(autouse=True)
 def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(placing, "AWAY", ("meta",))
-    placing._copies.clear()
+    monkeypatch.setattr(device_copies, "AWAY", ("meta",))
+    device_copies._copies.clear()
     yield
-    placing._copies.clear()
+    device_copies._copies.clear()
 
 
 def test_a_tensor_is_copied_once() -> None:
     ids = torch.arange(8)
-    assert placing.moved(ids, META) is placing.moved(ids, META)
-    assert placing.moved(ids.clone(), META) is not placing.moved(ids, META)
+    assert device_copies.moved(ids, META) is device_copies.moved(ids, META)
+    assert device_copies.moved(ids.clone(), META) is not device_copies.moved(ids, META)
 
 
 def test_what_was_written_to_it_is_seen() -> None:
     ids = torch.arange(8)
-    before = placing.copy_of(ids, META)
+    before = device_copies.copy_of(ids, META)
     ids.numpy()[3] = 9
-    after = placing.copy_of(ids, META)
+    after = device_copies.copy_of(ids, META)
     ids.numpy()[3] = 3
-    again = placing.copy_of(ids, META)
+    again = device_copies.copy_of(ids, META)
     assert before is not None
     assert after is not None
     assert again is not None
@@ -44,27 +44,27 @@ def test_what_was_written_to_it_is_seen() -> None:
 
 def test_other_tensors_in_the_same_memory_are_others() -> None:
     ids = torch.arange(8)
-    assert placing.moved(ids[:4], META).shape == (4,)
-    assert placing.moved(ids[::2], META).shape == (4,)
-    assert placing.moved(ids[:4], META) is not placing.moved(ids[::2], META)
+    assert device_copies.moved(ids[:4], META).shape == (4,)
+    assert device_copies.moved(ids[::2], META).shape == (4,)
+    assert device_copies.moved(ids[:4], META) is not device_copies.moved(ids[::2], META)
 
 
 def test_what_learns_is_large_or_is_there_is_moved_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for tensor in (torch.ones(4, requires_grad=True), torch.ones(4, device="meta")):
-        assert placing.copy_of(tensor, META) is None
-    monkeypatch.setattr(placing, "SMALL", 31)
-    assert placing.copy_of(torch.arange(4), META) is None
-    assert placing.moved(torch.arange(4), META).device == META
-    assert placing.copy_of(torch.ones(2), torch.device("cpu")) is None
+        assert device_copies.copy_of(tensor, META) is None
+    monkeypatch.setattr(device_copies, "SMALL", 31)
+    assert device_copies.copy_of(torch.arange(4), META) is None
+    assert device_copies.moved(torch.arange(4), META).device == META
+    assert device_copies.copy_of(torch.ones(2), torch.device("cpu")) is None
 
 
 def test_each_stream_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.arange(8)
-    here = placing.copy_of(ids, META)
-    monkeypatch.setattr(placing, "stream_of", lambda _: 7)
-    there = placing.copy_of(ids, META)
+    here = device_copies.copy_of(ids, META)
+    monkeypatch.setattr(device_copies, "stream_of", lambda _: 7)
+    there = device_copies.copy_of(ids, META)
     assert here is not None
     assert there is not None
     assert here.there is not there.there
@@ -72,18 +72,18 @@ def test_each_stream_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_oldest_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "ROOM", 3)
+    monkeypatch.setattr(device_copies, "ROOM", 3)
     several = [torch.full((2,), i) for i in range(5)]
-    first = [placing.moved(t, META) for t in several]
-    assert len(placing._copies) == 3
-    assert placing.moved(several[4], META) is first[4]
-    assert placing.moved(several[0], META) is not first[0]
+    first = [device_copies.moved(t, META) for t in several]
+    assert len(device_copies._copies) == 3
+    assert device_copies.moved(several[4], META) is first[4]
+    assert device_copies.moved(several[0], META) is not first[0]
 
 
 def test_copies_made_for_inference_tell_of_writing() -> None:
     ids = torch.arange(8)
     with torch.inference_mode():
-        copy = placing.moved(ids, META)
+        copy = device_copies.moved(ids, META)
     assert not copy.is_inference()
     assert copy._version == 0
 

@@ -1,4 +1,4 @@
-"""Small tensors of a CPU that calls on a GPU need again and again: documents, lengths, slopes.
+"""Small tensors of a CPU that calls on a GPU need again and again: documents, lengths, tables.
 
 To copy one to the GPU waits for the GPU, and what is made of a copy would be made anew for each
 call. So copies are kept, each with what the tensor held when it was made. Whoever shares the
@@ -64,7 +64,9 @@ def copy_of(tensor: Tensor, device: torch.device) -> Copy | None:
     # Who makes something of a copy asks whether somebody wrote to it. Those made for inference do
     # not tell.
     with torch.inference_mode(False):
-        made = Copy(tensor.clone(), tensor.to(device), next(_numbers))
+        held = tensor.clone()
+        # Of what is held, which another thread does not write to meanwhile.
+        made = Copy(held, held.to(device), next(_numbers))
     with _lock:
         _copies[key] = made
         if len(_copies) > ROOM:
