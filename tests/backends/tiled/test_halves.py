@@ -120,6 +120,21 @@ def _both_passes(
     return trace, torch.autograd.grad(trace.out, given, g)
 
 
+@pytest.mark.parametrize("mask", [None, masks.causal()], ids=str)
+def test_calls_that_come_again(product: Product, mask: Any) -> None:
+    shapes = (1, 4, 70, 9), (1, 2, 70, 9), (1, 2, 70, 5)
+    with torch.no_grad():
+        for _ in range(3):
+            q, k, v = (torch.randn(*shape).to(product.dtype) for shape in shapes)
+            before = product.calls
+            found = regard.trace(q, k, v, mask=mask, backend="tiled")
+            assert product.calls > before
+            with torch.enable_grad():
+                plain = regard.trace(*(t.requires_grad_() for t in (q, k, v)), mask=mask)
+            assert torch.equal(found.out, plain.out)
+            assert torch.equal(found.lse, plain.lse)
+
+
 def test_hidden_and_broken_numbers(product: Product) -> None:
     """A hidden NaN stays hidden; a query that is not finite has no weights."""
     q, k, v = (numbers(1, 1, 9, 8).to(product.dtype) for _ in range(3))

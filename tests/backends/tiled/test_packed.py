@@ -6,14 +6,11 @@ from __future__ import annotations
 import ctypes
 import math
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 
 import regard
@@ -22,92 +19,8 @@ from regard.backends.reference import ReferencePass
 from regard.backends.tiled import Tiled, TiledPass, plan, walk
 from regard.backends.tiled.loop import inner_loop, library, trust
 from regard.backends.tiled.loop.compiled import Loop
+from tests.backends.tiled.packed_product import DTYPES, Product, Released
 from tests.parity import cases
-
-_long, _pointer, _bool = ctypes.c_long, ctypes.c_void_p, ctypes.c_bool
-PRODUCT = ctypes.CFUNCTYPE(None, *[_long] * 6, _bool, _pointer, _pointer, _pointer, _bool)
-RELEASE = ctypes.CFUNCTYPE(None, _bool)
-DTYPES = [torch.bfloat16, torch.float16]
-
-
-class Product:
-    """at::native::cpublas::brgemm of one type; `wrong` is added to what it gives."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype, self.wrong = dtype, 0.0
-        self.sizes: list[tuple[int, int, int]] = []
-        self.function = PRODUCT(self._multiply)
-        self.address = ctypes.cast(self.function, _pointer).value
-
-    def _multiply(
-        self, m: int, n: int, k: int, lda: int, ldb: int, ldc: int, add: bool, a: int, b: int,
-        c: int, vnni: bool,
-    ) -> None:  # fmt: skip
-        self.sizes.append((m, n, k))
-        assert vnni
-        assert k % 2 == 0
-        assert n <= ldb
-        assert n <= ldc
-        assert k <= lda
-        left = as_strided(self._numbers(a, lda * (m - 1) + k), (m, k), (4 * lda, 4))
-        pairs = self._numbers(b, 2 * (ldb * (k // 2 - 1) + n))
-        right = as_strided(pairs, (k // 2, 2, n), (8 * ldb, 4, 8)).reshape(k, n)
-        with np.errstate(invalid="ignore", over="ignore"):
-            found = left @ right + np.float32(self.wrong)
-        memory = np.ctypeslib.as_array((ctypes.c_float * (ldc * (m - 1) + n)).from_address(c))
-        into = as_strided(memory, (m, n), (4 * ldc, 4))
-        into[:] = found + into if add else found
-
-    def _numbers(self, address: int, n: int) -> Any:
-        memory = np.ctypeslib.as_array((ctypes.c_uint16 * n).from_address(address))
-        if self.dtype == torch.float16:
-            return memory.view(np.float16).astype(np.float32)
-        return (memory.astype(np.uint32) << 16).view(np.float32)
-
-
-class Released:
-    def __init__(self) -> None:
-        self.times = 0
-        self.function = RELEASE(self._release)
-        self.address = ctypes.cast(self.function, _pointer).value
-
-    def _release(self, vnni: bool) -> None:
-        assert vnni
-        self.times += 1
-
-
-@pytest.fixture
-def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
-    loop, why_not = inner_loop.found()
-    if loop is None or loop.multiply is None:
-        pytest.skip(f"there is no compiled loop here: {why_not}")
-    monkeypatch.setattr(plan, "PACKED_ROWS", 1)
-    monkeypatch.setattr(torch._C, "_get_mkldnn_enabled", lambda: True)
-    # A thread that Python does not know cannot call it in order.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield loop
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def released(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> Released:
-    made = Released()
-    monkeypatch.setattr(loop, "release", made.address)
-    return made
-
-
-@pytest.fixture(params=DTYPES, ids=["bfloat16", "float16"])
-def product(
-    request: pytest.FixtureRequest,
-    loop: Loop,
-    released: Released,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Product:
-    made = Product(request.param)
-    monkeypatch.setattr(loop, "multiply_packed", {made.dtype: made.address})
-    monkeypatch.setattr(loop, "multiply_halves", {})
-    return made
 
 
 def numbers(*shape: int) -> Tensor:
@@ -338,9 +251,9 @@ def test_several_threads(
     q, k, v = (numbers(1, h, 700, 8).bfloat16() for h in (4, 2, 2))
     g = numbers(1, 4, 700, 8).bfloat16()
     right, expected = traced("reference", [t.double() for t in (q, k, v)], g.double(), mask)
-    address = ctypes.cast(functions.multiply, _pointer).value
+    address = ctypes.cast(functions.multiply, ctypes.c_void_p).value
     monkeypatch.setattr(loop, "multiply_packed", {torch.bfloat16: address})
-    monkeypatch.setattr(loop, "release", ctypes.cast(functions.release, _pointer).value)
+    monkeypatch.setattr(loop, "release", ctypes.cast(functions.release, ctypes.c_void_p).value)
     torch.set_num_threads(3)
     found, gradients = traced("tiled", [q, k, v], g, mask)
     assert functions.times() >= 2 * 2

@@ -16,9 +16,11 @@ from regard.backends.contract import Rows, run_again
 from regard.backends.reference import Reference
 from regard.backends.tiled import Tiled, pieces, prepared_call
 from regard.backends.tiled.loop import loop_for
+from regard.backends.tiled.operators import run
 from regard.inputs import AttentionInputs, check
 from regard.masks.algebra import Mask
 from regard.stopping import UnwantedError, stoppable
+from tests.backends.tiled.packed_product import Product
 
 pytestmark = pytest.mark.skipif(
     loop_for(torch.device("cpu"), torch.float32) is None, reason="there is no compiled loop"
@@ -64,6 +66,46 @@ def test_each_call_has_its_own_answer(shape: str, mask: str) -> None:
     for rows, x in zip(found, calls, strict=True):
         assert_right(rows, x)
         assert torch.equal(attend(x.q, x.k, x.v), rows.out)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_gives_what_a_lone_call_gives(
+    dtype: torch.dtype, shape: str, mask: str
+) -> None:
+    calls = [
+        inputs(*(t.to(dtype) for t in (x.q, x.k, x.v)), mask=x.mask)
+        for x in (draw(shape, MASKS[mask], seed) for seed in range(3))
+    ]
+    observe, attend = (prepared(calls[0], statistics=s) for s in (True, False))
+    for x in calls:
+        rows, alone = observe(x.q, x.k, x.v), run(x, statistics=True)
+        assert rows.out.dtype == dtype
+        for name in ("out", "lse", "max_logit", "entropy"):
+            assert torch.equal(getattr(rows, name), getattr(alone, name)), name
+        assert torch.equal(attend(x.q, x.k, x.v), alone.out)
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.window(21)], ids=str)
+def test_packed_matrices(product: Product, mask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made ready once: each has its own numbers, and oneDNN may be switched off between them."""
+    given = [
+        [torch.randn(1, heads, 70, 9).to(product.dtype) for heads in (4, 2, 2)] for _ in range(3)
+    ]
+    first, *_ = given
+    observe, attend = (prepared(inputs(*first, mask=mask), statistics=s) for s in (True, False))
+    for each in given:
+        alone, rows = run(inputs(*each, mask=mask), statistics=True), observe(*each)
+        product.sizes.clear()
+        assert torch.equal(attend(*each), alone.out)
+        assert product.sizes
+        for name in ("out", "lse", "max_logit", "entropy"):
+            assert torch.equal(getattr(rows, name), getattr(alone, name)), name
+    monkeypatch.setattr(torch._C, "_get_mkldnn_enabled", lambda: False)
+    product.sizes.clear()
+    observe(*first)
+    assert not product.sizes
 
 
 def each_its_own(n: int) -> Mask:
@@ -143,7 +185,10 @@ def test_threads_do_not_share_a_call() -> None:
     "change",
     {
         "gradients": lambda q, k, v: ((q.requires_grad_(), k, v), {}),
-        "half precision": lambda q, k, v: ((q.half(), k.half(), v.half()), {}),
+        "half precision, apart": lambda q, k, v: (
+            (q.half(), k.half().mT.contiguous().mT, v.half()),
+            {},
+        ),
         "double precision": lambda q, k, v: ((q.double(), k.double(), v.double()), {}),
         "a sink": lambda q, k, v: ((q, k, v), {"sink": torch.zeros(4)}),
         "a soft-cap": lambda q, k, v: ((q, k, v), {"softcap": 2.0}),
