@@ -3,7 +3,9 @@
 PYTHONPATH=src python benchmarks/parallel_gpu.py [--through gloo|nccl] [--ranks N] [--quick]
 
 Gloo copies CUDA tensors through the CPU; NCCL takes several ranks on one GPU only where its version
-allows that. Ranks of one GPU take turns on it, so times say what a call costs, not how it scales.
+allows that. Ranks of one GPU take turns on it, so a call of all of them computes what one process
+computes, and what it takes beyond that are the collectives. From the rates measured here a cost
+model predicts more ranks.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from measuring import middle, write
+from parallel_model import COLUMNS, RATES, Rates, scaling_rows
 from torch import Tensor
 
 import regard
@@ -103,6 +107,50 @@ def ratios(method: str, tokens: int, kind: str, rounds: int) -> dict[str, list[f
     return taken
 
 
+def alone(tokens: int, kind: str, rounds: int) -> float:
+    """Seconds of the whole call in one process, while the other ranks wait."""
+    learns = kind != "forward"
+    taken = 0.0
+    if dist.get_rank() == 0:
+        whole = [t.requires_grad_() for t in drawn(tokens, torch.bfloat16)]
+
+        def run() -> float:
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            with torch.set_grad_enabled(learns):
+                out = regard.attention(*whole, mask=masks.causal())
+                if learns:
+                    torch.autograd.grad(out.sum(), whole)
+            torch.cuda.synchronize()
+            return time.perf_counter() - start
+
+        taken = statistics.median([run() for _ in range(rounds + 3)][3:])
+    dist.barrier()
+    return taken
+
+
+def link(rounds: int) -> tuple[float, float]:
+    """Bytes a second that a rank sends, and seconds of a message, in the collective that gathers
+    keys: from a message of 4 kB and one of 64 MB."""
+    ranks = dist.get_world_size()
+
+    def taken(numbers: int) -> float:
+        mine = torch.zeros(numbers, dtype=torch.bfloat16, device="cuda")
+        parts = [torch.empty_like(mine) for _ in range(ranks)]
+        times = []
+        for _ in range(rounds + 3):
+            torch.cuda.synchronize()
+            dist.barrier()
+            start = time.perf_counter()
+            dist.all_gather(parts, mine)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+        return statistics.median(times[3:])
+
+    small, large = taken(1 << 11), taken(1 << 25)
+    return (ranks - 1) * 2 * (1 << 25) / (large - small), small
+
+
 class Measured:
     """What each rank does."""
 
@@ -110,7 +158,11 @@ class Measured:
         self.sizes, self.rounds = sizes, rounds
 
     def __call__(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"right": {}, "taken": {}, "failed": {}}
+        found: dict[str, Any] = {"right": {}, "taken": {}, "failed": {}, "alone": {}}
+        for tokens in self.sizes:
+            for kind in PASSES:
+                found["alone"][tokens, kind] = alone(tokens, kind, self.rounds)
+        found["link"] = link(self.rounds)
         for method in METHODS:
             try:
                 found["right"][method] = differences(method, 500)
@@ -139,6 +191,12 @@ def on_ranks(ranks: int, through: str, run: Callable[[], Any]) -> list[Any]:
         return [torch.load(Path(folder) / f"{r}.pt") for r in range(ranks)]
 
 
+def rates_of(found: dict[str, Any], tokens: int) -> Rates:
+    pairs = HEADS * tokens * (tokens + 1) / 2
+    bandwidth, latency = found["link"]
+    return Rates(4 * WIDTH * pairs / found["alone"][tokens, "forward"], bandwidth, latency)
+
+
 def rows_of(found: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for (method, tokens, kind), taken in found["taken"].items():
@@ -148,7 +206,10 @@ def rows_of(found: dict[str, Any]) -> list[dict[str, Any]]:
         rows.append(
             {
                 "tokens": tokens, "method": method, "pass": kind,
-                "attention ms": middle(plain)[0] * 1e3, "trace / attention": ratio,
+                "one process ms": found["alone"][tokens, kind] * 1e3,
+                "attention ms": middle(plain)[0] * 1e3,
+                "of which collectives": 1 - found["alone"][tokens, kind] / middle(plain)[0],
+                "trace / attention": ratio,
                 "95 %": f"{low:.3f} to {high:.3f}", "attention / itself": control,
                 "its 95 %": f"{around[0]:.3f} to {around[1]:.3f}",
                 f"at most {BAR}": "shown" if high <= BAR else "not" if low > BAR else "open",
@@ -181,6 +242,13 @@ def main() -> None:
         tables["Over all of these"] = [
             {"mean ratio": statistics.mean(ratio), "worst ratio": max(ratio), "bar": BAR}
         ]
+    rates = rates_of(told, max(sizes))
+    lengths = 131_072, 1_048_576
+    tables[f"Predicted for ranks with a GPU each: {rates}, as measured"] = scaling_rows(
+        lengths, rates
+    )
+    faster = replace(RATES, flops=rates.flops)
+    tables[f"Predicted with a network that is assumed: {faster}"] = scaling_rows(lengths, faster)
     if told["failed"]:
         tables["What could not run"] = [
             {"method": method, "why": why} for method, why in told["failed"].items()
@@ -188,6 +256,8 @@ def main() -> None:
     about = {
         "ranks": f"{options.ranks} on one GPU, through {options.through}",
         "measured": f"{HEADS} heads of width {WIDTH} over {KEY_HEADS}, bfloat16, causal, zigzag",
+        "rates": f"{rates} (forward, one process; all_gather of {options.through})",
+        "predicted": COLUMNS,
     }
     folder = options.out and Path(options.out)
     kept = {"folder": None} if options.quick else {"folder": folder} if folder else {}

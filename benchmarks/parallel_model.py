@@ -1,4 +1,5 @@
-"""A cost model of calls that ranks share: what 64 of them would take. Nothing here is measured.
+"""A cost model of calls that ranks share: what 64 of them would take. Nothing is measured here;
+rates are assumed, or given by whoever measured them (parallel_gpu.py).
 
 Work is what a layer's pairs cost at a stated rate, times how much more the busiest rank has; travel
 is the bytes that the plan counts at a stated bandwidth, and a latency for each message. Under a
@@ -25,7 +26,7 @@ COLUMNS = "32 heads over 8, width 128, bf16, causal, zigzag"
 
 @dataclass(frozen=True)
 class Rates:
-    """What is assumed of devices and of the links between them."""
+    """What is assumed, or was measured, of devices and of the links between them."""
 
     flops: float = 400e12
     """Of attention, a second."""
@@ -36,8 +37,8 @@ class Rates:
 
     def __str__(self) -> str:
         return (
-            f"{self.flops / 1e12:g} TFLOP/s of attention a device, {self.bandwidth / 1e9:g} GB/s "
-            f"sent by a rank (between machines), {self.latency * 1e6:g} µs a message"
+            f"{self.flops / 1e12:.3g} TFLOP/s of attention a device, "
+            f"{self.bandwidth / 1e9:.3g} GB/s sent by a rank, {self.latency * 1e6:.3g} µs a message"
         )
 
 
@@ -78,18 +79,18 @@ def seconds(call: Call, method: str, rates: Rates = RATES) -> tuple[float, float
     return work + travel, 2.5 * work + travel * (2 if method == "all_gather" else 1)
 
 
-def scaling_rows(lengths: tuple[int, ...]) -> list[dict[str, Any]]:
+def scaling_rows(lengths: tuple[int, ...], rates: Rates = RATES) -> list[dict[str, Any]]:
     """Each method on 8 and 64 ranks."""
     rows = []
     for tokens in lengths:
-        alone = sum(seconds(_call(tokens, 1), "ulysses"))
+        alone = sum(seconds(_call(tokens, 1), "ulysses", rates))
         for ranks in (8, 64):
             call = _call(tokens, ranks)
             for method in ("ulysses", "all_gather", "ring"):
                 # Heads that cannot be dealt out to so many ranks.
                 if method == "ulysses" and 32 % ranks:
                     continue
-                forward, backward = seconds(call, method)
+                forward, backward = seconds(call, method, rates)
                 held = traffic_of(call, method).held * 2
                 rows.append(
                     {

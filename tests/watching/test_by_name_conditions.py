@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.errors import RegardError, RegardWarning
+from regard.errors import RegardWarning
 
 transformers = pytest.importorskip("transformers")
 
@@ -227,21 +227,3 @@ def test_a_text_model_by_hand_beside_an_image_model_that_is_not() -> None:
     assert len(paths) == len(want.attentions) == 2 < len(seen)
     for path, weights in zip(paths, want.attentions, strict=True):
         close(seen[path].trace.weights(), weights)
-
-
-def test_continuous_batching_is_refused_by_name() -> None:
-    # transformers takes the names that it lists, whatever is registered: there is no hook for more.
-    _, model = both("llama")
-    with pytest.raises(ValueError, match=r"regard.*not supported"):
-        model.init_continuous_batching()
-    assert model.config._attn_implementation == "regard"
-
-
-def test_pages_are_refused_under_a_watch() -> None:
-    class Pages:
-        """What continuous batching gives attention as `cache=`."""
-
-    with pytest.raises(RegardError, match="keys in pages") as error:
-        attend(1, 1, cache=Pages(), read_index=[0])
-    assert "got:      Module with a Pages" in str(error.value)
-    assert "watch generate instead of generate_batch" in str(error.value)

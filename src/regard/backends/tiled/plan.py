@@ -83,7 +83,8 @@ class Plan(NamedTuple):
         keys = min(size.keys, K)
         if product is Product.PACKED:
             keys = -(-keys // PACKED_KEYS) * PACKED_KEYS
-            rows = min(size.rows, 64) if Q < 512 else size.rows
+            # Wide rows pay for more of them: packed keys are read once for each tile.
+            rows = min(size.rows, 64 if D <= 64 else 128) if Q < 512 else size.rows
             while rows > 32 and 4 * threads * rows > B * H * Q:
                 rows //= 2
             size = replace(size, rows=rows)

@@ -16,7 +16,7 @@ from regard.calls.watchers import changed, watched
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.transforms import may_learn
-from regard.watching.huggingface import cached_keys
+from regard.watching.huggingface import cached_keys, pages
 from regard.watching.huggingface.later_weights import LaterWeights
 from regard.watching.huggingface.shared_values import once
 from regard.watching.huggingface.switch import own_implementation
@@ -50,19 +50,14 @@ def attend(
     position_bias: Tensor | None = None,
     indices: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
-    cu_seq_lens_k: Tensor | None = None,
+    cu_seq_lens_k: Any = None,
     max_length_q: Any = None,
     max_length_k: Any = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention of a transformers module: the output [B, Q, H, E], and weights if asked for."""
-    if unknown := _unknown(others):
-        if "cache" in unknown:
-            raise RegardError(
-                "continuous batching holds keys in pages, which attention is not read from here",
-                got=f"{type(module).__name__} with a {type(others['cache']).__name__}",
-                do="watch generate instead of generate_batch, or run generate_batch unwatched",
-            )
+    paged = others.get("cache") is not None
+    if unknown := [name for name in _unknown(others) if not (paged and name in pages.TOLD)]:
         raise RegardError(
             f"{type(module).__name__} asks its attention for something that is not known here",
             got=", ".join(f"{name}=" for name in unknown),
@@ -75,6 +70,15 @@ def attend(
         if query.size(0) == 1 != key.size(0):
             # Queries that are learned are the same for the whole batch.
             query = query.expand(key.size(0), -1, -1, -1)
+        if paged:
+            told = {
+                "cu_seq_lens_q": cu_seq_lens_q, "cu_seq_lens_k": cu_seq_lens_k,
+                "max_length_q": max_length_q, "max_length_k": max_length_k, **others,
+            }  # fmt: skip
+            return _attend_to_pages(
+                module, query, pages.opened(module, query, key, value, sliding_window, told),
+                softcap=softcap, scale=scaling, sink=s_aux,
+            )  # fmt: skip
         Q, K = query.size(2), key.size(2)
         if module.__dict__.get("masked_key_indices") is not None:
             _check_pressed(module, Q, K)
@@ -113,6 +117,23 @@ def attend(
         else:
             out = dispatch.attention(query, key, value, **how)
         return out.transpose(1, 2).contiguous(), weights
+
+
+def _attend_to_pages(
+    module: nn.Module,
+    query: Tensor,
+    read: pages.Pages,
+    *,
+    softcap: float | None,
+    scale: float | None,
+    sink: Tensor | None,
+) -> tuple[Tensor, None]:
+    """Of texts that stand one after another. A mask that was made for the row says nothing."""
+    out = dispatch.attention(
+        query, read.key, read.value, mask=read.mask, softcap=softcap, scale=scale,
+        sink=None if sink is None else sink.flatten(),
+    )  # fmt: skip
+    return out.transpose(1, 2).contiguous(), None
 
 
 def attend_in_graph(

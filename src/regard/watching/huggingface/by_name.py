@@ -15,6 +15,7 @@ from regard.errors import RegardWarning
 from regard.watching.huggingface.attention import attend, attend_in_graph
 from regard.watching.huggingface.mask_maker import make_mask
 from regard.watching.huggingface.modules import adds_masks, by_hand
+from regard.watching.huggingface.pages import read_pages
 from regard.watching.huggingface.switch import own_functions
 
 NAME = "regard"
@@ -58,3 +59,4 @@ def _warn_once(config: str) -> None:
 own_functions.append(attend_by_name)
 AttentionInterface.register(NAME, attend_by_name)
 AttentionMaskInterface.register(NAME, _make_mask)
+read_pages(NAME, attend_by_name)
