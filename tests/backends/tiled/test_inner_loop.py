@@ -391,6 +391,12 @@ def fuses(tensors: list[Tensor], **options: Any) -> bool:
     return fusing(inputs) is not None
 
 
+def multiplies(dtype: torch.dtype) -> bool:
+    """Whether matrices of a type are multiplied as they are."""
+    loop, _ = inner_loop.found()
+    return loop is not None and (dtype in loop.multiply_packed or dtype in loop.multiply_halves)
+
+
 def spoiled(t: Tensor, value: float, *place: int) -> Tensor:
     t = t.clone()
     t[place] = value
@@ -442,7 +448,7 @@ CALLS: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
 def test_both_loops_agree(call: str, request: pytest.FixtureRequest) -> None:
     tensors, options = CALLS[call]
     assert fuses(tensors, **options)
-    compiled = rows(tensors, **options)
+    compiled, narrow = rows(tensors, **options), multiplies(tensors[0].dtype)
     request.getfixturevalue("uncompiled")
     assert not fuses(tensors, **options)
     for name, expected in rows(tensors, **options).items():
@@ -450,6 +456,10 @@ def test_both_loops_agree(call: str, request: pytest.FixtureRequest) -> None:
             continue  # A weight of 0 and a logit of -inf: the compiled loop adds 0, the other NaN.
         # Logits near 10^6 are rounded to about 0.06; one pass differs from another by that.
         loose = {"rtol": 1e-5, "atol": 0.1} if call == "large" and name != "out" else {}
+        if name == "out" and narrow:
+            # Weights are rounded before narrow matrices are multiplied.
+            step = torch.finfo(expected.dtype).eps
+            loose = {"rtol": step, "atol": step * float(expected.abs().max())}
         torch.testing.assert_close(compiled[name], expected, equal_nan=True, **loose)
 
 
