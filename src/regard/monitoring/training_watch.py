@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from regard.errors import RegardError
 from regard.monitoring.logit_spread import HeadSpread
 from regard.monitoring.ranks import Ranks
 from regard.monitoring.telemetry import Readings, head_sums, kind
@@ -19,6 +20,8 @@ from regard.traces import Trace
 from regard.watching import Watch, uncompiled
 
 LOOKING = "looking at the model"
+ONE_GRAPH = "a part of the model that attends is compiled with fullgraph=True, so it runs unseen"
+WHOLE = "compile it without fullgraph=True to have it looked at, between graphs"
 MANY = 2**27
 """So many bytes of calls, which training holds anyway, wait at most to be read together."""
 T = TypeVar("T")
@@ -91,6 +94,15 @@ class TrainingWatch(Watch):
     @uncompiled
     def leave(self, *args: Any, **options: Any) -> None:
         self._or_leave_alone(super().leave, *args, **options)
+
+    @uncompiled
+    def yields(self, error: Exception) -> bool:
+        """A part of the model is compiled as one graph, in which nothing can be looked at."""
+        if self._troubles.raises:
+            return False
+        self._leave_alone()
+        self._troubles.note(LOOKING, RegardError(ONE_GRAPH, do=WHOLE))
+        return True
 
     def see(self, trace: Trace) -> Tensor | None:
         with self._troubles.during(LOOKING):

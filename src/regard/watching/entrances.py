@@ -51,6 +51,15 @@ class Follower(Protocol):
     def leave(self, path: str, depth: int, output: Any) -> None: ...
 
 
+@runtime_checkable
+class Yielding(Protocol):
+    """Who rather sees nothing than have a model end that cannot be looked into."""
+
+    def yields(self, error: Exception) -> bool:
+        """The compiler refused to make one graph of a module, before any of it ran. Whether the
+        model is left alone from here on, so that it can be called again."""
+
+
 class Entrance:
     """A module's own call, followed by those who watch."""
 
@@ -84,6 +93,11 @@ class Entrance:
                 who.enter(path, module, args, kwargs, compiled=compiled)
                 output = call(*args, **kwargs)
                 return output
+            except Exception as error:
+                if compiled or not self._is_yielded(error):
+                    raise
+                output = call(*args, **kwargs)
+                return output
             finally:
                 # An interrupt may come in here too; there is seldom a second one.
                 try:
@@ -94,6 +108,11 @@ class Entrance:
         following = self._following()
         try:
             _enter(following, module, args, kwargs, compiled)
+            output = call(*args, **kwargs)
+            return output
+        except Exception as error:
+            if compiled or not self._is_yielded(error):
+                raise
             output = call(*args, **kwargs)
             return output
         finally:
@@ -116,6 +135,17 @@ class Entrance:
             and not _has_any_global_hook()
             and torch._C._get_tracing_state() is None
         )
+
+    @uncompiled
+    def _is_yielded(self, error: Exception) -> bool:
+        """Whether the compiler refused this module as one graph because it is followed, and all who
+        follow it gave way. (By name: to import the compiler takes long.)"""
+        one = self.compiled is not None or "dynamo_ctx" in vars(self.module)
+        if not one or type(error).__module__ != "torch._dynamo.exc":
+            return False
+        followers = self.followers
+        yielding = [who for who, _ in followers if isinstance(who, Yielding)]
+        return len(yielding) == len(followers) and all(who.yields(error) for who in yielding)
 
     @uncompiled
     def _following(self) -> list[tuple[Follower, str, int]]:
