@@ -79,7 +79,55 @@ def keys_written_to(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return w @ v  # here
 
 
+def a_sequence_at_a_time(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    w = (q @ k.mT).softmax(-1)
+    return torch.stack([w[i] @ v[i] for i in range(len(w))])  # here
+
+
+def rows_of_sequences(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    w = (q @ k.mT).softmax(-1)
+    return torch.stack([a @ b for a, b in zip(w, v, strict=True)])  # here
+
+
+def some_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    w = (q @ k.mT).softmax(-1)
+    front, back = w.split((3, N - 3), -1)
+    return front @ v[:, :, :3] + back @ v[:, :, 3:]  # here
+
+
+def strongest(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    w, at = (q @ k.mT).softmax(-1).topk(2, -1)
+    chosen = (
+        v[:, :, None]
+        .expand(-1, -1, N, -1, -1)
+        .gather(3, at[..., None].expand(*at.shape, v.shape[-1]))
+    )
+    return (w[..., None, :] @ chosen).squeeze(-2)  # here
+
+
+def some_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    s = (q @ k.mT)[..., :5]
+    return s.softmax(-1) @ v[:, :, :5]  # here
+
+
+def logarithms(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.log_softmax(q @ k.mT, -1).exp() @ v  # here
+
+
+def divided_late(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = (q @ k.mT).exp()
+    mixed = e @ v  # here
+    return mixed / e.sum(-1, keepdim=True)
+
+
 WHY = {
+    a_sequence_at_a_time: "getitem takes some of the weights",
+    rows_of_sequences: "unbind takes some of the weights",
+    some_keys: "split takes some of the weights",
+    strongest: "topk takes some of the weights",
+    some_scores: "getitem takes some of the scores",
+    logarithms: "exponential of a log_softmax",
+    divided_late: "before they are divided by their sum",
     talking_before: "mixes the scores before the softmax",
     talking_after: "linear changes the weights between",
     another_axis: "over another axis than the softmax",
@@ -110,6 +158,28 @@ def test_the_line_is_named(form: Form) -> None:
         got = m(x)
     assert torch.equal(got, want)
     assert list(seen) == ["seen"]
+
+
+def looked_at(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Some weights are used before all of them are."""
+    w = (q @ k.mT).softmax(-1)
+    first = w[:, :, :1] @ v
+    return w @ v + 0 * first
+
+
+def parts_of_products(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A part of a product becomes queries."""
+    mixed = torch.cat([q, q], -2) @ (k.mT @ v)
+    return minimal(mixed[..., :N, :], k, v)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", [looked_at, parts_of_products])
+def test_what_else_parts_are_is_no_gap(form: Form) -> None:
+    m = Pair(ByHand(form))
+    with regard.watch(m) as seen:
+        m(inputs())
+    assert list(seen) == ["seen", "other"]
 
 
 def test_detach_warns_once() -> None:

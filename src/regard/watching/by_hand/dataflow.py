@@ -50,6 +50,12 @@ MIXES = frozenset({
     "concatenate", "stack", "lerp",
 })  # fmt: skip
 """What may have scores in the place of any of its arguments."""
+PARTS = frozenset({
+    "getitem", "select", "narrow", "split", "split_with_sizes", "chunk", "tensor_split", "unbind",
+    "index_select", "gather", "take_along_dim", "topk",
+})  # fmt: skip
+"""What takes some of the numbers of a tensor."""
+UNDIVIDED = "exponentials of its scores go into a product before they are divided by their sum"
 FAR = 16
 """For so many steps it is remembered what happened to scores that could not be followed."""
 
@@ -113,9 +119,12 @@ class Dataflow:
             return self._weighted(given, at, record, out)
         lost = next((record for record in records if isinstance(record, Lost)), None)
         if lost and lost.origin and not lost.origin.seen:
-            return NoCall(lost.why, sure=lost.batched)
+            return NoCall(lost.why, lost.batched, lost.origin)
+        undivided = next((r for r in records if isinstance(r, Exponentials)), None)
+        if undivided:
+            return NoCall(UNDIVIDED, sure=undivided.scores.compared.batched)
         if given is not None and all(map(plain, (*given.tensors, out))):
-            before = lost.why if lost else ""
+            before = lost.why if lost and not lost.part else ""
             if any(_mixes(r, w, given) for r, w in zip(records, given.letters, strict=True)):
                 before = "a product mixes the scores before the softmax, as talking heads do"
             self._compare(given, out, path, before)
@@ -212,6 +221,8 @@ class Dataflow:
     def change(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """Something else was done with a tensor that is followed."""
         name, in_place = name_of(func)
+        if name in PARTS:
+            self._take(name, args, kwargs, out)
         result = args[0] if name == "setitem" else out
         if not isinstance(result, Tensor) or not result.is_floating_point():
             return
@@ -227,6 +238,15 @@ class Dataflow:
         if result.numel() < own.numel():
             return
         self.put(result, _changed(record, own, func, name, args, kwargs, result))
+
+    def _take(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+        """Some scores or weights were taken: where these are what goes on, it is not left out
+        without a word."""
+        own = args[0] if args else kwargs.get("input")
+        lost = _part(self.of(own), name)
+        for part in every([out], {}) if lost else ():
+            if isinstance(part, Tensor) and plain(part) and part.numel() < own.numel():
+                self.put(part, lost)
 
     def _sum(
         self, record: Exponentials, name: str, args: Sequence[Any], kwargs: Any, out: Tensor
@@ -285,6 +305,20 @@ class Dataflow:
         )
 
 
+def _part(record: Record | None, name: str) -> Lost | None:
+    if isinstance(record, Lost):
+        return None if record.steps == FAR else replace(record, steps=record.steps + 1)
+    if isinstance(record, Weights):
+        why = f"{name} takes some of the weights between the softmax and the second product"
+        return Lost(why, 0, record.origin, record.scores.compared.batched, part=True)
+    if isinstance(record, Scores):
+        compared = record.compared
+        if not compared.outer and not any(learned(side.tensor) for side in compared.sides):
+            why = f"{name} takes some of the scores before the softmax"
+            return Lost(why, batched=compared.batched, part=True)
+    return None
+
+
 def _changed(
     record: Record, own: Tensor, func: Any, name: str, args: Any, kwargs: Any, out: Tensor
 ) -> Record | None:
@@ -299,6 +333,9 @@ def _changed(
             return replace(record, axes=axes)
         if isinstance(record, Scores) and name == "exp":
             return Exponentials(record, record.axes)
+        if isinstance(record, Scores) and name == "log_softmax":
+            why = "its softmax is the exponential of a log_softmax"
+            return Lost(why, 0, Origin(), record.compared.batched)
         if isinstance(record, Folded):
             scaled = name in SCALES and out.shape == own.shape
             return record if scaled else None

@@ -207,6 +207,8 @@ class Lost:
     """The softmax, if it came before."""
     batched: bool = False
     """Whether it is scores of several sequences or heads: two matrices may be anything."""
+    part: bool = False
+    """Whether only some of them were taken. What is a part of any product may become queries."""
 
 
 Record = Folded | Scores | Exponentials | Total | Weights | Lost
