@@ -221,6 +221,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "nothing-in-a-list": ([None], "got:      [None]"),
     "a-set": ({1}, "got:      {1}"),
     "complex": (torch.tensor([1j]), "queries cannot be chosen by this"),
+    "a-slice-of-words": (slice("a", 5), "got:      slice('a', 5, None)"),
+    "a-slice-without-steps": (slice(0, 5, 0), "got:      slice(0, 5, 0)"),
 }
 
 
@@ -258,7 +260,16 @@ def test_questions_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         t.map((2, 2.5))
     with pytest.raises(RegardError, match=r"cells are a number, or \(rows, columns\)"):
         t.map((1, 2, 3))
-    for region in ("ab", 5, slice(0, 5, 2), range(0, 4, 2), range(0, 9), (0, 1, 2), (-1, 2)):
+    for region in (
+        "ab",
+        5,
+        slice(0, 5, 2),
+        slice("a", 5),
+        range(0, 4, 2),
+        range(0, 9),
+        (0, 1, 2),
+        (-1, 2),
+    ):
         with pytest.raises(RegardError, match=r"a region of queries is \(start, stop\)") as error:
             t.map(4, queries=region)
         assert "0 <= start <= stop <= 5; or a slice or range without steps" in str(error.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from jaxtyping import Int
@@ -28,12 +29,12 @@ def places(
     """
     if chosen is None:
         return torch.arange(n, device=device)
-    if isinstance(chosen, slice):
-        chosen = range(*chosen.indices(n))
     if isinstance(chosen, int) and not isinstance(chosen, bool):
         chosen = [chosen]
     accepted = f"an index, a slice, a list of indices, or {n} booleans"
     try:
+        if isinstance(chosen, slice):
+            chosen = range(*chosen.indices(n))
         index = torch.as_tensor(
             list(chosen) if isinstance(chosen, range) else chosen, device=device
         )
@@ -110,8 +111,9 @@ def region_of(region: Region, n: int, what: str, asked: str = "map") -> tuple[in
         case None:
             return 0, n
         case slice(step=None | 1):
-            start, stop, _ = region.indices(n)
-            return start, max(start, stop)
+            with suppress(TypeError):
+                start, stop, _ = region.indices(n)
+                return start, max(start, stop)
         case range(start=start, stop=stop, step=1) if 0 <= start <= stop <= n:
             return start, stop
         case (start, stop) if not isinstance(region, range):

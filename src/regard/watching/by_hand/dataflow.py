@@ -242,7 +242,7 @@ class Dataflow:
     def _take(self, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         """Some scores or weights were taken: where these are what goes on, it is not left out
         without a word."""
-        own = args[0] if args else kwargs.get("input")
+        own: Any = args[0] if args else kwargs.get("input")
         lost = _part(self.of(own), name)
         for part in every([out], {}) if lost else ():
             if isinstance(part, Tensor) and plain(part) and part.numel() < own.numel():
