@@ -6,7 +6,7 @@ The formula in float64 is held to finite differences, the other backends to the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -538,6 +538,21 @@ def test_a_function_is_read_outside_of_transforms() -> None:
     with pytest.raises(RegardError, match="cannot be read under a transform") as error:
         grad(lambda w: regard.attention(q, k, v, bias=waves(w, u)).sum())(w)
     assert "make the mask or bias once, outside" in str(error.value)
+
+
+@pytest.mark.parametrize("question", ["weights()", "mass()"])
+@pytest.mark.parametrize("squared", [True, False], ids=["squared", "plain"])
+def test_tangents_of_weights_of_distances(question: str, squared: bool) -> None:
+    """PyTorch's own distances have none."""
+    q, k, v = three(torch.float64)
+    way, score = 3 * q.flip(-1), scores.distance(2.0, squared=squared)
+
+    def look(q: Tensor, backend: str) -> Tensor:
+        return QUESTIONS[question](regard.trace(q, k, v, score=score, backend=backend))
+
+    want, got = (jvp(partial(look, backend=name), (q,), (way,)) for name in ("reference", "tiled"))
+    assert want[1].abs().max() > 0.01
+    assert_close(got, want)
 
 
 @pytest.mark.parametrize("question", ["weights()", "mass()"])

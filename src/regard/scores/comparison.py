@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.transforms import may_carry_tangents
 from regard.values import Pick, Value, readable
 
 FAST = {torch.float32: (40.0, 1.0), torch.float64: (340.0, 1.0)}
@@ -266,6 +267,11 @@ class Nearness(Comparison):
 
     @staticmethod
     def _distance(q: Tensor, k: Tensor) -> Tensor:
+        if may_carry_tangents((q, k)):
+            # PyTorch's own has no derivative in forward mode.
+            apart = q[..., None, :] - k[:, :, None, None]
+            length: Tensor = torch.linalg.vector_norm(apart, dim=-1)
+            return length
         # Without the matrix-product shortcut, which loses near neighbours to cancellation.
         mode = "donot_use_mm_for_euclid_dist"
         rows = torch.cdist(q.flatten(2, 3), k, compute_mode=mode)
