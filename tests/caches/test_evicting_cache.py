@@ -223,6 +223,11 @@ WRONG = {
     "right padding": (right_padded, "a text ends with padding"),
     "another implementation": (not_by_regard, r'(?s)was not told.*attn_implementation="regard"'),
     "going back": (cropped, r"cannot go back\n.*crop\(-2\)"),
+    "no policy": (lambda: caches.EvictingCache(build(), None), "goes by a policy\\n.*None"),  # type: ignore[arg-type]
+    "a policy that was not made": (
+        lambda: caches.EvictingCache(build(), HeavyHitters),  # type: ignore[arg-type]
+        "goes by a policy",
+    ),
     "recent over budget": (lambda: HeavyHitters(4, recent=5), r"budget=4, recent=5"),
     "an even width": (lambda: WindowVotes(64, width=4), "an odd width"),
     "a broken width": (lambda: WindowVotes(64, width=3.0), "whole number"),  # type: ignore[arg-type]

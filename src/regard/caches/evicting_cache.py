@@ -37,6 +37,12 @@ class EvictingCache(Cache):  # type: ignore[misc]
     """
 
     def __init__(self, model: Any, policy: Policy) -> None:
+        if isinstance(policy, type) or not isinstance(policy, Policy):
+            raise RegardError(
+                "a cache goes by a policy",
+                got=repr(policy),
+                accepted="HeavyHitters(...), WindowVotes(...) or PerHead(...) of regard.caches",
+            )
         config = getattr(model, "config", model)
         layers = DynamicCache(config=config).layers
         if not any(type(layer) is DynamicLayer for layer in layers):
