@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,11 +11,12 @@ import torch
 from torch import Tensor
 
 import regard
+from regard import masks
 from regard.errors import RegardError
 
 transformers = pytest.importorskip("transformers")
 
-from regard.watching.huggingface import pages  # noqa: E402
+from regard.watching.huggingface import attend, pages  # noqa: E402
 from tests.watching.test_by_name import both  # noqa: E402
 
 FAMILIES = ("llama", "gpt2", "mistral", "gemma2", "gemma3_text", "gpt_oss", "cohere2")
@@ -122,6 +124,65 @@ def test_an_attached_watch_sees_texts_one_after_another(name: str) -> None:
     shown = weights[:, : sum(lengths), : sum(lengths)]
     torch.testing.assert_close(shown.sum(-1), torch.ones(shown.shape[:2]))
     assert not bool((shown * (1 - own)).any())
+
+
+class Held:
+    """A cache of transformers 5.22 whose pages are one tensor: all keys of two texts."""
+
+    def __init__(self, kind: str, keys: Tensor, ends: Tensor) -> None:
+        self.keys, self.ends = keys, ends
+        self.layer_to_allocator = {0: SimpleNamespace(layer_type=kind)}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, kwargs: dict[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        kwargs["cu_seq_lens_k"] = self.ends
+        return self.keys, 2 * self.keys
+
+
+def one_call(kind: str, ends_q: list[int], ends_k: list[int], filling: int = 0) -> Any:
+    """A module, its queries, the cache, and what attention is told."""
+    draw = torch.Generator().manual_seed(0)
+    module = torch.nn.Module()
+    module.layer_idx, module.config = 0, SimpleNamespace(sliding_window=3)
+    q = torch.randn(1, 4, ends_q[-1] + filling, 8, generator=draw)
+    keys = torch.randn(1, 2, ends_k[-1] + filling, 8, generator=draw)
+    cache = Held(kind, keys, torch.tensor(ends_k))
+    told = {"cache": cache, "cu_seq_lens_q": torch.tensor(ends_q), "cu_seq_lens_k": {}}
+    return module, q, cache, told
+
+
+@pytest.mark.parametrize("filling", [0, 3])
+@pytest.mark.parametrize(
+    ("kind", "window"), [("full_attention", None), ("sliding_attention", None), ("full", 2)]
+)
+def test_each_text_is_a_call_of_its_own(kind: str, window: int | None, filling: int) -> None:
+    # Four and one new tokens of texts of nine and five.
+    module, q, cache, told = one_call(kind, [0, 4, 5], [0, 9, 14], filling)
+    new = cache.keys[:, :, : q.shape[2]]
+    out, _ = attend(module, q, new, new, None, scaling=0.7, sliding_window=window, **told)
+    wide = 3 if kind == "sliding_attention" else window
+    mask = masks.causal() if wide is None else masks.window(wide - 1)
+    for queries, keys in ((slice(0, 4), slice(0, 9)), (slice(4, 5), slice(9, 14))):
+        k = cache.keys[:, :, keys]
+        want = regard.attention(q[:, :, queries], k, 2 * k, mask=mask, scale=0.7)
+        torch.testing.assert_close(out[:, queries], want.transpose(1, 2))
+    # What fills up the row sees no text.
+    assert not out[:, 5:].isnan().any()
+
+
+def test_steps_and_windows_are_told_apart() -> None:
+    _, q, cache, told = one_call("full", [0, 4, 5], [0, 9, 14])
+    ends_q, ends_k = told["cu_seq_lens_q"], cache.ends
+    sizes = q.shape[2], cache.keys.shape[2]
+    mask = pages._mask(cache, ends_q, ends_k, None, *sizes)
+    assert pages._mask(cache, ends_q, ends_k, None, *sizes) is mask
+    assert pages._mask(cache, ends_q, ends_k, 3, *sizes) is not mask
+    assert pages._mask(cache, ends_q.clone(), ends_k, None, *sizes) is not mask
+    again = pages._mask(cache, ends_q, ends_k, None, *sizes)
+    # Written over, as whoever keeps one tensor for all steps does.
+    ends_k[1] = 8
+    assert pages._mask(cache, ends_q, ends_k, None, *sizes) is not again
 
 
 def test_block_tables_are_refused() -> None:
