@@ -93,3 +93,13 @@ def by_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.commands import named_subject
 
     monkeypatch.setattr(named_subject, "EMBEDDED", Path("nowhere"))
+
+
+@pytest.fixture(scope="module")
+def plain_products() -> Iterator[None]:
+    """Without oneDNN where it is Arm's, which takes half a millisecond before it multiplies: five
+    times as long as the products of small models. For tests of what models do with them."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(before and not torch.backends.mkldnn.is_acl_available())
+    yield
+    torch._C._set_mkldnn_enabled(before)

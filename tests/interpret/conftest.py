@@ -14,6 +14,11 @@ from regard import Trace, masks
 Case = tuple[Trace, Tensor]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _small_products(plain_products: None) -> None:
+    """What is asked of models runs them many times over."""
+
+
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 

@@ -25,6 +25,7 @@ from tests.models.test_own_models import written
 from tests.models.tiny import TEXTS, tokenizer, tokenizer_file
 
 pytest.importorskip("tokenizers")
+pytestmark = pytest.mark.usefixtures("plain_products")
 CLOSE: dict[str, Any] = {"atol": 6e-4, "rtol": 0}
 """Scores are rounded to three places."""
 SENTENCES = translate.SENTENCES[:1]
