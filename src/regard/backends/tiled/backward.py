@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.poison import all_finite
+from regard.backends.tiled.columns import columns
 from regard.backends.tiled.fused import Passed, fusing, pull
 from regard.backends.tiled.pair_gradients import PairGradients
 from regard.backends.tiled.walk import Cut, RowTile, Slab, slabs
@@ -107,7 +108,7 @@ class Backward:
     ) -> tuple[Tensor, Tensor]:
         """Weights as they met the values, and the gradient of the weights."""
         slab = tile.slab
-        dp = torch.matmul(g_out, slab.v_finite[:, :, cut.keys].mT).view(p.shape)
+        dp = torch.matmul(g_out, columns(slab.v_finite[:, :, cut.keys])).view(p.shape)
         if not slab.x.dropout:
             return p, dp
         keeps = tile.keeps(cut).to(p.dtype).div_(1 - slab.x.dropout)

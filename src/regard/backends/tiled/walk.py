@@ -19,6 +19,7 @@ from torch import Tensor
 
 from regard.backends.dropping import kept
 from regard.backends.poison import all_finite, finite
+from regard.backends.tiled.columns import columns
 from regard.backends.tiled.loop import loop_for
 from regard.backends.tiled.units import PairUnits, scratch_of, unit_loop
 from regard.inputs import AttentionInputs
@@ -192,14 +193,14 @@ class RowTile:
         elif self._scaled is None:
             s = x.comparison.logits(self.q, k)
         elif into is None:
-            s = torch.matmul(self._scaled, k.mT).view(shape)
+            s = torch.matmul(self._scaled, columns(k)).view(shape)
         else:
             s = into[: math.prod(shape)].view(shape)
             n, rows, keys = shape[0] * shape[1], shape[2] * shape[3], shape[4]
             # A plain batched product; keys of several batch entries may need a copy to be one.
             torch.bmm(
                 self._scaled.reshape(n, rows, -1),
-                k.reshape(n, keys, -1).mT,
+                columns(k.reshape(n, keys, -1)),
                 out=s.view(n, rows, keys),
             )
         return s if x.softcap is None else s.div_(x.softcap).tanh_().mul_(x.softcap)
