@@ -17,9 +17,10 @@ def test_they_are_copied_where_views_are_slow(
 ) -> None:
     monkeypatch.setattr(columns, "ON_ARM", on_arm)
     t = torch.randn(2, 3, 5, 4)
-    assert torch.equal(columns.columns(t), t.mT)
-    assert columns.columns(t).is_contiguous() == on_arm
-    assert not columns.columns(t.double()).is_contiguous(), "only products of float32 are slow"
+    assert torch.equal(columns.columns(t, 16), t.mT)
+    assert columns.columns(t, 16).is_contiguous() == on_arm
+    assert not columns.columns(t, 15).is_contiguous(), "a few rows are multiplied by others"
+    assert not columns.columns(t.double(), 16).is_contiguous(), "only products of float32 are slow"
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -31,8 +32,9 @@ def test_products_of_a_call_and_its_gradients_take_them(
     taken: dict[str, list[Tensor]] = {"walk": [], "backward": []}
 
     def put(name: str) -> None:
-        def noted(t: Tensor) -> Tensor:
-            taken[name].append(columns.columns(t))
+        def noted(t: Tensor, rows: int) -> Tensor:
+            assert rows == 33
+            taken[name].append(columns.columns(t, rows))
             return taken[name][-1]
 
         monkeypatch.setattr({"walk": walk, "backward": backward}[name], "columns", noted)

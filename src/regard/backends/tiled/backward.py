@@ -108,7 +108,8 @@ class Backward:
     ) -> tuple[Tensor, Tensor]:
         """Weights as they met the values, and the gradient of the weights."""
         slab = tile.slab
-        dp = torch.matmul(g_out, columns(slab.v_finite[:, :, cut.keys])).view(p.shape)
+        values = columns(slab.v_finite[:, :, cut.keys], g_out.shape[-2])
+        dp = torch.matmul(g_out, values).view(p.shape)
         if not slab.x.dropout:
             return p, dp
         keeps = tile.keeps(cut).to(p.dtype).div_(1 - slab.x.dropout)

@@ -11,7 +11,11 @@ ON_ARM = bool(getattr(torch._C, "_has_mkldnn_acl", False))
 that is a transposed view: up to nine times as long as the product itself."""
 
 
-def columns(t: Float[Tensor, "*any n d"]) -> Float[Tensor, "*any d n"]:
-    """The transpose, copied where a product with a view of it is slow."""
-    slow = ON_ARM and t.device.type == "cpu" and t.dtype == torch.float32
+ROWS = 16
+"""Of a matrix with fewer rows oneDNN leaves the product to others, which take views as they are."""
+
+
+def columns(t: Float[Tensor, "*any n d"], rows: int) -> Float[Tensor, "*any d n"]:
+    """The transpose, copied where the product of so many rows with a view of it is slow."""
+    slow = ON_ARM and rows >= ROWS and t.device.type == "cpu" and t.dtype == torch.float32
     return t.mT.contiguous() if slow else t.mT

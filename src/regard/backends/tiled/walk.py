@@ -193,14 +193,14 @@ class RowTile:
         elif self._scaled is None:
             s = x.comparison.logits(self.q, k)
         elif into is None:
-            s = torch.matmul(self._scaled, columns(k)).view(shape)
+            s = torch.matmul(self._scaled, columns(k, self._scaled.shape[2])).view(shape)
         else:
             s = into[: math.prod(shape)].view(shape)
             n, rows, keys = shape[0] * shape[1], shape[2] * shape[3], shape[4]
             # A plain batched product; keys of several batch entries may need a copy to be one.
             torch.bmm(
                 self._scaled.reshape(n, rows, -1),
-                columns(k.reshape(n, keys, -1)),
+                columns(k.reshape(n, keys, -1), rows),
                 out=s.view(n, rows, keys),
             )
         return s if x.softcap is None else s.div_(x.softcap).tanh_().mul_(x.softcap)
