@@ -27,6 +27,7 @@ from regard.backends.questions import differentiable
 from regard.parallel import Layout, choice, collectives
 from regard.parallel.ranks import ranks_of
 from regard.parallel.ring.block_questions import OfRows
+from tests.parallel import dtensor_cases
 from tests.parallel.whole import BLOCK, BLOCKS, HEADS, KEYS, MAP, QUERIES, REGION, Whole
 
 N = 37
@@ -374,8 +375,6 @@ def refusals() -> None:
     refused("no jagged", call(cu_seqlens=torch.tensor([0, 4])))
     nested = torch.nested.nested_tensor([q[0], q[1]], layout=torch.jagged)
     refused("nested tensor", call(nested, nested, nested))
-    spread = torch.distributed.tensor.DTensor.from_local(q, init_device_mesh("cpu", (2,)))
-    refused("q is a DTensor", call(spread, k, v))
     refused("four axes", call(q[0], k[0], v[0]))
     refused("unknown method", call(method="rings"))
     refused("3 heads cannot be dealt out", call(q[:, :3], k[:, :3], v[:, :3], method="ulysses"))
@@ -659,6 +658,7 @@ def of_two() -> dict[str, Callable[[], None]]:
         "statistics that ride along": partial(statistics_that_ride_along, torch.float32),
         "statistics wider than the output": partial(statistics_that_ride_along, torch.bfloat16),
         "shapes at the edge": shapes_at_the_edge,
+        **dtensor_cases.of_two(),
         "a rank that hangs": a_rank_that_hangs,
         "a rank that is gone": a_rank_that_is_gone,
     }
@@ -688,6 +688,7 @@ def of_documentation(port: int) -> dict[str, Callable[[], None]]:
 
 def of_four() -> dict[str, Callable[[], None]]:
     return {
+        **dtensor_cases.of_four(),
         "ulysses, 1 key head for 4 ranks": partial(
             shared_call, "ulysses", "window", 1, "by_document", ranks=4
         ),

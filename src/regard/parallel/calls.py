@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
@@ -54,7 +55,8 @@ def attention(
     rank's queries.
 
     q, k and v are what this rank has by `layout` (by default as many tokens on each rank, in
-    order), `mesh` says which ranks share them (by default all). Everything else is said as to
+    order), `mesh` says which ranks share them (by default all). DTensors say both themselves, if
+    their placement is Shard(2), and give DTensors. Everything else is said as to
     `regard.attention`, of the whole sequence, and alike on every rank. All ranks must make the
     call, and its backward pass.
 
@@ -62,12 +64,17 @@ def attention(
     sink, bias or score is its own part, to be summed over the ranks, as of any parameter that sees
     only some tokens.
     """
-    _, how, _ = _prepared(
+    call, how, _ = _prepared(
         q, k, v, mesh, layout, key_layout, method, backend, trace=False, mask=mask, score=score,
         bias=bias, softcap=softcap, sink=sink, scale=scale, dropout=dropout, training=training,
         cu_seqlens=cu_seqlens,
     )  # fmt: skip
-    return how.attend(backend)
+    out = how.attend(backend)
+    dtensors = _of_dtensors(q, k, v)
+    if dtensors is None:
+        return out
+    placed: Tensor = dtensors.sharded(out, dtensors.mesh_of(None, q), call.layout)
+    return placed
 
 
 @_between_graphs
@@ -100,7 +107,13 @@ def trace(
     )  # fmt: skip
     part: Part = how.observe(backend)
     rows = Rows(*how.of_rows(part.out, part.lse, part.max_logit, part.entropy))
-    return ParallelTrace(call, how, part, rows, mask)
+    dtensors = _of_dtensors(q, k, v)
+    if dtensors is None:
+        return ParallelTrace(call, how, part, rows, mask)
+    found: ParallelTrace = dtensors.DTensorTrace(
+        call, how, part, rows, mask, mesh=dtensors.mesh_of(None, q)
+    )
+    return found
 
 
 def plan(
@@ -124,6 +137,10 @@ def plan(
 ) -> ParallelPlan:
     """How ranks would share a call, and why. Runs nothing, and asks no other rank. What runs on
     each rank, `regard.plan` tells."""
+    dtensors = _of_dtensors(q, k, v)
+    if dtensors is not None:
+        mesh = dtensors.mesh_of(mesh, q, k, v)
+        q, k, v, layout, key_layout = dtensors.locals_of(q, k, v, mesh, layout, key_layout)
     call = checked_call(
         q, k, v, ranks_of(mesh), layout, key_layout, mask=mask, score=score, bias=bias,
         softcap=softcap, sink=sink, scale=scale, dropout=dropout, training=training,
@@ -147,9 +164,13 @@ def _prepared(
     **options: Any,
 ) -> tuple[Call, Method[Any], Mask | None]:
     """A call that is right here, and the same on all ranks."""
+    dtensors = _of_dtensors(q, k, v)
+    mesh = mesh if dtensors is None else dtensors.mesh_of(mesh, q, k, v)
     ranks = ranks_of(mesh)
     device = q.device if isinstance(q, Tensor) else torch.device("cpu")
     with refused_together(ranks, device):
+        if dtensors is not None:
+            q, k, v, layout, key_layout = dtensors.locals_of(q, k, v, mesh, layout, key_layout)
         call = checked_call(q, k, v, ranks, layout, key_layout, mask=mask, **options)
         how = method_of(call, method)
         how.check(backend, statistics=trace)
@@ -163,6 +184,17 @@ def _prepared(
             stacklevel=3,
         )
     return call, how, mask
+
+
+def _of_dtensors(*tensors: Any) -> Any:
+    """What is known of DTensors, if one of these is one. Their library takes long to import, and
+    who has one has imported it."""
+    library = sys.modules.get("torch.distributed.tensor")
+    if library is None or not any(isinstance(t, library.DTensor) for t in tensors):
+        return None
+    from regard.parallel import dtensors
+
+    return dtensors
 
 
 def _told(

@@ -51,7 +51,8 @@ class ParallelTrace(OwnRows):
     Answers about queries (`out`, `lse`, `entropy`, the logits' numbers, `top`, `mass`, `recall`,
     `indexer_target`) are those of this rank's queries; `received` is about this rank's keys;
     `weights`, `logits` and `map` are about what was asked for, alike on every rank. All are plain
-    tensors. Places in questions and answers are those of the whole sequence.
+    tensors, or DTensors if q, k and v were. Places in questions and answers are those of the whole
+    sequence.
 
     `out`, `lse`, `max_logit` and `entropy` are at hand. The others are questions that all ranks
     must ask, alike and in the same order.
@@ -68,7 +69,8 @@ class ParallelTrace(OwnRows):
 
     placements = PLACEMENTS
     """What each answer is across ranks, in the words of DTensor. Its `Shard` cuts an axis into
-    equal runs, in order, which tokens in zigzag are not: so answers are no DTensors."""
+    equal runs, in order, which tokens in zigzag are not: answers are DTensors where q, k and v
+    are, which have that order."""
 
     @property
     def layout(self) -> Layout:
@@ -150,7 +152,7 @@ class ParallelTrace(OwnRows):
             size, rows, columns = pooled_region(self.call.shape, cells, queries, keys, pool)
         self._agree(f"map({size}, {rows}, {columns}, {pool})")
         if 0 in size:
-            return self.lse.detach().new_zeros(B, H, *size)
+            return self.rows.lse.detach().new_zeros(B, H, *size)
         return self.method.pooled(self.part, size, rows, columns, pool)
 
     def recall(self, blocks: Blocks, size: int | tuple[int, int] = 64) -> Recall:
@@ -165,7 +167,7 @@ class ParallelTrace(OwnRows):
         on_keys = None
         if self.call.inputs.sink is not None:
             on_keys = self.method.kept(self.part, all_blocks(chosen))
-        rows, seen = recalled(kept, self.lse, on_keys)
+        rows, seen = recalled(kept, self.rows.lse, on_keys)
         own = torch.stack([(rows * seen).sum(-1), seen.sum(-1).to(rows.dtype)])
         total, many = Sum.apply(self.call.ranks, own)  # type: ignore[no-untyped-call]
         return Recall(rows, mean_recall(total, many))
@@ -239,7 +241,7 @@ class ParallelTrace(OwnRows):
         dtype = str(self.call.inputs.q.dtype).removeprefix("torch.")
         mask = "" if self.mask is None else f", mask={self.mask!r}"
         return (
-            f"ParallelTrace({self.call.ranks}: batch {B}, {heads}, {self.lse.shape[2]} of {Q} "
+            f"ParallelTrace({self.call.ranks}: batch {B}, {heads}, {self.rows.lse.shape[2]} of {Q} "
             f"queries, {K} keys, {dtype} on {self._device}{mask}, {self.layout!r}, by "
             f"{self.method.name} and {self.backend})"
         )
