@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard import RegardError, biases, masks, scores
-from regard.backends.contract import Backend
+from regard.backends.contract import Backend, Rows
 from regard.backends.reference import Reference, ReferencePass
 from regard.backends.sdpa import Sdpa
 from regard.backends.tiled import Tiled, TiledPass
@@ -872,3 +872,51 @@ def test_a_query_that_is_not_finite_has_no_logits(
     assert dq[~broken].isfinite().all()
     assert dk[0, 0].isfinite().all()
     assert dk[0, 1, 3:].isfinite().all()
+
+
+@every_backend
+@pytest.mark.parametrize("poison", [math.inf, -math.inf], ids=["inf", "minus-inf"])
+@pytest.mark.parametrize("mask", [None, masks.causal()], ids=["none", "causal"])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_the_logits_of_an_infinite_key_are_those_of_arithmetic(
+    backend: str, poison: float, mask: masks.Mask | None, softcap: float | None
+) -> None:
+    """Whom it gives minus infinity does not look at it; all others who see it have no answer. All
+    questions about its pairs agree."""
+    if backend == "sdpa" and softcap is not None:
+        return
+    q, k, v = qkv(Q=7, K=7)
+    # In one head every second query has a product of minus infinity, in another all have.
+    q[0, 0, :, 0] = q[0, 0, :, 0].abs() * (1 - 2 * (torch.arange(7, device=q.device) % 2))
+    q[1, 1, :, 0] = -q[1, 1, :, 0].abs() * (1 if poison > 0 else -1)
+    k[0, 0, 2, 0] = k[1, 1, 2, 0] = poison
+    options = {"mask": mask, "softcap": softcap}
+    with torch.no_grad():
+        want = BACKENDS["reference"].observe(checked([q, k, v], **options))
+        unseen = want.out.isnan().all(-1)
+        if softcap is None:
+            assert unseen[0, 0].any()
+            assert not unseen[0, 0].all()
+            assert not unseen[1, 1].any()
+        run = BACKENDS[backend]
+        if backend == "sdpa":
+            out = run.attend(checked([q, k, v], **options))
+            torch.testing.assert_close(out, want.out, equal_nan=True)
+            return
+        got = run.observe(checked([q, k, v], **options))
+        for name, found, true in zip(Rows._fields, got, want, strict=True):
+            torch.testing.assert_close(found[~unseen], true[~unseen], msg=name)
+            # The largest logit of a row without an answer may be told as infinite, or as NaN.
+            assert name == "max_logit" or found[unseen].isnan().all()
+    for learns in (False, True):
+        with torch.set_grad_enabled(learns):
+            t = regard.trace(q, k, v, backend=backend, **options)
+            weights = t.weights()
+            assert torch.equal(weights.isnan().any(-1), unseen)
+            seen = ~unseen
+            torch.testing.assert_close(t.mass([2])[seen], weights[..., 2][seen])
+            torch.testing.assert_close(
+                t.top(7).values[seen], weights.sort(-1).values.flip(-1)[seen]
+            )
+            torch.testing.assert_close(t.received()[1, 1], weights[1, 1].sum(-2))
+            torch.testing.assert_close(t.map(7, pool="max")[1, 1], weights[1, 1])

@@ -83,13 +83,16 @@ def logits(x: AttentionInputs) -> Float[Tensor, "b h q k"]:
     """Every logit, minus infinity where a pair is masked."""
     dtype = x.compute_dtype
     q, k = x.q.to(dtype), x.k.to(dtype).repeat_interleave(x.group, dim=1)
-    broken = ~q.isfinite().all(-1)[..., :, None] | ~k.isfinite().all(-1)[..., None, :]
-    s = _compare(x.comparison, finite(q), finite(k))
+    s, true = (_compare(x.comparison, finite(q), each) for each in (finite(k), k.detach()))
     if x.softcap is not None:
-        s = x.softcap * torch.tanh(s / x.softcap)
-    # A vector that is not finite has no logit with anybody. Its products could all be -inf, and the
-    # row would pass for one that sees nothing; its gradients are NaN like the output they are of,
-    # so that whoever skips a step on NaN skips this one.
+        s, true = (x.softcap * torch.tanh(each / x.softcap) for each in (s, true))
+    # The logits of a key that is not finite are what arithmetic makes of it: minus infinity is not
+    # looked at. Gradients are those of what is finite in it.
+    s = s + torch.where(~k.isfinite().all(-1)[..., None, :], true - s, 0.0).detach()
+    # A query that is not finite has no logits. Its products could all be -inf, and the row would
+    # pass for one that sees nothing; its gradients are NaN like the output they are of, so that
+    # whoever skips a step on NaN skips this one.
+    broken = ~q.isfinite().all(-1)[..., :, None]
     s = s + torch.zeros_like(s).masked_fill(broken, math.nan)
     q_places, k_places = _places(x)
     if x.bias is not None:

@@ -133,7 +133,7 @@ class _Tally:
 
     def _energy(self, s: Tensor, p: Tensor, cut: Cut) -> Tensor:
         """Σ p (s - m), in which hidden pairs are 0 and not 0 · ∞."""
-        if self.logits_may_hide:
+        if self.logits_may_hide or not self.tile.slab.keys_are_finite:
             s.masked_fill_(p == 0, 0.0)
         return cut.fill(s, 0.0).mul_(p).sum(-1, keepdim=True)
 

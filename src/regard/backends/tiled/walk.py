@@ -111,6 +111,11 @@ class Slab:
         return self._finite(self.k)
 
     @cached_property
+    def keys_are_finite(self) -> bool:
+        """Whether no key can have a logit of minus infinity by itself."""
+        return all_finite(self.k)
+
+    @cached_property
     def v_finite(self) -> Float[Tensor, "b g k e"]:
         return self._finite(self.v)
 
