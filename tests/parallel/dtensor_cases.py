@@ -97,6 +97,7 @@ def refusals() -> None:
     same = parallel.contiguous(8, 2)
     assert parallel.attention(q, k, v, layout=same).placements == (Shard(2),)
     refused("says otherwise", lambda: parallel.attention(q, k, v, layout=parallel.zigzag(8, 2)))
+    refused("says otherwise", lambda: parallel.attention(q, k, v, layout="zigzag"))
     refused("all DTensors, or none", lambda: parallel.attention(q, k.to_local(), v))
     heads = distribute_tensor(whole[0], mesh, [Shard(1)])
     refused("sharded along one axis", lambda: parallel.attention(heads, k, v))
@@ -110,11 +111,26 @@ def refusals() -> None:
     assert t.local.indexer_target(4, queries=(0, 3)).shape[0] == 2
 
 
+def moved() -> None:
+    """Heads that were sharded, by a collective that may not have ended yet."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    whole = drawn(8)
+    # Of two key heads each rank has one.
+    q, k, v = (distribute_tensor(t, mesh, [Shard(1)]) for t in whole)
+    for learns in (False, True):
+        with torch.set_grad_enabled(learns):
+            there = [t.redistribute(placements=[Shard(2)]) for t in (q, k, v)]
+            out = parallel.attention(*there, mask=masks.causal())
+            want = regard.attention(*whole, mask=masks.causal(), backend="reference")
+            torch.testing.assert_close(out.full_tensor(), want)
+
+
 def of_two() -> dict[str, Callable[[], None]]:
     return {
         "DTensors, ulysses": partial(shared_call, 37, "ulysses"),
         "DTensors, all_gather": partial(shared_call, 37, "all_gather"),
         "DTensors, ring": partial(shared_call, 37, "ring"),
+        "DTensors, moved": moved,
         "DTensors, refusals": refusals,
     }
 

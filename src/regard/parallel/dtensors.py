@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -63,15 +64,20 @@ def locals_of(
             )
     own, of_keys = (_chunks(t.shape[TOKENS], mesh.size()) for t in (q, k))
     for name, given, true in (("layout", layout, own), ("key_layout", key_layout, of_keys)):
-        if given is not None and not _same(given, true):
+        if given is not None and not (isinstance(given, Layout) and _same(given, true)):
             raise RegardError(
                 f"DTensors say themselves where their tokens stand, and {name}= says otherwise",
                 got=repr(given),
                 accepted=f"{true!r}, or None",
                 do="for tokens in another order give x.to_local() and layout=",
             )
-    local_q, local_k, local_v = (t.to_local() for t in (q, k, v))
-    return Locals(local_q, local_k, local_v, own, of_keys)
+    return Locals(_local(q), _local(k), _local(v), own, of_keys)
+
+
+def _local(t: DTensor) -> Tensor:
+    """This rank's part. One that is still on its way is waited for."""
+    part = t.to_local()
+    return part.wait() if isinstance(part, AsyncCollectiveTensor) else part
 
 
 def _tokens_are_sharded(t: DTensor) -> bool:
@@ -91,7 +97,7 @@ def _chunks(length: int, ranks: int) -> Layout:
     size = -(-length // ranks)
     edges = [min(rank * size, length) for rank in range(ranks + 1)]
     runs = tuple(((edges[rank], edges[rank + 1]),) for rank in range(ranks))
-    return Layout(runs, f"contiguous({length}, {ranks})")
+    return Layout(runs, f"Shard({TOKENS}) of {length} tokens over {ranks} ranks")
 
 
 def sharded(t: Tensor, mesh: DeviceMesh, layout: Layout, axis: int = TOKENS) -> Tensor:
