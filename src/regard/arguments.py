@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,6 +86,22 @@ def device_of(device: torch.device | str) -> torch.device:
         raise RegardError(
             "there is no such device", got=said(device), accepted='"cpu", "cuda" or "cuda:1"'
         ) from None
+
+
+def path_of(path: object) -> Path:
+    """A path by its text; what is none is refused.
+
+    >>> path_of("seen.regard").name
+    'seen.regard'
+    """
+    if isinstance(path, (str, os.PathLike)):
+        with suppress(TypeError):
+            return Path(path)
+    raise RegardError(
+        "a file is written and read by its path",
+        got=said(path),
+        accepted='a text such as "seen.regard", or a pathlib.Path',
+    )
 
 
 def said(value: Any) -> str:

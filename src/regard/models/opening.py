@@ -9,6 +9,7 @@ from typing import Literal, overload
 
 import torch
 
+from regard.arguments import said
 from regard.errors import RegardError
 from regard.files import expanded, is_folder
 from regard.models import folder as own
@@ -88,6 +89,12 @@ def load(
     told what is being done (fetching, reading, …), how much of it is, and of how much: 0 if that is
     not known.
     """
+    if not isinstance(name, str):
+        raise RegardError(
+            "a model is opened by its name",
+            got=said(name),
+            accepted=f"{', '.join(NAMES)}, the text of a folder's path, or a name on the hub",
+        )
     where, kept = chosen_device(device), chosen_dtype(dtype)
     place = own_place(name) if name in NAMES else expanded(name)
     if own.is_own(place):

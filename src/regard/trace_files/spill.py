@@ -14,11 +14,11 @@ import shutil
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, overload
 
 from torch import Tensor
 
+from regard.arguments import path_of
 from regard.errors import RegardError
 from regard.files import claimed
 from regard.seen import Layer, Seen
@@ -89,7 +89,7 @@ class Spill:
     """A trace file that grows while a model is watched."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path).absolute()
+        self.path = path_of(path).absolute()
         self.state = "they are still being written"
         self._parts: dict[int, BinaryIO] = {}
         self._entries: dict[int, list[Entry]] = {width: [] for width in WIDTHS}

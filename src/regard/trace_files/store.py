@@ -32,7 +32,7 @@ from typing import Any, BinaryIO, overload
 import torch
 from torch import Tensor
 
-from regard.arguments import device_of, said
+from regard.arguments import device_of, path_of
 from regard.errors import RegardError
 from regard.files import replacing
 from regard.inputs import DTYPES
@@ -84,7 +84,7 @@ def save(
     progress: Progress | None = None,
 ) -> None:
     """Write what was seen to a file, whole or not at all."""
-    draft = Draft()
+    place, draft = path_of(path), Draft()
     layers = [
         layer_record(
             layer,
@@ -104,7 +104,7 @@ def save(
             },
         )
 
-    with readable(Path(path)) as file:
+    with readable(place) as file:
         draft.write(file, describe, progress)
 
 
@@ -154,9 +154,7 @@ def load(path: str | os.PathLike[str], *, device: torch.device | str = "cpu") ->
     Tensors are read when a layer's traces are asked for, so that a file larger than memory can be
     looked through. Close it, or use it in a `with`.
     """
-    if not isinstance(path, (str, os.PathLike)):
-        raise RegardError("a file is opened by its path", got=said(path), accepted="a path")
-    source = Source(Path(path), device_of(device))
+    source = Source(path_of(path), device_of(device))
     try:
         about = _description(source)
         _check(about, source)

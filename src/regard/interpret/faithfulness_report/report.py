@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regard.arguments import path_of
 from regard.display import table_html, table_text
 from regard.files import finite_or_null, replacing
 from regard.interpret.attribution.attributions import SHOWN
@@ -133,7 +134,7 @@ class Faithfulness:
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the same to a JSON file."""
-        with replacing(Path(path)) as unfinished:
+        with replacing(path_of(path)) as unfinished:
             unfinished.write_text(self.json() + "\n", "utf-8")
         return Path(path)
 
@@ -141,7 +142,7 @@ class Faithfulness:
         """Write an HTML file that needs nothing else."""
         from regard.interpret.faithfulness_report.report_page import page
 
-        with replacing(Path(path)) as unfinished:
+        with replacing(path_of(path)) as unfinished:
             unfinished.write_text(page(self), "utf-8")
         return Path(path)
 

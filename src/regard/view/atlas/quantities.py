@@ -1,9 +1,9 @@
 """What a map can show of each pair: layers of the same map.
 
 A layer is a number that is never negative, made from the weights of some pairs of one head. All
-else follows from this table: the tiles and tips of app and widget, the choice in the front end, the
-legend, and what an error says is accepted. So the gradient of an output with respect to a weight,
-or what is lost when a pair is knocked out, is one more entry.
+else follows from this table: the tiles and tooltips of app and widget, the choice in the front end,
+the legend, and what an error says is accepted. So the gradient of an output with respect to a
+weight, or what is lost when a pair is knocked out, is one more entry.
 """
 
 from __future__ import annotations

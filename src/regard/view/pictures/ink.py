@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from regard.arguments import path_of
 from regard.errors import RegardError
 from regard.files import replacing
 
@@ -202,7 +203,7 @@ def save(
     size. Text stays text in SVG and PDF, and its fonts are in the file. The same figure gives the
     same bytes: nothing of the date or of the run is in the file.
     """
-    path = Path(path)
+    path = path_of(path)
     kind = format_of(path)
     if width is not None and not LEAST <= width <= MOST:
         raise RegardError(

@@ -28,6 +28,7 @@ from urllib.parse import parse_qs
 
 import torch
 
+from regard.arguments import path_of
 from regard.errors import RegardError
 from regard.files import replacing
 from regard.seen import Seen, Tokens
@@ -102,11 +103,12 @@ def page(
     ...     made.name, made.stat().st_size < 190_000
     ('map.html', True)
     """
+    place = path_of(path)
     atlas = Atlas.of(what, tokens, queries=queries, batch=batch)
     made = document(atlas, limit, progress, view=view)
-    with replacing(Path(path)) as unfinished:
+    with replacing(place) as unfinished:
         unfinished.write_text(made, "utf-8")
-    return Path(path)
+    return place
 
 
 def document(
