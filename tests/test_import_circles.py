@@ -5,6 +5,7 @@ checkers alone do not count, nor what a package imports by a name that it makes 
 """
 
 import ast
+import re
 from collections.abc import Collection, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -119,3 +120,44 @@ def test_a_package_and_its_file_may_be_a_circle(tmp_path: Path) -> None:
     (tmp_path / "package" / "__init__.py").write_text("from package.a import x\nlimit = 1")
     (tmp_path / "package" / "a.py").write_text("from package import limit")
     assert sorted(set(circle(imports(tmp_path)))) == ["package", "package.a"]
+
+
+FRONT_END = SOURCES / "regard" / "view" / "frontend" / "src"
+_FROM = re.compile(
+    r"""^(?:import|export)\s+(?!type\b)(?:[^"';]*?\sfrom\s+)?["'](\.[^"']*)["']""", re.MULTILINE
+)
+"""What a file of the front end imports from others; types alone do not count."""
+
+
+def front_end_imports(sources: Path) -> Imports:
+    found: Imports = {}
+    for path in sources.rglob("*.ts"):
+        beside = path.parent
+        names = [Path(name) for name in _FROM.findall(path.read_text("utf-8"))]
+        files = [(beside / name.with_suffix(".ts")).resolve() for name in names]
+        found[str(path)] = {(str(file), file.stem) for file in files if file.is_file()}
+    return found
+
+
+def test_the_front_end_has_no_circle() -> None:
+    found = front_end_imports(FRONT_END)
+    assert sum(map(len, found.values())) > len(found) > 50
+    new = circle(found)
+    assert not new, "a circle: " + " imports ".join(new)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_circle"),
+    [
+        ('import { x } from "./a"', True),
+        ('import {\n  x,\n} from "./a.js"', True),
+        ('export * from "./a"', True),
+        ('import "./a"', True),
+        ('import type { X } from "./a"', False),
+        ('import { x } from "./c"', False),
+    ],
+)
+def test_circles_of_the_front_end_are_found(other: str, is_circle: bool, tmp_path: Path) -> None:
+    for name, text in {"a": 'import { b } from "./b"', "b": other, "c": ""}.items():
+        (tmp_path / f"{name}.ts").write_text(text)
+    assert bool(circle(front_end_imports(tmp_path))) == is_circle
