@@ -25,8 +25,8 @@ import regard
 from regard import RegardError, biases, masks, parallel, scores
 from regard.backends.questions import differentiable
 from regard.parallel import Layout, choice, collectives
+from regard.parallel.methods.ring.block_questions import OfRows
 from regard.parallel.ranks import ranks_of
-from regard.parallel.ring.block_questions import OfRows
 from tests.parallel import dtensor_cases
 from tests.parallel.whole import BLOCK, BLOCKS, HEADS, KEYS, MAP, QUERIES, REGION, Whole
 

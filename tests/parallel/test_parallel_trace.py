@@ -7,7 +7,7 @@ from pathlib import Path
 from regard import Trace
 from regard.parallel import ParallelTrace
 from regard.parallel.call import Part
-from regard.parallel.ring.ring_trace import RingTrace
+from regard.parallel.methods.ring.ring_trace import RingTrace
 
 MISSING = {"inputs", "second_pass", "of", "of_weights", "save", "to"}
 AXES = {"__getitem__", "__len__", "__iter__"}

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import distributed
 
+from regard.parallel.methods.ring.transfer import _reads_host_memory_alone
 from regard.parallel.ranks import Ranks
-from regard.parallel.ring.transfer import _reads_host_memory_alone
 
 pytestmark = pytest.mark.skipif(
     not distributed.is_available(), reason="PyTorch without torch.distributed"

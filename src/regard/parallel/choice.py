@@ -11,12 +11,12 @@ import torch
 
 from regard.display import table_html
 from regard.errors import RegardError
-from regard.parallel import ulysses
-from regard.parallel.all_gather import AllGather
 from regard.parallel.balance import busiest, busiest_round
 from regard.parallel.call import Call, Method
-from regard.parallel.ring import Ring
-from regard.parallel.ulysses import Ulysses
+from regard.parallel.methods import ulysses
+from regard.parallel.methods.all_gather import AllGather
+from regard.parallel.methods.ring import Ring
+from regard.parallel.methods.ulysses import Ulysses
 
 METHODS: dict[str, Callable[[Call], Method[Any]]] = {
     "ulysses": Ulysses,

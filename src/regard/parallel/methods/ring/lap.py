@@ -20,9 +20,9 @@ from regard.backends.passes import taken_apart
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask
-from regard.parallel.ring.block_questions import BlockQuestion
-from regard.parallel.ring.blocks import Blocks
-from regard.parallel.ring.transfer import Sums, going_round
+from regard.parallel.methods.ring.block_questions import BlockQuestion
+from regard.parallel.methods.ring.blocks import Blocks
+from regard.parallel.methods.ring.transfer import Sums, going_round
 
 Answer = tuple[Tensor, ...]
 

@@ -15,14 +15,14 @@ from torch import Tensor
 from regard.backends.contract import Backend, Pool, Rows
 from regard.backends.tiled.second_pass import ChosenBlocks, KeyBlocks
 from regard.calls.choice import choose
-from regard.parallel.all_gather import mean_of_cells
 from regard.parallel.call import Call
 from regard.parallel.collectives import Replicated, Sum
 from regard.parallel.merge import merge, rows_of_sink
-from regard.parallel.ring.block_questions import OfRows
-from regard.parallel.ring.blocks import Blocks
-from regard.parallel.ring.lap import Lap
-from regard.parallel.ring.ring_trace import RingTrace
+from regard.parallel.methods.all_gather import mean_of_cells
+from regard.parallel.methods.ring.block_questions import OfRows
+from regard.parallel.methods.ring.blocks import Blocks
+from regard.parallel.methods.ring.lap import Lap
+from regard.parallel.methods.ring.ring_trace import RingTrace
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from regard.inputs import AttentionInputs
 from regard.parallel.call import Call
 from regard.parallel.collectives import Exchange, Replicated, Scatter, Sum, exchanged
 from regard.parallel.layout import Layout, run_inside
-from regard.parallel.one_part import OnePart
+from regard.parallel.methods.one_part import OnePart
 from regard.traces import Trace
 
 

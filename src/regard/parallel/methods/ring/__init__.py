@@ -1,6 +1,6 @@
 """Keys and values that go round the ranks, while each rank keeps its queries."""
 
-from regard.parallel.ring.ring import Ring
-from regard.parallel.ring.ring_trace import RingTrace
+from regard.parallel.methods.ring.ring import Ring
+from regard.parallel.methods.ring.ring_trace import RingTrace
 
 __all__ = ["Ring", "RingTrace"]

@@ -20,9 +20,9 @@ from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.parallel.collectives import largest
 from regard.parallel.merge import merge, rows_of_sink
+from regard.parallel.methods.ring.block_questions import OfRows
+from regard.parallel.methods.ring.lap import Lap
 from regard.parallel.ranks import Ranks
-from regard.parallel.ring.block_questions import OfRows
-from regard.parallel.ring.lap import Lap
 from regard.scores.comparison import longest
 
 

@@ -13,7 +13,7 @@ from regard.backends.contract import Rows
 from regard.calls.choice import choose
 from regard.inputs import AttentionInputs
 from regard.parallel.merge import merge
-from regard.parallel.ring.blocks import Block
+from regard.parallel.methods.ring.blocks import Block
 from regard.traces import Trace
 
 Answer = tuple[Tensor, ...]

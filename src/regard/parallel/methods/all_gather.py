@@ -20,7 +20,7 @@ from regard.inputs import AttentionInputs
 from regard.parallel.call import Call
 from regard.parallel.collectives import Gather, Replicated, Scatter, Sum
 from regard.parallel.layout import run_inside
-from regard.parallel.one_part import OnePart
+from regard.parallel.methods.one_part import OnePart
 from regard.parallel.placed import placed_bias, placed_mask
 from regard.traces import Trace
 

@@ -16,11 +16,17 @@ from regard.backends.tiled.second_pass import ChosenBlocks, KeyBlocks, cuts
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.parallel.layout import run_inside
+from regard.parallel.methods.ring.block_questions import (
+    Answer,
+    BlockQuestion,
+    Largest,
+    OfKeys,
+    Total,
+)
+from regard.parallel.methods.ring.blocks import Block
+from regard.parallel.methods.ring.exact_rows import exact_lse, widened
+from regard.parallel.methods.ring.lap import Lap
 from regard.parallel.own_rows import OwnRows
-from regard.parallel.ring.block_questions import Answer, BlockQuestion, Largest, OfKeys, Total
-from regard.parallel.ring.blocks import Block
-from regard.parallel.ring.exact_rows import exact_lse, widened
-from regard.parallel.ring.lap import Lap
 from regard.traces import Trace
 from regard.values import whole
 
