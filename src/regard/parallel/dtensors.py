@@ -12,13 +12,11 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from regard.backends.contract import Pool, Top
-from regard.backends.questions.block_mass import Blocks, Recall
 from regard.errors import RegardError
 from regard.parallel.layout import Layout
 from regard.parallel.parallel_trace import ParallelTrace
 from regard.parallel.ranks import Mesh
-from regard.traces import Chosen, Region
+from regard.traces import Region
 
 TOKENS = 2
 """The axis that is sharded."""
@@ -137,40 +135,6 @@ class DTensorTrace(ParallelTrace):
     def entropy(self) -> Float[Tensor, "b h q"]:
         return self._of_queries(self.rows.entropy)
 
-    @property
-    def mean_logit(self) -> Float[Tensor, "b h q"]:
-        return self._of_queries(super().mean_logit)
-
-    @property
-    def std_logit(self) -> Float[Tensor, "b h q"]:
-        return self._of_queries(super().std_logit)
-
-    @property
-    def min_logit(self) -> Float[Tensor, "b h q"]:
-        return self._of_queries(super().min_logit)
-
-    def received(self) -> Float[Tensor, "b h k"]:
-        return sharded(super().received(), self.mesh, self.key_layout)
-
-    def top(self, n: int) -> Top:
-        return Top(*map(self._of_queries, super().top(n)))
-
-    def mass(self, keys: Chosen) -> Float[Tensor, "b h q"]:
-        return self._of_queries(super().mass(keys))
-
-    def map(
-        self,
-        cells: int | tuple[int, int],
-        queries: Region = None,
-        keys: Region = None,
-        pool: Pool = "mean",
-    ) -> Float[Tensor, "b h rows columns"]:
-        return self._alike(super().map(cells, queries, keys, pool))
-
-    def recall(self, blocks: Blocks, size: int | tuple[int, int] = 64) -> Recall:
-        found = super().recall(blocks, size)
-        return Recall(self._of_queries(found.rows), self._alike(found.mean))
-
     def indexer_target(
         self, size: int = 64, queries: Region = None
     ) -> Float[Tensor, "b q key_blocks"]:
@@ -183,11 +147,11 @@ class DTensorTrace(ParallelTrace):
             )
         return sharded(super().indexer_target(size), self.mesh, self.layout, 1)
 
-    def _chosen(self, question: str, queries: Chosen, keys: Chosen, heads: Chosen) -> Tensor:
-        return self._alike(super()._chosen(question, queries, keys, heads))
-
     def _of_queries(self, t: Tensor) -> Tensor:
         return sharded(t, self.mesh, self.layout)
+
+    def _of_keys(self, t: Tensor) -> Tensor:
+        return sharded(t, self.mesh, self.key_layout)
 
     def _alike(self, t: Tensor) -> Tensor:
         found: Tensor = DTensor.from_local(t, self.mesh, [Replicate()], run_check=False)

@@ -90,7 +90,7 @@ class ParallelTrace(OwnRows):
         Differentiable."""
         self._agree("mean_logit")
         (found,) = self.method.of_rows(self.part.mean_logit)
-        return found
+        return self._of_queries(found)
 
     @property
     def std_logit(self) -> Float[Tensor, "b h n"]:
@@ -98,24 +98,24 @@ class ParallelTrace(OwnRows):
         the pairs; all ranks must ask. No gradient."""
         self._agree("std_logit")
         (found,) = self.method.of_rows(self.part.std_logit)
-        return found
+        return self._of_queries(found)
 
     @property
     def min_logit(self) -> Float[Tensor, "b h n"]:
         """The least logit of each row. Walks the pairs; all ranks must ask. No gradient."""
         self._agree("min_logit")
         (found,) = self.method.of_rows(self.part.min_logit)
-        return found
+        return self._of_queries(found)
 
     def received(self) -> Float[Tensor, "b h n"]:
         """What each key of this rank got from the queries of all ranks. Differentiable."""
         self._agree("received()")
-        return self.method.received(self.part)
+        return self._of_keys(self.method.received(self.part))
 
     def top(self, n: int) -> Top:
         """Weights and key indices of each query's n strongest keys, as `Trace.top` gives them."""
         self._agree(f"top({n})")
-        return Top(*self.method.of_rows(*self.part.top(n)))
+        return Top(*map(self._of_queries, self.method.of_rows(*self.part.top(n))))
 
     def mass(self, keys: Chosen) -> Float[Tensor, "b h n"]:
         """The share of each row that falls on given keys, each counted once. Differentiable."""
@@ -123,7 +123,7 @@ class ParallelTrace(OwnRows):
             at = places(keys, self.call.shape.K, "keys", self._device, once=True)
         self._agree("mass", at)
         (found,) = self.method.of_rows(self.part.mass(at))
-        return found
+        return self._of_queries(found)
 
     def weights(
         self, queries: Chosen = None, keys: Chosen = None, heads: Chosen = None
@@ -152,8 +152,8 @@ class ParallelTrace(OwnRows):
             size, rows, columns = pooled_region(self.call.shape, cells, queries, keys, pool)
         self._agree(f"map({size}, {rows}, {columns}, {pool})")
         if 0 in size:
-            return self.rows.lse.detach().new_zeros(B, H, *size)
-        return self.method.pooled(self.part, size, rows, columns, pool)
+            return self._alike(self.rows.lse.detach().new_zeros(B, H, *size))
+        return self._alike(self.method.pooled(self.part, size, rows, columns, pool))
 
     def recall(self, blocks: Blocks, size: int | tuple[int, int] = 64) -> Recall:
         """How much of this rank's rows a choice of key blocks keeps, and the mean over the rows of
@@ -170,7 +170,7 @@ class ParallelTrace(OwnRows):
         rows, seen = recalled(kept, self.rows.lse, on_keys)
         own = torch.stack([(rows * seen).sum(-1), seen.sum(-1).to(rows.dtype)])
         total, many = Sum.apply(self.call.ranks, own)  # type: ignore[no-untyped-call]
-        return Recall(rows, mean_recall(total, many))
+        return Recall(self._of_queries(rows), self._alike(mean_recall(total, many)))
 
     def indexer_target(
         self, size: int = 64, queries: Region = None
@@ -214,7 +214,19 @@ class ParallelTrace(OwnRows):
             k = places(keys, K, "keys", self._device)
             h = places(heads, H, "heads", self._device)
         self._agree(question, q, k, h)
-        return self.method.chosen(self.part, question, q, k, h)
+        return self._alike(self.method.chosen(self.part, question, q, k, h))
+
+    def _of_queries(self, t: Tensor) -> Tensor:
+        """An answer about this rank's queries, as it is given away."""
+        return t
+
+    def _of_keys(self, t: Tensor) -> Tensor:
+        """The same about its keys."""
+        return t
+
+    def _alike(self, t: Tensor) -> Tensor:
+        """The same that every rank has."""
+        return t
 
     def _checking(self) -> AbstractContextManager[None]:
         """What is wrong with a question on one rank is told to all."""
