@@ -14,6 +14,7 @@ from regard.backends.reference import ReferencePass
 from regard.backends.triton.refusals import why_not
 from regard.interpret.head_scores.pairs.asked_totals import asked_totals
 from regard.interpret.head_scores.pairs.pair_sums import call_sums
+from regard.interpret.head_scores.pairs.row_totals import row_totals
 from regard.interpret.head_scores.pairs.weight_blocks import blocks
 from regard.interpret.head_scores.sides import Side, Sides
 from regard.masks.algebra import pairs
@@ -115,7 +116,7 @@ def test_scores_are_those_of_a_sweep(mask: str, padded: bool) -> None:
     sides = Sides(side, side, True)
     want = call_sums(replace(trace, second_pass=ReferencePass()), sides)
     asked = replace(trace, second_pass=TritonPass())
-    assert asked_totals(asked, sides) is not None
+    assert asked_totals(asked, sides, row_totals(asked, side)) is not None
     found = call_sums(asked, sides)
     for name, (total, many) in want.scores.items():
         mine = found.scores[name]
@@ -137,6 +138,7 @@ def test_who_looks_ahead_is_swept() -> None:
     for given in (None, regard.masks.window(3, 3)):
         trace = replace(regard.trace(q, k, v, mask=given), second_pass=TritonPass())
         assert not why_not(trace.inputs)
-        assert asked_totals(trace, Sides(side, side, True)) is None
-        assert asked_totals(trace, Sides(side, side, False)) is not None
+        rows = row_totals(trace, side)
+        assert asked_totals(trace, Sides(side, side, True), rows) is None
+        assert asked_totals(trace, Sides(side, side, False), rows) is not None
         assert list(blocks(trace))

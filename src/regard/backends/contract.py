@@ -52,6 +52,13 @@ class Noted(Rows):
     first: Float[Tensor, "b h q"]
 
 
+class Weighed(Rows):
+    """Rows of a pass that mixed columns of numbers beside the values."""
+
+    columns: Float[Tensor, "b h c"]
+    """What all rows of a head have of each column: weights times numbers, added up."""
+
+
 class Tabled(Rows):
     """Rows whose statistics lie in one tensor, which is taken apart when one of them is asked for.
     Most calls of a model that is watched are only added up, and making a tensor takes a while."""
@@ -247,6 +254,22 @@ class SecondPass(Protocol):
     ) -> tuple[Float[Tensor, "b h q"], Bool[Tensor, "b q"]] | None:
         """What each query gives to the keys of the kind that it asks for, and whether it may see
         any. None as above."""
+        return None
+
+    def weighed(self, inputs: AttentionInputs, columns: Float[Tensor, "b h k c"]) -> Weighed | None:
+        """The forward pass itself, with columns of numbers of the keys that are mixed by the same
+        weights as the values, and rounded as these. None where whoever asks is as soon done with
+        what each key received."""
+        return None
+
+    def value_forms(
+        self,
+        inputs: AttentionInputs,
+        forms: Float[Tensor, "h e e"],
+        vectors: Float[Tensor, "b k inner"],
+    ) -> tuple[Float[Tensor, "b h k"], Float[Tensor, "b h k"]] | None:
+        """v·S·v of each value under the matrix S of each head, and v·u with vectors u of each key
+        and head, as wide as the values. None where plain operations serve."""
         return None
 
     def logits(

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.inputs import AttentionInputs
@@ -40,6 +40,29 @@ def widened(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> AttentionInputs 
         how = DotInOrder(how.scale)
     q, k, v = (t.to(torch.float64) for t in (x.q, x.k, x.v[..., :0]))
     return replace(x, q=q, k=k, v=v, comparison=how, dropout=0.0, seed=None)
+
+
+def taken_as_told(x: AttentionInputs) -> tuple[AttentionInputs, Bool[Tensor, ""]] | None:
+    """The call, asked as if float32 told its weights; and whether that is sure, as the device has
+    it: so nobody waits for it at every call. Where it is not, the answers do not count. None for
+    calls whose logits are more than products."""
+    if not isinstance(x.comparison, Dot) or x.bias is not None or x.sink is not None:
+        return None
+    squared = _longest_squared(x.q) * _longest_squared(x.k) * x.comparison.scale**2
+    told = replace(x)
+    vars(told)["largest_sum"] = 0.0
+    return told, squared <= (SURE / _rounding(torch.float32)) ** 2
+
+
+def _longest_squared(vectors: Float[Tensor, "b h n d"]) -> Float[Tensor, ""]:
+    """Roughly. What overflows or is no number is not below anything."""
+    if vectors.dtype == torch.bfloat16:
+        # As a product: a sum over so few numbers takes a card three times as long.
+        squared = (vectors * vectors) @ vectors.new_ones(vectors.shape[-1])
+    else:
+        wide = torch.promote_types(vectors.dtype, torch.float32)
+        squared = torch.linalg.vector_norm(vectors, dim=-1, dtype=wide).square()
+    return squared.amax()
 
 
 def as_found(

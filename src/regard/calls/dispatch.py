@@ -18,7 +18,7 @@ from regard.calls.choice import BACKENDS, choose, refusals
 from regard.calls.kinds import kind_of, step_of
 from regard.calls.peer_arguments import Unknown, refuse_arguments
 from regard.calls.plans import Plan
-from regard.calls.watchers import changed, show, unwatched, watched
+from regard.calls.watchers import changed, columns_for, show, unwatched, watched, weighs
 from regard.cost.counting import dense_pairs, forward_flops, least_bytes, needed_pairs
 from regard.inputs import AttentionInputs, check
 from regard.jagged import JaggedInputs, JaggedTrace, any_nested, pack, pack_tokens
@@ -236,14 +236,20 @@ class _Known:
     """As it was given: while it is held, no other tensor comes to lie where its own do."""
 
     def trace(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
-        assert self.questions is not None
         rows: Rows = self.run(q, k, v)  # type: ignore[assignment]
+        return self._traced(self._inputs(q, k, v), rows, mask)
+
+    def _inputs(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
         # Fields at once: as frozen dataclasses set them, one by one, these two take longer than all
         # else that is done here.
-        inputs, made = object.__new__(AttentionInputs), object.__new__(Trace)
+        inputs = object.__new__(AttentionInputs)
         own = inputs.__dict__
         own.update(self.rest)
         own["q"], own["k"], own["v"] = q, k, v
+        return inputs
+
+    def _traced(self, inputs: AttentionInputs, rows: Rows, mask: Mask | None) -> Trace:
+        made = object.__new__(Trace)
         made.__dict__.update(
             inputs=inputs, rows=rows, backend=self.backend, second_pass=self.questions, mask=mask
         )
@@ -252,7 +258,15 @@ class _Known:
     def shown(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
         """The same, shown to who watches, as `_shown` does."""
         with torch._C.DisableTorchFunction():
-            return show(self.trace(q, k, v, mask))
+            return show(self._weighed(q, k, v, mask) if weighs() else self.trace(q, k, v, mask))
+
+    def _weighed(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
+        """The same, with what somebody wants mixed beside the values."""
+        assert self.questions is not None
+        inputs = self._inputs(q, k, v)
+        columns = columns_for(inputs, self.questions)
+        rows = None if columns is None else self.questions.weighed(inputs, columns)
+        return self.trace(q, k, v, mask) if rows is None else self._traced(inputs, rows, mask)
 
 
 _KNOWN: dict[Hashable, _Known] = {}

@@ -9,14 +9,21 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from regard.backends.contract import Rows
+from regard.backends.contract import Rows, SecondPass
+from regard.inputs import AttentionInputs
 from regard.traces import Trace
 
 See = Callable[[Trace], Tensor | None]
 """Takes a trace. An output that it gives back stands in the place of the call's own."""
+
+
+Columns = Callable[[AttentionInputs, SecondPass], Tensor | None]
+"""Takes a call that is about to run, and who answers questions about it. Gives numbers of its keys
+[B, H, K, C] that are to be mixed by the same weights as the values, if any."""
 
 
 class Watcher(NamedTuple):
@@ -27,6 +34,7 @@ class Watcher(NamedTuple):
     """Whether traces are wanted in the graph of autograd."""
     changes: bool = False
     """Whether outputs may be put in the place of others."""
+    columns: Columns | None = None
 
 
 _watchers: ContextVar[tuple[Watcher, ...]] = ContextVar("watchers", default=())
@@ -59,9 +67,26 @@ def learned() -> bool:
     return any(watcher.learns or watcher.changes for watcher in _watchers.get())
 
 
-def begin(see: See, *, learns: bool = False, changes: bool = False) -> None:
+def begin(
+    see: See, *, learns: bool = False, changes: bool = False, columns: Columns | None = None
+) -> None:
     """From now on `see` is shown every trace that is made here."""
-    _watchers.set((*_watchers.get(), Watcher(see, learns, changes)))
+    _watchers.set((*_watchers.get(), Watcher(see, learns, changes, columns)))
+
+
+def weighs() -> bool:
+    """Whether somebody has columns mixed beside the values of calls."""
+    return any(watcher.columns is not None for watcher in _watchers.get())
+
+
+def columns_for(call: AttentionInputs, asks: SecondPass) -> Float[Tensor, "b h k c"] | None:
+    """The columns of a call. Where several watch, each asks for itself, afterwards."""
+    watchers = _watchers.get()
+    columns = watchers[0].columns if len(watchers) == 1 else None
+    if columns is None:
+        return None
+    with unwatched():
+        return columns(call, asks)
 
 
 def end(see: See) -> None:

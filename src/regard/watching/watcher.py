@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.calls.watchers import begin, caller, end
+from regard.calls.watchers import Columns, begin, caller, end
 from regard.errors import RegardError, RegardWarning
 from regard.seen import Seen
 from regard.traces import Trace
@@ -37,6 +37,8 @@ class Watch:
     beside: Callable[[int, int], bool] | None = None
     """Whether a call of PyTorch's attention, of so many queries and keys, is to be traced. If this
     can be asked, such calls are only ever looked at from beside: all outputs are PyTorch's own."""
+    columns: Columns | None = None
+    """What numbers of keys are mixed beside the values of a call that is about to run."""
 
     def __init__(
         self,
@@ -324,7 +326,7 @@ class Watch:
                 lambda: self._running[-1], self._wanted, by_hand, self._leave_call, self.beside
             )
             self._active.__enter__()
-        begin(self.see, learns=self.gradients, changes=self.changes)
+        begin(self.see, learns=self.gradients, changes=self.changes, columns=self.columns)
 
     def _leave_call(self, why: str) -> None:
         self._gaps.left_alone.setdefault(self._running[-1], why)
@@ -377,12 +379,11 @@ def watch(
     """Look into every attention layer of a model while it runs.
 
     `layers` are paths of modules (`*` matches anything), `heads` their numbers; one or several, all
-    by default.
-    `keep="statistics"` adds up a few numbers per head; `keep="traces"` keeps each call's queries,
-    keys and values as well, so that any weight can be asked for. `every=10` looks at every tenth
-    run of the model. `spill` is the path of a trace file: traces are written there as they come
-    instead of being held in memory, and read from it once the watching has ended. With a
-    `tokenizer`, `seen.tokens` are the texts of the tokens that the model was given.
+    by default. `keep="statistics"` adds up a few numbers per head; `keep="traces"` keeps each
+    call's queries, keys and values as well, so that any weight can be asked for. `every=10` looks
+    at every tenth run of the model. `spill` is the path of a trace file: traces are written there
+    as they come instead of being held in memory, and read from it once the watching has ended. With
+    a `tokenizer`, `seen.tokens` are the texts of the tokens that the model was given.
 
     With `gradients=True`, which needs `keep="traces"`, traces stay in the graph of autograd: a loss
     on what they answer trains the model. They hold that graph until they are let go, with `seen` or

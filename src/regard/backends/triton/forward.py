@@ -10,12 +10,14 @@ packed into one tile and the keys split over programs, whose sums a second kerne
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from regard.backends.contract import Noted, Rows
+from regard.backends.contract import Noted, Rows, Weighed
 from regard.backends.triton import cudnn
 from regard.backends.triton.arguments import (
     added,
@@ -29,6 +31,8 @@ from regard.backends.triton.arguments import (
     wide,
 )
 from regard.backends.triton.forward_kernels import Parts, Written, forward_tiles, mend, merge
+from regard.backends.triton.hopper.columns import MOST as MOST_COLUMNS
+from regard.backends.triton.hopper.columns import Beside
 from regard.backends.triton.hopper.forward import run_on_hopper
 from regard.backends.triton.launches.launched import together
 from regard.backends.triton.layout import rule_of
@@ -53,6 +57,24 @@ def forward(x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]:
             do="split the batch",
         )
     return run(x, forward_settings(x, statistics=statistics), statistics=statistics)
+
+
+def weighed(x: AttentionInputs, columns: Float[Tensor, "b h k c"]) -> Weighed | None:
+    """The forward pass with columns of numbers beside the values, and what all rows together have
+    of each; None where no kernel mixes them."""
+    how = forward_settings(x, statistics=True)
+    if not how.hopper or how.splits > 1 or x.sink is not None or columns.shape[-1] > MOST_COLUMNS:
+        return None
+    # Columns take memory too, which wide heads have for two stages of all.
+    stages = how.stages if wide(x.q.shape[-1]) <= 64 else 2
+    how = replace(how, stages=stages, queued=False)
+    rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=False)
+    to = memory_for(x, how, rule, statistics=True)
+    beside = Beside.of(columns, x.q.dtype, x.shape.Q, how.rows)
+    launch(x, how, rule, to, statistics=True, beside=beside)
+    found = Weighed(*to.rows())
+    found.columns = beside.total(columns.shape[-1])
+    return found
 
 
 class Memory(NamedTuple):
@@ -151,7 +173,15 @@ def _programs(x: AttentionInputs, how: Forward) -> int:
     return x.shape.B * (x.k.shape[1] if how.packed else x.shape.H)
 
 
-def launch(x: AttentionInputs, how: Forward, rule: Rule, to: Memory, *, statistics: bool) -> None:
+def launch(
+    x: AttentionInputs,
+    how: Forward,
+    rule: Rule,
+    to: Memory,
+    *,
+    statistics: bool,
+    beside: Beside | None = None,
+) -> None:
     """Write a forward pass to memory, by one kernel or several."""
     B, H, Q, _ = x.shape
     D, E = x.q.shape[-1], x.v.shape[-1]
@@ -175,8 +205,9 @@ def launch(x: AttentionInputs, how: Forward, rule: Rule, to: Memory, *, statisti
         if how.hopper:
             items = tiles * programs * how.splits
             run_on_hopper(
-                x, to.out, written, parts, to.marks, flags, rule, items, how, statistics=statistics
-            )
+                x, to.out, written, parts, to.marks, flags, rule, items, how,
+                statistics=statistics, beside=beside,
+            )  # fmt: skip
         elif not how.cudnn:
             forward_tiles[(tiles, programs, how.splits)](
                 q,

@@ -32,7 +32,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from regard.backends.triton.arguments import added, dropping, heads_as_rows, score, sheet, sizes
-from regard.backends.triton.assembly import LOGIT_BELOW, UNLESS_DROPPED
+from regard.backends.triton.assembly import LOGIT_BELOW
 from regard.backends.triton.forward_kernels import Parts
 from regard.backends.triton.hopper.barriers import (
     KEYS_FREE,
@@ -44,9 +44,17 @@ from regard.backends.triton.hopper.barriers import (
     queries_free,
     wait_until_free,
 )
+from regard.backends.triton.hopper.columns import (
+    COLUMNS,
+    Beside,
+    add_up_rows,
+    mix_columns,
+    no_columns,
+)
 from regard.backends.triton.hopper.output import write_part, write_rows
 from regard.backends.triton.hopper.pairs import (
     described,
+    dropped,
     fetch,
     only_allowed,
     slope_of,
@@ -66,8 +74,8 @@ from regard.inputs import AttentionInputs
 
 @gluon.jit
 def _copy(
-    q, k, v, rule, n, items, splits, taken, item_at, q_tiles, k_ring, v_ring, q_full, k_full,
-    v_full,
+    q, k, v, c, rule, n, items, splits, taken, item_at, q_tiles, k_ring, v_ring, c_ring, q_full,
+    k_full, v_full,
     BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
     """Copy the queries of tile after tile, then the keys and values of each step, as room becomes
@@ -97,7 +105,11 @@ def _copy(
             mbarrier.expect(k_full.index(slot), k.block_type.nbytes)
             fetch(k, [b, g, key, 0], k_full.index(slot), k_ring.index(slot))
             wait_until_free(VALUES_FREE + slot, step >= STAGES)
-            mbarrier.expect(v_full.index(slot), v.block_type.nbytes)
+            if c is None:
+                mbarrier.expect(v_full.index(slot), v.block_type.nbytes)
+            else:
+                mbarrier.expect(v_full.index(slot), v.block_type.nbytes + c.block_type.nbytes)
+                fetch(c, [b, h, key, 0], v_full.index(slot), c_ring.index(slot))
             fetch(v, [b, g, key, 0], v_full.index(slot), v_ring.index(slot))
             step += 1
             slot = gl.where(slot == STAGES - 1, 0, slot + 1)
@@ -118,19 +130,9 @@ def _copy(
 
 
 @gluon.jit
-def _dropped(p, drop, words, key, BN: gl.constexpr, LAYOUT: gl.constexpr):
-    """Weights of the keys from `key` on after dropout. What is kept grows in the end."""
-    if drop.on:
-        column = gl.expand_dims(key + gl.arange(0, BN, gl.SliceLayout(0, LAYOUT)), 0)
-        given = [p, gl.expand_dims(words, 1), column, drop.threshold.to(gl.uint32)]
-        p = gl.inline_asm_elementwise(UNLESS_DROPPED, "=f,f,r,r,r", given, gl.float32, True, 1)
-    return p
-
-
-@gluon.jit
 def _step(
-    half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, row, first, many, scoring,
-    bias, slope, drop, words, p, shrink, mixed, largest, total, energy,
+    half, i, slot, lap, q_tile, k_ring, v_ring, c_ring, k_full, v_full, last, row, first, many,
+    scoring, bias, slope, drop, sums, words, p, shrink, mixed, beside, largest, total, energy,
     BD: gl.constexpr, BE: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, STATISTICS: gl.constexpr,
     PARTIAL: gl.constexpr, LOGITS: gl.constexpr, WEIGHTS: gl.constexpr,
@@ -154,8 +156,13 @@ def _step(
     weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
     values = v_ring.index(before).reshape((BN, BE))
     mixed = warpgroup_mma(weights, values, mixed, is_async=True)
-    give_turn(half)
-    s = warpgroup_mma_wait(1, deps=(s,))
+    if sums is None:
+        give_turn(half)
+        s = warpgroup_mma_wait(1, deps=(s,))
+    else:
+        beside = mix_columns(p.to(q_tile.dtype), c_ring.index(before), shrink, beside, BN)
+        give_turn(half)
+        s = warpgroup_mma_wait(2, deps=(s,))
     free(KEYS_FREE + slot)
     s, scale = logits(s, scoring, bias, slope, last - i * BN, row, BN, LOGITS)
     if PARTIAL:
@@ -163,17 +170,20 @@ def _step(
     p, shrink, largest, total, energy = softmax(
         s, scale, largest, total, energy, STATISTICS, PARTIAL, LOGITS
     )
-    p = _dropped(p, drop, words, last - i * BN, BN, LOGITS)
+    p = dropped(p, drop, words, last - i * BN, BN, LOGITS)
     mbarrier.wait(v_full.index(slot), lap)
-    mixed = warpgroup_mma_wait(0, deps=(mixed,))
+    if sums is None:
+        mixed = warpgroup_mma_wait(0, deps=(mixed,))
+    else:
+        mixed, beside = warpgroup_mma_wait(0, deps=(mixed, beside))
     free(VALUES_FREE + before)
-    return slot, lap, p, shrink, mixed, largest, total, energy
+    return slot, lap, p, shrink, mixed, beside, largest, total, energy
 
 
 @gluon.jit
 def _multiply(
     half, out, sent, staged, to, parts, flags, rule, scoring, bias, sink, drop, n, items, splits,
-    rows, item_at, q_tiles, k_ring, v_ring, q_full, k_full, v_full,
+    rows, sums, item_at, q_tiles, k_ring, v_ring, c_ring, q_full, k_full, v_full,
     E: gl.constexpr, BD: gl.constexpr, BE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, PLACES: gl.constexpr, STATISTICS: gl.constexpr,
 ):  # fmt: skip
@@ -215,6 +225,9 @@ def _multiply(
         total = own_sum(gl.zeros((HALF, BN), gl.float32, LOGITS))
         energy = total
         mixed = gl.zeros((HALF, BE), gl.float32, OUTPUT)
+        beside = total
+        if sums is not None:
+            beside = no_columns(HALF)
 
         mbarrier.wait(k_full.index(slot), lap)
         s = gl.zeros((HALF, BN), gl.float32, LOGITS)
@@ -227,26 +240,27 @@ def _multiply(
         p, shrink, largest, total, energy = softmax(
             s, scale, largest, total, energy, STATISTICS, True, LOGITS
         )
-        p = _dropped(p, drop, words, last, BN, LOGITS)
+        p = dropped(p, drop, words, last, BN, LOGITS)
         mbarrier.wait(v_full.index(slot), lap)
 
         for i in range(1, right):
-            slot, lap, p, shrink, mixed, largest, total, energy = _step(
-                half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, row, first,
-                many, scoring, bias, slope, drop, words, p, shrink, mixed, largest, total,
-                energy, BD, BE, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
+            slot, lap, p, shrink, mixed, beside, largest, total, energy = _step(
+                half, i, slot, lap, q_tile, k_ring, v_ring, c_ring, k_full, v_full, last, row,
+                first, many, scoring, bias, slope, drop, sums, words, p, shrink, mixed, beside,
+                largest, total, energy, BD, BE, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
             )  # fmt: skip
         for i in range(gl.maximum(right, 1), full):
-            slot, lap, p, shrink, mixed, largest, total, energy = _step(
-                half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, row, first,
-                many, scoring, bias, slope, drop, words, p, shrink, mixed, largest, total,
-                energy, BD, BE, HALF, BN, STAGES, STATISTICS, False, LOGITS, WEIGHTS,
+            slot, lap, p, shrink, mixed, beside, largest, total, energy = _step(
+                half, i, slot, lap, q_tile, k_ring, v_ring, c_ring, k_full, v_full, last, row,
+                first, many, scoring, bias, slope, drop, sums, words, p, shrink, mixed, beside,
+                largest, total, energy, BD, BE, HALF, BN, STAGES, STATISTICS, False, LOGITS,
+                WEIGHTS,
             )  # fmt: skip
         for i in range(gl.maximum(full, 1), every):
-            slot, lap, p, shrink, mixed, largest, total, energy = _step(
-                half, i, slot, lap, q_tile, k_ring, v_ring, k_full, v_full, last, row, first,
-                many, scoring, bias, slope, drop, words, p, shrink, mixed, largest, total,
-                energy, BD, BE, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
+            slot, lap, p, shrink, mixed, beside, largest, total, energy = _step(
+                half, i, slot, lap, q_tile, k_ring, v_ring, c_ring, k_full, v_full, last, row,
+                first, many, scoring, bias, slope, drop, sums, words, p, shrink, mixed, beside,
+                largest, total, energy, BD, BE, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
             )  # fmt: skip
 
         free(queries_free(turn % PLACES))
@@ -254,7 +268,12 @@ def _multiply(
         weights = gl.convert_layout(p.to(q_tile.dtype), WEIGHTS)
         values = v_ring.index(slot).reshape((BN, BE))
         mixed = warpgroup_mma(weights, values, mixed, is_async=True)
-        mixed = warpgroup_mma_wait(0, deps=(mixed,))
+        if sums is None:
+            mixed = warpgroup_mma_wait(0, deps=(mixed,))
+        else:
+            beside = mix_columns(p.to(q_tile.dtype), c_ring.index(slot), shrink, beside, BN)
+            mixed, beside = warpgroup_mma_wait(0, deps=(mixed, beside))
+            add_up_rows(half, tile, b, h, n, beside, sums, BM)
         free(VALUES_FREE + slot)
         slot, lap = next_slot(slot, lap, STAGES)
 
@@ -282,14 +301,15 @@ def _multiply(
 @launched
 @gluon.jit(do_not_specialize=["items", "splits", "rows"])
 def forward_on_hopper(
-    q, k, v, out, sent, to, parts, taken, flags, rule, scoring, bias, sink, drop, n, items, splits,
-    rows,
+    q, k, v, c, out, sent, to, parts, sums, taken, flags, rule, scoring, bias, sink, drop, n, items,
+    splits, rows,
     E: gl.constexpr, BD: gl.constexpr, BE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, PLACES: gl.constexpr, STATISTICS: gl.constexpr,
 ):  # fmt: skip
     """Tiles of queries against their keys; `taken` and `flags` start at 0. Without `taken` there is
     a program for each tile. With `sent`, a map of the output, the copy engine writes it. With
-    `splits`, sums of each are written to `parts`."""
+    `splits`, sums of each are written to `parts`. With `c`, columns of numbers beside the values,
+    what each tile's rows have of them is written to `sums`."""
     # Values are asked for before the last ones are free, so one slot would wait for itself.
     gl.static_assert(STAGES >= 2)
     gl.static_assert(STAGES <= MOST_STAGES)
@@ -300,6 +320,9 @@ def forward_on_hopper(
     q_tiles = gl.allocate_shared_memory(q.dtype, [2 * PLACES, 1, 1, HALF, BD], q.layout)
     k_ring = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BN, BD], k.layout)
     v_ring = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BN, BE], v.layout)
+    c_ring = v_ring
+    if c is not None:
+        c_ring = gl.allocate_shared_memory(c.dtype, [STAGES, 1, 1, BN, COLUMNS], c.layout)
     staged = q_tiles
     if sent is not None:
         staged = gl.allocate_shared_memory(sent.dtype, [2, 1, 1, HALF, BE], sent.layout)
@@ -318,23 +341,23 @@ def forward_on_hopper(
                 _multiply,
                 (
                     0, out, sent, staged, to, parts, flags, rule, scoring, bias, sink, drop, n,
-                    items, splits, rows, item_at, q_tiles, k_ring, v_ring, q_full, k_full, v_full,
-                    E, BD, BE, BM, BN, STAGES, PLACES, STATISTICS,
+                    items, splits, rows, sums, item_at, q_tiles, k_ring, v_ring, c_ring, q_full,
+                    k_full, v_full, E, BD, BE, BM, BN, STAGES, PLACES, STATISTICS,
                 ),
             ),
             (
                 _multiply,
                 (
                     1, out, sent, staged, to, parts, flags, rule, scoring, bias, sink, drop, n,
-                    items, splits, rows, item_at, q_tiles, k_ring, v_ring, q_full, k_full, v_full,
-                    E, BD, BE, BM, BN, STAGES, PLACES, STATISTICS,
+                    items, splits, rows, sums, item_at, q_tiles, k_ring, v_ring, c_ring, q_full,
+                    k_full, v_full, E, BD, BE, BM, BN, STAGES, PLACES, STATISTICS,
                 ),
             ),
             (
                 _copy,
                 (
-                    q, k, v, rule, n, items, splits, taken, item_at, q_tiles, k_ring, v_ring,
-                    q_full, k_full, v_full, BM, BN, STAGES, PLACES,
+                    q, k, v, c, rule, n, items, splits, taken, item_at, q_tiles, k_ring, v_ring,
+                    c_ring, q_full, k_full, v_full, BM, BN, STAGES, PLACES,
                 ),
             ),
         ],
@@ -355,6 +378,7 @@ def run_on_hopper(
     how: Forward,
     *,
     statistics: bool,
+    beside: Beside | None = None,
 ) -> None:
     """The forward pass of a call that `fits_hopper`, written to `out` and `to`, or to `parts`."""
     if rule.kind is ALL:
@@ -367,8 +391,9 @@ def run_on_hopper(
         n = n._replace(queries=q.shape[2], heads=q.shape[1], group=1)
     forward_on_hopper[(min(items, processors(x.q.device)),)](
         described(x.q, how.rows // 2, seen_as=q), described(x.k, how.keys),
-        described(x.v, how.keys), sheet(out),
-        described(out, how.rows // 2) if how.queued else None, to, parts, taken, flags, rule,
+        described(x.v, how.keys), None if beside is None else beside.described(how.keys),
+        sheet(out), described(out, how.rows // 2) if how.queued else None, to, parts,
+        None if beside is None else beside.sums, taken, flags, rule,
         score(x), added(x), x.sink, dropping(x), n, items, splits, to.lse.numel(),
         E=x.v.shape[-1], BD=width_on_hopper(x.q), BE=width_on_hopper(x.v), BM=how.rows,
         BN=how.keys, STAGES=how.stages, PLACES=2 if how.queued else 1, STATISTICS=statistics,

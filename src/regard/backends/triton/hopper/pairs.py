@@ -11,6 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from regard.backends.triton.arguments import wide
+from regard.backends.triton.assembly import UNLESS_DROPPED
 from regard.backends.triton.pairs import ALIBI, LOG2E, mixed_word
 from regard.backends.triton.rules import SPANS, band_at, edges_of, limit_of, span_of_rows
 
@@ -95,3 +96,13 @@ def words_of(drop, b, h, row):
 def keeps(drop, words, key):
     """Which weights dropout keeps, as `pairs.kept`; words and keys along different axes."""
     return _mixed_word(words + key.to(gl.uint32)) >= drop.threshold.to(gl.uint32)
+
+
+@gluon.jit
+def dropped(p, drop, words, key, BN: gl.constexpr, LAYOUT: gl.constexpr):
+    """Weights of the keys from `key` on after dropout. What is kept grows in the end."""
+    if drop.on:
+        column = gl.expand_dims(key + gl.arange(0, BN, gl.SliceLayout(0, LAYOUT)), 0)
+        given = [p, gl.expand_dims(words, 1), column, drop.threshold.to(gl.uint32)]
+        p = gl.inline_asm_elementwise(UNLESS_DROPPED, "=f,f,r,r,r", given, gl.float32, True, 1)
+    return p

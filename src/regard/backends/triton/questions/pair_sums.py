@@ -22,6 +22,8 @@ from regard.backends.triton.rules import allowed, limit_of, runs_of
 from regard.backends.triton.tuning import Looking
 from regard.inputs import AttentionInputs
 
+DIAGONAL = 32
+"""Keys that a diagonal is wide."""
 PROGRAMS = 64
 """Programs that share the rows of a head, each with a sum of its own."""
 
@@ -80,10 +82,12 @@ def _offset_sums(
         slanted = tl.gather(p, turned, 1)
         here += tl.sum(tl.where(round_again, 0.0, slanted), 0)
         before += tl.sum(tl.where(round_again, slanted, 0.0), 0)
-    at = (tl.program_id(1) * tl.num_programs(0) + part) * tl.num_programs(2) + step
-    out += at.to(tl.int64) * (2 * BN) + column
-    tl.store(out, before)
-    tl.store(out + BN, here)
+    # Each in a plane of its own, at its place among all diagonals.
+    width = (tl.num_programs(2) + 1) * BN
+    plane = tl.num_programs(1).to(tl.int64) * tl.num_programs(0) * width
+    at = (tl.program_id(1) * tl.num_programs(0) + part).to(tl.int64) * width + step * BN
+    tl.store(out + at + column, before)
+    tl.store(out + plane + at + BN + column, here)
 
 
 @launched
@@ -130,20 +134,18 @@ def offset_sums(
     """What all queries give to the key at each offset, from `reach` places later to as many
     earlier."""
     B, H, Q, K = x.shape
-    side = min(how.rows, how.keys, 64)
+    side = min(how.rows, how.keys, DIAGONAL)
     assert reach % side == 0
     steps, parts = 2 * reach // side + 1, min(PROGRAMS, tiles_of(Q, side))
-    out = torch.empty(B * H, parts, steps, 2 * side, dtype=torch.float32, device=x.q.device)
+    # Distances from `side` keys before the first column of the first step to as many behind the
+    # last one's.
+    out = torch.zeros(2, B * H, parts, (steps + 1) * side, dtype=torch.float32, device=x.q.device)
     rule = rule_of(x.mask, x.shape, (side, side), x.q.device, by_keys=False)
     _offset_sums[(parts, B * H, steps)](
         sheet(x.q), sheet(x.k), lse.contiguous(), out, rule, added(x), score(x), sizes(x), K - Q,
-        reach, **constants_of(x, side, side, how.precision), num_warps=4,
+        reach, **constants_of(x, side, side, how.precision), num_warps=2,
     )  # fmt: skip
-    found = out.sum(1, dtype=torch.float64)
-    # Of one step: distances from `side` keys before its first column to as many behind it.
-    total = found.new_zeros(B * H, (steps + 1) * side)
-    for step in range(steps):
-        total[:, step * side : (step + 2) * side] += found[:, step]
+    total = out.sum((0, 2), dtype=torch.float64)
     return total[:, side : side + 2 * reach + 1].flip(-1).view(B, H, -1)
 
 
@@ -154,11 +156,12 @@ def kin_mass(
     B, H, Q, _ = x.shape
     mass = torch.zeros(B, H, Q, dtype=torch.float32, device=x.q.device)
     met = torch.zeros(B, Q, dtype=torch.int32, device=x.q.device)
-    side = min(how.rows, how.keys, 64)
-    rule = rule_of(x.mask, x.shape, (side, side), x.q.device, by_keys=False)
-    _kin_mass[(tiles_of(Q, side), B * H)](
+    # Most tokens are few, and so are their keys.
+    rows, keys = min(how.rows, 64), min(how.keys, 32)
+    rule = rule_of(x.mask, x.shape, (rows, keys), x.q.device, by_keys=False)
+    _kin_mass[(tiles_of(Q, rows), B * H)](
         sheet(x.q), sheet(x.k), lse.contiguous(), mass, met, kin.rows, kin.begins, kin.ends,
         kin.keys, rule, added(x), score(x), sizes(x),
-        **constants_of(x, side, side, how.precision), num_warps=4,
+        **constants_of(x, rows, keys, how.precision), num_warps=4,
     )  # fmt: skip
     return mass, met > 0

@@ -15,7 +15,7 @@ import triton.language as tl
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.backends.contract import Pool, Rows, Top
+from regard.backends.contract import Pool, Rows, Top, Weighed
 from regard.backends.exactness import widened
 from regard.backends.questions.kin import Kin
 from regard.backends.tiled.second_pass import TiledPass
@@ -28,6 +28,7 @@ from regard.backends.triton.arguments import (
     sizes,
     tiles_of,
 )
+from regard.backends.triton.forward import weighed
 from regard.backends.triton.hopper.received import received_on_hopper
 from regard.backends.triton.launches.launched import launched, recorded
 from regard.backends.triton.layout import is_told, rule_of
@@ -44,6 +45,7 @@ from regard.backends.triton.questions.maps import pooled_map
 from regard.backends.triton.questions.mean_logits import mean_logits
 from regard.backends.triton.questions.pair_sums import kin_mass, offset_sums
 from regard.backends.triton.questions.top_keys import MOST, top_keys
+from regard.backends.triton.questions.value_forms import WIDEST, value_forms
 from regard.backends.triton.refusals import why_not
 from regard.backends.triton.replay.steps import Step, launch_again, steps_of
 from regard.backends.triton.rules import (
@@ -244,6 +246,26 @@ class TritonPass(TiledPass):
             return None
         with on_card(lse):
             return kin_mass(inputs, looking_settings(inputs), lse, kin)
+
+    def weighed(self, inputs: AttentionInputs, columns: Float[Tensor, "b h k c"]) -> Weighed | None:
+        learns = torch.is_grad_enabled() and may_learn(inputs.tensors())
+        if learns or inputs.dropout or not _takes(inputs):
+            return None
+        with on_card(columns):
+            return weighed(inputs, columns)
+
+    @torch.no_grad()
+    def value_forms(
+        self,
+        inputs: AttentionInputs,
+        forms: Float[Tensor, "h e e"],
+        vectors: Float[Tensor, "b k inner"],
+    ) -> tuple[Float[Tensor, "b h k"], Float[Tensor, "b h k"]] | None:
+        v = inputs.v
+        if v.shape[-1] > WIDEST or not v.dtype == forms.dtype == vectors.dtype:
+            return None
+        with on_card(v):
+            return value_forms(inputs, forms, vectors)
 
     def head_sums(self, inputs: AttentionInputs, rows: Rows) -> Float[Tensor, "n b h"] | None:
         # Asked of every layer at each step of training that is looked at.
