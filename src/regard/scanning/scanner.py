@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.interpret.head_scores.measurement import Enough, Leaks
+from regard.interpret.head_scores.interruptions import Enough, Leaks
 from regard.interpret.head_scores.pairs.pair_sums import call_sums
 from regard.interpret.head_scores.pairs.weight_blocks import blocks, open_pairs
 from regard.interpret.head_scores.sides import Sides
@@ -183,7 +183,8 @@ class Scanner:
         numbers: Tensor,
         separators: Tensor | None,
     ) -> LayerState:
-        sides, x = texts.sides_of(batch, path, trace), trace.inputs
+        x = trace.inputs
+        sides = texts.sides_of(batch, path, x)
         if sides.key.padded:
             _refuse_leaks(trace, sides)
         rows = RowStatistics(trace, sides, self.options.statistics)
@@ -196,7 +197,7 @@ class Scanner:
                 roles["offset"] = torch.stack([p.double().sum(0) for p in sums.offsets], -1)
             if separators is not None and sides.key.ids is not None:
                 on = sides.key.among(separators)[:, None].double()
-                given = (sums.received * on).sum((0, 2))
+                given = sums.on_keys(on).sum(0)
                 roles["separator"] = torch.stack([given, sums.rows.sum(0)], -1)
         elif rows.needs_weights:
             for block in blocks(trace):

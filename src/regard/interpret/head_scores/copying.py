@@ -10,7 +10,7 @@ on that scale nor on how loud the head is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,11 +18,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.interpret.head_scores.model_form import Last, Size, form_of, matrix_of
+from regard.backends.contract import SecondPass
+from regard.inputs import AttentionInputs
+from regard.interpret.head_scores.model_form import Form, Last, Size, form_of, matrix_of
 from regard.interpret.interventions.outputs import Place
 from regard.interpret.interventions.runs import Runner
 from regard.interpret.rows import matching
-from regard.traces import Trace
 
 CLEAR = 2.0
 """Standard deviations from which on a token counts as raised or lowered."""
@@ -34,41 +35,65 @@ class Unembedding:
 
     tokens: Float[Tensor, "v d"]
     """For each token, what a direction of the stream is multiplied with; the norm is in it."""
+    _last: dict[torch.dtype, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _covariances: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     def own_logit(
-        self, trace: Trace, projection: Float[Tensor, "d inner"], ids: Int[Tensor, "b k"]
+        self,
+        x: AttentionInputs,
+        asks: SecondPass,
+        projection: Float[Tensor, "d inner"],
+        ids: Int[Tensor, "b k"],
     ) -> Float[Tensor, "b h k"]:
         """The logit of each key's own token among all tokens, in standard deviations, that each
         head writes where it looks at that key."""
-        x = trace.inputs
         # On a card a model of half precision is read in such: one product is as large as a layer's.
         half = projection.is_cuda and projection.dtype in (torch.bfloat16, torch.float16)
         dtype = torch.bfloat16 if half else self.tokens.dtype
-        projection, v = projection.to(dtype), x.v.to(dtype)
-        B, K, width = x.shape.B, x.shape.K, v.shape[-1]
-        groups = x.shape.H // x.group
-        # Axes are b, k, key heads, heads of a group, width, as far as there are such.
-        out = projection.reshape(-1, x.shape.H, width).transpose(0, 1)
-        seen = (self._covariance.to(dtype) @ projection).reshape(-1, x.shape.H, width)
-        spread = (seen.permute(1, 2, 0) @ out).view(groups, x.group, width, width)
-        bent = v @ spread.transpose(1, 2).reshape(groups, width, -1)
-        bent = bent.transpose(1, 2).reshape(B, K, groups, x.group, width)
-        v = v.transpose(1, 2)[:, :, :, None]
-        deviation = (bent * v).sum(-1, dtype=self.tokens.dtype).clamp_min(0).sqrt()
-        own = (self.tokens[ids] - self._mean).to(dtype) @ projection
-        raised = (own.view_as(bent) * v).sum(-1, dtype=self.tokens.dtype)
+        projection, x = projection.to(dtype), replace(x, v=x.v.to(dtype))
+        H, width = x.shape.H, x.v.shape[-1]
+        out = projection.reshape(-1, H, width).transpose(0, 1)
+        seen = (self._covariance_in(dtype) @ projection).reshape(-1, H, width)
+        spread = seen.permute(1, 2, 0) @ out
+        own = self._of(ids, dtype) @ projection
+        variance, raised = asks.value_forms(x, spread, own) or _value_forms(x, spread, own)
+        deviation = variance.clamp_min(0).sqrt()
         # A head that writes nothing, or the same for every token, raises none.
-        stands = torch.where(deviation > 0, raised / deviation, 0.0)
-        return stands.flatten(2).transpose(1, 2)
+        return torch.where(deviation > 0, raised / deviation, 0.0)
+
+    def _of(self, ids: Int[Tensor, "b k"], dtype: torch.dtype) -> Float[Tensor, "b k d"]:
+        """What a direction is multiplied with for the token of each key, less the mean of all
+        tokens. Every layer asks for those of the same text."""
+        known = self._last.get(dtype)
+        if known is None or known[0] is not ids:
+            self._last.clear()
+            known = self._last[dtype] = ids, (self.tokens[ids] - self._mean).to(dtype)
+        return known[1]
 
     @cached_property
     def _mean(self) -> Float[Tensor, "d"]:
         return self.tokens.mean(0)
 
-    @cached_property
-    def _covariance(self) -> Float[Tensor, "d d"]:
-        centred = self.tokens - self._mean
-        return centred.T @ centred / len(centred)
+    def _covariance_in(self, dtype: torch.dtype) -> Float[Tensor, "d d"]:
+        if dtype not in self._covariances:
+            centred = self.tokens - self._mean
+            self._covariances[dtype] = (centred.T @ centred / len(centred)).to(dtype)
+        return self._covariances[dtype]
+
+
+def _value_forms(
+    x: AttentionInputs, forms: Float[Tensor, "h e e"], vectors: Float[Tensor, "b k inner"]
+) -> tuple[Float[Tensor, "b h k"], Float[Tensor, "b h k"]]:
+    """As `SecondPass.value_forms`, by plain operations."""
+    B, H, _, K = x.shape
+    G, width = H // x.group, x.v.shape[-1]
+    wide = torch.promote_types(forms.dtype, torch.float32)
+    # Axes are b, key heads, k, heads of a group, width.
+    v = x.v[:, :, :, None]
+    bent = x.v @ forms.view(G, x.group, width, width).transpose(1, 2).reshape(G, width, -1)
+    quadratic = (bent.view(B, G, K, x.group, width) * v).sum(-1, dtype=wide)
+    linear = (vectors.view(B, K, G, x.group, width).transpose(1, 2) * v).sum(-1, dtype=wide)
+    return quadratic.transpose(2, 3).reshape(B, H, K), linear.transpose(2, 3).reshape(B, H, K)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +101,7 @@ class Writing:
     """What of a model's form could be made sure of: its layers, the unembedding, and each layer's
     output projection; or why not."""
 
+    form: Form
     sizes: dict[str, Size]
     last: Place
     """The last call of these layers in a run."""
@@ -84,6 +110,18 @@ class Writing:
     why: str = ""
     """What was not found; nothing if all was."""
 
+    def wants(self, path: str) -> bool:
+        """Whether a layer is one of these."""
+        return path in self.sizes
+
+    def is_last(self, place: Place) -> bool:
+        """Whether nothing that comes after a call is asked for."""
+        return place == self.last
+
+    def projection(self, path: str, width: int) -> Float[Tensor, "d inner"] | None:
+        """The output projection of a layer whose heads together are so wide."""
+        return self.projections.get(path)
+
 
 def writing_of(runner: Runner, text: Any, layers: str | Sequence[str] = "*") -> Writing:
     """The weights by which heads write, where it is sure which these are."""
@@ -91,7 +129,7 @@ def writing_of(runner: Runner, text: Any, layers: str | Sequence[str] = "*") -> 
     sizes = {path: form.sizes[path] for path in matching(form.sizes, layers)}
     last = [place for place in form.calls if place[0] in sizes][-1]
     if form.last is None:
-        return Writing(sizes, last, None, {}, form.why)
+        return Writing(form, sizes, last, None, {}, form.why)
     found = {
         path: matrix_of(model.get_submodule(form.projections[path]))
         for path in sizes
@@ -105,10 +143,10 @@ def writing_of(runner: Runner, text: Any, layers: str | Sequence[str] = "*") -> 
             + ", ".join(missing[:3])
             + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         )
-    return Writing(sizes, last, _unembedding(model, form.last), found, why)
+    return Writing(form, sizes, last, unembedding_of(model, form.last), found, why)
 
 
-def _unembedding(model: nn.Module, last: Last) -> Unembedding:
+def unembedding_of(model: nn.Module, last: Last) -> Unembedding:
     norm = None if last.norm is None else model.get_submodule(last.norm)
     matrix = matrix_of(model.get_submodule(last.matrix)).float()
     gain = getattr(norm, "weight", None)

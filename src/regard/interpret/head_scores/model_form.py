@@ -85,6 +85,15 @@ def form_of(runner: Runner, text: Any) -> Form:
 _NO_END = "the last linear map to logits of tokens was not found"
 
 
+def likely_end(model: nn.Module) -> Last | None:
+    """The last norm and the last linear map, in the order in which a model holds them. Most end
+    with these."""
+    parts = _Parts(model)
+    if not parts.maps:
+        return None
+    return Last(next(reversed(parts.norms), None), next(reversed(parts.maps)))
+
+
 def matrix_of(module: nn.Module) -> Float[Tensor, "out inner"]:
     """[out, in], whichever way it is kept."""
     weight = module.weight
@@ -182,13 +191,14 @@ def _projections(
     for i, note in enumerate(notes):
         ran.setdefault(id(note.module), i)
     for path, size in sizes.items():
-        found = _projection(model.get_submodule(path), size.width)
+        found = output_projection(model.get_submodule(path), size.width)
         sure = None if found is None else _adds_up(notes, norms, ran.get(id(found[1])))
         if found is not None and sure is not None:
             yield _Layer(path, f"{path}.{found[0]}" if path else found[0], sure)
 
 
-def _projection(module: nn.Module, width: int) -> tuple[str, nn.Module] | None:
+def output_projection(module: nn.Module, width: int) -> tuple[str, nn.Module] | None:
+    """By name: what an attention module of such width may end with, and its path there."""
     inside = [(path, found) for path, found in module.named_modules() if _is_map(found)]
     for name in NAMES:
         for path, found in inside:

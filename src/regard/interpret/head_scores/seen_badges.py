@@ -83,6 +83,7 @@ def _add(totals: dict[str, Tensor], trace: Trace, tokens: Sequence[str] | None) 
     if own:
         assert tokens is not None
         marks = [i for i, t in enumerate(tokens) if i and not any(c.isalnum() for c in t)]
+        assert sums.received is not None
         given = sums.received[..., marks].sum(-1)
         every["separator"] = torch.stack([given, sums.rows], -1).sum(0).cpu()
     for name, both in every.items():

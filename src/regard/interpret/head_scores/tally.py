@@ -40,6 +40,8 @@ class Tally:
         """By layer: [texts, heads, offsets, 2]."""
         self._strongest: list[tuple[list[str], Tensor]] = []
         """Layers that have equally many heads, and of these, once settled: [layers, heads]."""
+        self._index: tuple[Tensor, Tensor] | None = None
+        """The last index, and which units it means: the same for every layer."""
 
     def add(self, path: str, index: Int[Tensor, "b"], found: Mapping[str, Sum]) -> None:
         """By the name of a score."""
@@ -53,13 +55,17 @@ class Tally:
 
     def add_offsets(self, path: str, index: Int[Tensor, "b"], found: Sum) -> None:
         # Many numbers: those of one text are small enough to be added as float32.
-        both = torch.stack([found[0].float(), found[1].float()], -1)
+        both = torch.stack(found, -1).float()
         if path not in self._offsets:
             self._offsets[path] = both.new_zeros(self.units, *both.shape[1:])
         self._offsets[path].index_add_(0, self._unit(index, both), both)
 
     def _unit(self, index: Int[Tensor, "b"], like: Tensor) -> Int[Tensor, "b"]:
-        return (index * self.units // self.texts).to(like.device, non_blocking=True)
+        known = self._index
+        if known is None or known[0] is not index or known[1].device != like.device:
+            unit = (index * self.units // self.texts).to(like.device, non_blocking=True)
+            self._index = known = index, unit
+        return known[1]
 
     def settle_offsets(self) -> None:
         """Keep of all offsets the strongest, as the score "offset"."""

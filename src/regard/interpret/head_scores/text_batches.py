@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from regard.errors import RegardError
+from regard.inputs import AttentionInputs
 from regard.interpret.head_scores.sides import Side, Sides
 from regard.interpret.interventions.runs import Runner, arguments, items
 from regard.interpret.two_texts import refuse_untold_target
@@ -123,9 +124,9 @@ class Texts:
             call = {"input_ids": ids, "attention_mask": side.real.long()}
         return Batch(call, (side,), torch.tensor([self.starts[i] for i in some]))
 
-    def sides_of(self, batch: Batch, path: str, trace: Trace) -> Sides:
+    def sides_of(self, batch: Batch, path: str, x: AttentionInputs) -> Sides:
         """What the queries and keys of a call read."""
-        x, many = trace.inputs, len(batch.sides[0].real)
+        many = len(batch.sides[0].real)
         B, _, Q, K = x.shape
         if many == B and len(batch.sides) == 1:
             side = batch.sides[0]

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.arguments import said
+from regard.backends.contract import SecondPass
 from regard.errors import RegardError
+from regard.inputs import AttentionInputs
 from regard.interpret.interventions.intervention import Intervention, changed_output
 from regard.interpret.interventions.outputs import Place
 from regard.traces import Trace
@@ -19,6 +21,7 @@ from regard.values import whole
 from regard.watching.intervening import Intervening
 
 Look = Callable[[Place, Trace], None]
+Columns = Callable[[Place, AttentionInputs, SecondPass], Tensor | None]
 TOKENS = 4096
 """Tokens, of all interventions together, that are run at once by default."""
 MOST = 32
@@ -48,14 +51,21 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
 
 @contextmanager
 def _handed(
-    model: nn.Module, together: Sequence[Sequence[Intervention]], look: Look | None = None
+    model: nn.Module,
+    together: Sequence[Sequence[Intervention]],
+    look: Look | None = None,
+    columns: Columns | None = None,
 ) -> Iterator[None]:
     def handle(path: str, nth: int, trace: Trace) -> Tensor | None:
         if look is not None:
             look((path, nth), trace)
         return changed_output(path, nth, trace, together)
 
-    with Intervening(model, handle) as seen:
+    def columns_of(path: str, nth: int, call: AttentionInputs, asks: SecondPass) -> Tensor | None:
+        return None if columns is None else columns((path, nth), call, asks)
+
+    beside = None if columns is None else columns_of
+    with Intervening(model, handle, columns=beside) as seen:
         yield
         named = {path for several in together for one in several for path in one.heads}
         missing = sorted(named - set(seen))
@@ -94,10 +104,12 @@ class Runner:
         text: Any,
         together: Sequence[Sequence[Intervention]] = ((),),
         look: Look | None = None,
+        columns: Columns | None = None,
     ) -> Any:
-        """The model's output for a text, which is given once for each of several interventions."""
+        """The model's output for a text, which is given once for each of several interventions.
+        `columns` are asked for calls that are about to run, as `Intervening` does."""
         args, kwargs = arguments(text, len(together))
-        with _handed(self.model, together, look):
+        with _handed(self.model, together, look, columns):
             return self.model(*args, **kwargs)
 
 

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
+from regard.backends.exactness import taken_as_told
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
-from regard.interpret.head_scores.pairs.pair_totals import OFFSETS, REACH, PairTotals
+from regard.interpret.head_scores.pairs.key_columns import PLACE
+from regard.interpret.head_scores.pairs.pair_totals import OFFSETS, REACH, PairTotals, Weighed
+from regard.interpret.head_scores.pairs.row_totals import RowTotals
 from regard.interpret.head_scores.pairs.weight_blocks import looks_back, open_at
 from regard.interpret.head_scores.sides import Side, Sides
 from regard.traces import Trace
 
 
-def asked_totals(trace: Trace, sides: Sides) -> PairTotals | None:
-    """None where no kernel answers, or not all of it.
+def asked_totals(
+    trace: Trace,
+    sides: Sides,
+    rows: RowTotals,
+    weighed: Weighed | None = None,
+    *,
+    hopeful: bool = False,
+) -> PairTotals | None:
+    """None where no kernel answers, or not all of it. What `weighed` tells is not asked again.
+    `hopeful` does not wait for the device to say whether float32 tells the weights of a call.
 
     How far away weight falls is told by what each key received, if nobody looks ahead: the places
     of all rows, less the places that their weight fell on. That is exact to about a millionth of
@@ -24,39 +35,44 @@ def asked_totals(trace: Trace, sides: Sides) -> PairTotals | None:
     x, asks = trace.inputs, trace.second_pass
     if x.sink is not None or isinstance(x.bias, Dense) or (sides.own and not looks_back(x)):
         return None
+    told = taken_as_told(x) if hopeful else None
+    x, sure = (x, None) if told is None else told
     lse = trace.rows.lse
     if sides.query.padded:
         # Rows that see nothing give nothing.
         lse = lse.masked_fill(~sides.query.real[:, None], -torch.inf)
     B, H = x.shape[:2]
-    offsets = lse.new_zeros(B, H, OFFSETS, dtype=torch.float64)
-    offset_rows = torch.zeros(B, OFFSETS, dtype=torch.long, device=lse.device)
     if sides.own:
-        found = asks.offset_sums(x, lse, REACH)
-        if found is None:
+        by_offset = asks.offset_sums(x, lse, REACH)
+        if by_offset is None:
             return None
-        offsets, offset_rows = found.double(), _rows_by_offset(x, sides.query)
-    tokens, token_rows = None, torch.zeros(B, 2, dtype=torch.long, device=lse.device)
+        offsets, offset_rows = by_offset.double(), _rows_by_offset(x, sides.query)
+    else:
+        offsets = lse.new_zeros(B, H, OFFSETS, dtype=torch.float64)
+        offset_rows = torch.zeros(B, OFFSETS, dtype=torch.long, device=lse.device)
+    tokens = token_rows = None
     if sides.query.ids is not None and sides.key.ids is not None:
         kin = sides.query.own_kin if sides.own else sides.query.kin(sides.key, earlier=False)
         answers = [asks.kin_mass(x, lse, each) for each in kin]
-        told = [answer for answer in answers if answer is not None]
-        if len(told) < len(answers):
+        found = [answer for answer in answers if answer is not None]
+        if len(found) < len(answers):
             return None
-        tokens = torch.stack([mass.sum(-1, dtype=torch.float64) for mass, _ in told], -1)
-        token_rows = torch.stack([met.sum(-1) for _, met in told], -1)
-    received = asks.received(x, lse).double()
-    away = _away(x, lse, received) if sides.own else received.new_zeros(B, H)
-    return PairTotals(received, away, offsets, offset_rows, tokens, token_rows, None)
+        tokens = torch.stack([mass.sum(-1, dtype=torch.float64) for mass, _ in found], -1)
 
+        def met() -> Tensor:
+            return torch.stack([some.sum(-1) for _, some in found], -1)
 
-def _away(
-    x: AttentionInputs, lse: Float[Tensor, "b h q"], received: Float[Tensor, "b h k"]
-) -> Float[Tensor, "b h"]:
-    query = torch.arange(x.shape.Q, device=lse.device, dtype=torch.float64)
-    key = torch.arange(x.shape.K, device=lse.device, dtype=torch.float64)
-    gives = (lse > -torch.inf).double()
-    return gives @ (query + (x.shape.K - x.shape.Q)) - received @ key
+        token_rows = sides.query.counted("kin", x, met) if sides.own else met()
+    received = asks.received(x, lse).double() if weighed is None else None
+    away = None
+    if sides.own:
+        if received is None:
+            assert weighed is not None
+            fell = weighed[PLACE]
+        else:
+            fell = received @ torch.arange(x.shape.K, device=lse.device, dtype=torch.float64)
+        away = rows.places - fell
+    return PairTotals(received, away, offsets, offset_rows, tokens, token_rows, None, sure)
 
 
 def _rows_by_offset(x: AttentionInputs, side: Side) -> Int[Tensor, "b offsets"]:

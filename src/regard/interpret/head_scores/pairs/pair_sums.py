@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from regard.interpret.head_scores.pairs.asked_totals import asked_totals
-from regard.interpret.head_scores.pairs.pair_totals import REACH, PairTotals
+from regard.interpret.head_scores.pairs.key_columns import FIRST
+from regard.interpret.head_scores.pairs.pair_totals import REACH, PairTotals, Weighed
+from regard.interpret.head_scores.pairs.row_totals import row_totals
 from regard.interpret.head_scores.pairs.swept_totals import Sweep
 from regard.interpret.head_scores.pairs.weight_blocks import (
     Block,
     apart,
     blocks,
-    entropy_sums,
-    seeing_rows,
 )
 from regard.interpret.head_scores.sides import Sides
 from regard.traces import Chosen, Trace
@@ -34,13 +34,21 @@ class CallSums(NamedTuple):
     """By the name of a score: what it adds up, and what that is divided by."""
     offsets: Sum | None
     """The same for each offset [b h offsets]; None where queries and keys are different texts."""
-    received: Float[Tensor, "b h k"]
-    """What each key got from the rows that are no padding."""
+    received: Float[Tensor, "b h k"] | None
+    """What each key got from the rows that are no padding; None where numbers of keys were weighed
+    instead."""
     rows: Float[Tensor, "b h"]
     """How many rows see something."""
     arcs: Float[Tensor, "n h 3"] | None
     """For each arc that was asked about: its weight, whether no other key has more, and whether
     the pair may be seen at all."""
+    sure: Bool[Tensor, ""] | None = None
+    """Whether all of it holds, where that was left open; as the device has it."""
+
+    def on_keys(self, numbers: Shaped[Tensor, "b #h k"]) -> Float[Tensor, "b h"]:
+        """Numbers of keys, weighted by what the keys got and added up."""
+        assert self.received is not None
+        return (self.received * numbers).sum(-1)
 
 
 def call_sums(
@@ -48,10 +56,14 @@ def call_sums(
     sides: Sides,
     arcs: Int[Tensor, "n 3"] | None = None,
     also: Callable[[Block], None] | None = None,
+    weighed: Weighed | None = None,
+    *,
+    hopeful: bool = False,
 ) -> CallSums:
     """The sums of a call: from questions about it where kernels answer them, else from one sweep
     over its rows. `arcs` are (sequence, query, key). `also` is handed every block of weights, so
-    that whoever asks more of them need not compute them again."""
+    that whoever asks more of them need not compute them again. `weighed` are sums of numbers of
+    keys that the forward pass told; `hopeful` leaves open what would have to be waited for."""
     if apart(trace.inputs):
         if also is not None:
             for block in blocks(trace):
@@ -60,17 +72,19 @@ def call_sums(
         every = [call_sums(_heads(trace, h), sides, arcs) for h in range(alone)]
         return _side_by_side(every)
     x = trace.inputs
-    asked = asked_totals(trace, sides) if arcs is None and also is None else None
+    of_rows = row_totals(trace, sides.query)
+    rows = of_rows.many
+    asked = None
+    if arcs is None and also is None:
+        asked = asked_totals(trace, sides, of_rows, weighed, hopeful=hopeful)
     totals = _swept(trace, sides, arcs, also) if asked is None else asked
-    real = sides.query.real if sides.query.padded else None
-    rows = seeing_rows(trace, real).double().sum(-1)
-    scores: dict[str, Sum] = {"entropy": entropy_sums(trace, real)}
-    if totals.tokens is not None:
+    scores: dict[str, Sum] = {"entropy": (of_rows.entropy, of_rows.most)}
+    if totals.tokens is not None and totals.token_rows is not None:
         for i, name in enumerate(("duplicate", "induction")):
             count = totals.token_rows[:, i, None].expand(-1, x.shape.H)
             scores[name] = totals.tokens[..., i], count.double()
     offsets = None
-    if sides.own:
+    if sides.own and totals.away is not None:
         there = totals.offset_rows[:, None].expand(-1, x.shape.H, -1).double()
         offsets = totals.offsets, there
         scores["distance"] = totals.away, rows
@@ -78,9 +92,13 @@ def call_sums(
         scores["nearby"] = offsets[0][..., near].sum(-1), rows
         for name, place in (("previous", REACH + 1), ("next", REACH - 1)):
             scores[name] = offsets[0][..., place], there[..., place]
-    first = sides.key.first.view(-1, 1, 1).expand(-1, x.shape.H, 1)
-    scores["first"] = totals.received.gather(-1, first)[..., 0], rows
-    return CallSums(scores, offsets, totals.received, rows, totals.arcs)
+    if totals.received is None:
+        assert weighed is not None
+        scores["first"] = weighed[FIRST], rows
+    else:
+        first = sides.key.first.view(-1, 1, 1).expand(-1, x.shape.H, 1)
+        scores["first"] = totals.received.gather(-1, first)[..., 0], rows
+    return CallSums(scores, offsets, totals.received, rows, totals.arcs, totals.sure)
 
 
 def _swept(
@@ -117,7 +135,7 @@ def _side_by_side(every: Sequence[CallSums]) -> CallSums:
             for name in every[0].scores
         },
         (joined([o[0] for o in offsets]), joined([o[1] for o in offsets])) if offsets else None,
-        joined([one.received for one in every]),
+        joined([one.received for one in every if one.received is not None]),
         joined([one.rows for one in every]),
         joined(arcs) if arcs else None,
     )

@@ -87,12 +87,10 @@ def apart(x: AttentionInputs) -> bool:
     return x.shape.H > 1 and ((x.mask is not None and x.mask.heads > 1) or by_bias)
 
 
-def entropy_sums(
-    trace: Trace, real: Bool[Tensor, "b q"] | None = None
-) -> tuple[Float[Tensor, "b h"], Float[Tensor, "b h"]]:
+def entropy_sums(trace: Trace) -> tuple[Float[Tensor, "b h"], Float[Tensor, "b h"]]:
     """The entropy of each head's rows, and the most that it could be: the log of how many places
     each row may look at; both added up over rows."""
-    seeing = seeing_rows(trace, real)
+    seeing = seeing_rows(trace)
     most = open_places(trace.inputs).clamp_min(1).double().log().expand_as(seeing)
     entropy = trace.rows.entropy.double().masked_fill(~seeing, 0.0).sum(-1)
     return entropy, most.masked_fill(~seeing, 0.0).sum(-1)

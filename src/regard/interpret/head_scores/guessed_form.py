@@ -1,0 +1,89 @@
+"""A model's form as most have it, taken for granted while a card reads long texts.
+
+To see the form takes a short run of the model, in which a card waits for Python. So the texts are
+read first, by a guess; the run that shows whether it holds is Python's work while the card is still
+busy with them. Where the guess is wrong, they are read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.interpret.head_scores.copying import unembedding_of
+from regard.interpret.head_scores.model_form import (
+    Form,
+    Last,
+    likely_end,
+    matrix_of,
+    output_projection,
+)
+from regard.interpret.head_scores.text_batches import Texts
+from regard.interpret.interventions.outputs import Place
+
+LONG = 2048
+"""Tokens from which on a card is busy for longer than a short run takes."""
+
+
+class Guess:
+    """Stands where `Writing` does, for one run."""
+
+    def __init__(self, model: nn.Module, last: Last) -> None:
+        self.model, self.last = model, last
+        self.unembedding = unembedding_of(model, last)
+        self.calls: list[Place] = []
+        self.projections: dict[str, str | None] = {}
+        self._last_of: dict[type[nn.Module], str] = {}
+        """Of modules that attend, the path of the last one of a kind, in the order in which the
+        model holds them: it is the last to run."""
+
+    def holds(self, form: Form) -> bool:
+        """Whether all that was taken for granted is so."""
+        return (
+            form.last == self.last
+            and form.calls == tuple(self.calls)
+            and all(form.projections.get(path) == at for path, at in self.projections.items())
+        )
+
+    def wants(self, path: str) -> bool:
+        return True
+
+    def is_last(self, place: Place) -> bool:
+        self.calls.append(place)
+        kind = type(self.model.get_submodule(place[0]))
+        if kind not in self._last_of:
+            alike = (path for path, module in self.model.named_modules() if type(module) is kind)
+            *_, self._last_of[kind] = alike
+        return place[0] == self._last_of[kind]
+
+    def projection(self, path: str, width: int) -> Float[Tensor, "d inner"] | None:
+        found = output_projection(self.model.get_submodule(path), width)
+        matrix = None if found is None else matrix_of(found[1])
+        if found is None or matrix is None or len(matrix) != self.unembedding.tokens.shape[1]:
+            self.projections[path] = None
+            return None
+        self.projections[path] = f"{path}.{found[0]}" if path else found[0]
+        return matrix
+
+
+def guess_of(texts: Texts, layers: str | Sequence[str]) -> Guess | None:
+    """What a model is likely to be, if all its layers are asked about and a card is busy for long
+    with each text."""
+    asked = layers == "*" and all(map(_takes_a_card_long, texts.calls)) and texts.counts()
+    last = likely_end(texts.model) if asked else None
+    if last is None:
+        return None
+    # A token that a matrix does not have would end all that the card does.
+    many, width = matrix_of(texts.model.get_submodule(last.matrix)).shape
+    gain = None
+    if last.norm is not None:
+        gain = getattr(texts.model.get_submodule(last.norm), "weight", None)
+    fits = gain is None or gain.shape == (width,)
+    return Guess(texts.model, last) if fits and max(texts.counts()) < many else None
+
+
+def _takes_a_card_long(call: Any) -> bool:
+    return isinstance(call, Tensor) and call.is_cuda and call.ndim == 2 and call.shape[1] >= LONG

@@ -1,0 +1,242 @@
+"""Scores of heads whose sums the forward pass tells, and of models whose form is guessed first."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.backends.contract import Weighed
+from regard.backends.questions.kin import Kin
+from regard.backends.tiled import Tiled
+from regard.backends.tiled.second_pass import TiledPass
+from regard.inputs import AttentionInputs
+from regard.interpret import heads
+from regard.interpret.head_scores import guessed_form, model_form
+from regard.interpret.head_scores.head_table import HeadScores
+from regard.models import CausalConfig, CausalModel
+
+ASKED: Counter[str] = Counter()
+
+
+class WeighingPass(TiledPass):
+    """Answers as kernels give them, from whole weights."""
+
+    def weighed(self, inputs: AttentionInputs, columns: Tensor) -> Weighed:
+        ASKED["weighed"] += 1
+        rows = Tiled().observe(inputs)
+        found = Weighed(*rows)
+        received = TiledPass().received(inputs, rows.lse)
+        found.columns = torch.einsum("bhk,bhkc->bhc", received.double(), columns.double())
+        return found
+
+    def received(self, inputs: AttentionInputs, lse: Tensor) -> Tensor:
+        ASKED["received"] += 1
+        return super().received(inputs, lse)
+
+    def offset_sums(self, inputs: AttentionInputs, lse: Tensor, reach: int) -> Tensor:
+        w = self._all(inputs, lse)
+        found = [w.diagonal(-offset, -2, -1).sum(-1) for offset in range(-reach, reach + 1)]
+        return torch.stack(found, -1)
+
+    def kin_mass(self, inputs: AttentionInputs, lse: Tensor, kin: Kin) -> tuple[Tensor, Tensor]:
+        mass = torch.zeros(inputs.shape[:3])
+        met = torch.zeros(inputs.shape.B, inputs.shape.Q, dtype=torch.bool)
+        w = self._all(inputs, lse)
+        for b in range(inputs.shape.B):
+            for row, begin, end in zip(kin.rows[b], kin.begins[b], kin.ends[b], strict=True):
+                keys = kin.keys[b, begin:end].long()
+                mass[b, :, row] = w[b, :, row, keys].sum(-1)
+                met[b, row] = bool((keys < row).any())
+        return mass, met
+
+    def _all(self, inputs: AttentionInputs, lse: Tensor) -> Tensor:
+        every = torch.arange(inputs.shape.Q)
+        return self.weights(inputs, lse, every, every)
+
+
+@pytest.fixture
+def weighing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A backend on this machine that answers as one on a card does."""
+    from regard.calls import dispatch
+
+    ASKED.clear()
+    monkeypatch.setattr(Tiled, "questions", lambda self: WeighingPass())
+    dispatch._KNOWN.clear()
+    yield
+    dispatch._KNOWN.clear()
+
+
+def causal(seed: int = 0, **more: Any) -> CausalModel:
+    torch.manual_seed(seed)
+    return CausalModel(CausalConfig(vocabulary=20, d_model=16, layers=2, heads=2, **more)).eval()
+
+
+def llama() -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=False,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def texts(n: int = 24) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(20, (1, n), generator=generator) for _ in range(3)]
+
+
+def same(one: HeadScores, other: HeadScores) -> None:
+    assert one.notes == other.notes
+    for a, b in zip(one.rows, other.rows, strict=True):
+        assert a.scores.keys() == b.scores.keys()
+        assert a.offset == b.offset
+        for name, score in a.scores.items():
+            want = b.scores[name]
+            for field in ("value", "low", "high", "random"):
+                x, y = getattr(score, field), getattr(want, field)
+                close = math.isclose(x, y, rel_tol=1e-4, abs_tol=1e-5)
+                assert close or (math.isnan(x) and math.isnan(y)), (name, field, x, y)
+
+
+def test_the_forward_pass_tells_what_keys_received(weighing: None, monkeypatch: Any) -> None:
+    model = causal()
+    found = heads(model, texts(), separators=[3, 4])
+    assert ASKED["weighed"] > 0
+    # The first call of a kind is made ready, and asked in the usual way.
+    assert ASKED["received"] < ASKED["weighed"]
+    assert "copying" in found.rows[0].scores
+    monkeypatch.setattr(WeighingPass, "weighed", lambda *_: None)
+    same(found, heads(model, texts(), separators=[3, 4]))
+    monkeypatch.undo()
+    same(found, heads(model, texts(), separators=[3, 4]))
+
+
+def test_texts_of_unlike_length_are_not_weighed(weighing: None, monkeypatch: Any) -> None:
+    model, given = causal(), [torch.arange(9)[None], torch.arange(12)[None] % 7]
+    found = heads(model, given, probes=False, random=False)
+    monkeypatch.undo()
+    same(found, heads(model, given, probes=False, random=False))
+
+
+def test_large_logits_are_asked_about_in_float64(weighing: None, monkeypatch: Any) -> None:
+    model = causal()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "q" in name.split(".")[-2] or "query" in name:
+                weight.mul_(1e4)
+    heads(model, texts(), probes=False, random=False)
+    weighed, received = ASKED["weighed"], ASKED["received"]
+    found = heads(model, texts(), probes=False, random=False)
+    # They are read in hope once, and again.
+    assert ASKED["received"] - received >= 2 > 0
+    assert ASKED["weighed"] > weighed
+    monkeypatch.undo()
+    same(found, heads(model, texts(), probes=False, random=False))
+
+
+class Runs:
+    """How often a model ran whole texts, and how often a short one that shows its form."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tokens: list[int] = []
+        model.register_forward_pre_hook(lambda _, args: self.tokens.append(args[0].shape[-1]))
+
+
+@pytest.fixture
+def guessing(monkeypatch: pytest.MonkeyPatch) -> list[guessed_form.Guess]:
+    """As on a card that is busy for long with every text. The guesses that were made."""
+    made: list[guessed_form.Guess] = []
+    start = guessed_form.Guess.__init__
+
+    def note(self: guessed_form.Guess, *of: Any) -> None:
+        start(self, *of)
+        made.append(self)
+
+    monkeypatch.setattr(guessed_form, "_takes_a_card_long", lambda call: True)
+    monkeypatch.setattr(guessed_form.Guess, "__init__", note)
+    return made
+
+
+def once(model: nn.Module) -> HeadScores:
+    return heads(model, texts()[:1], probes=False, random=False)
+
+
+def test_a_right_guess(guessing: list[guessed_form.Guess], monkeypatch: Any) -> None:
+    model = llama()
+    runs = Runs(model)
+    found = once(model)
+    assert len(guessing) == 1
+    # The text, and then the run that shows the form.
+    assert len(runs.tokens) == 2
+    assert len(guessing[0].calls) == 2
+    assert None not in guessing[0].projections.values()
+    monkeypatch.undo()
+    same(found, once(model))
+    assert "copying" in found.rows[0].scores
+
+
+class WithMore(nn.Module):
+    """A model that holds another linear map behind its last one, and does not use it."""
+
+    def __init__(self, width: int = 16, tokens: int = 20) -> None:
+        super().__init__()
+        self.inner = llama()
+        self.unused = nn.Linear(width, tokens)
+        self.eval()
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.inner(ids)
+
+
+@pytest.mark.parametrize("width", [16, 8])
+def test_a_wrong_guess_is_made_good(
+    guessing: list[guessed_form.Guess], width: int, monkeypatch: Any
+) -> None:
+    model = WithMore(width)
+    runs = Runs(model)
+    found = once(model)
+    if width == 16:
+        assert len(guessing) == 1
+        # The text, the run that shows the form, and the text again.
+        assert len(runs.tokens) == 3
+    monkeypatch.undo()
+    same(found, once(model))
+
+
+def test_no_token_is_looked_up_that_a_matrix_does_not_have(
+    guessing: list[guessed_form.Guess],
+) -> None:
+    once(WithMore(tokens=5))
+    assert not guessing
+
+
+def test_layers_that_run_in_another_order_are_no_fault(
+    guessing: list[guessed_form.Guess], monkeypatch: Any
+) -> None:
+    model = llama()
+    blocks = next(m for m in model.modules() if isinstance(m, nn.ModuleList))
+    shown = list(blocks)
+
+    def backwards() -> Iterator[nn.Module]:
+        return iter(shown[::-1])
+
+    monkeypatch.setattr(blocks, "__class__", type("Backwards", (nn.ModuleList,), {
+        "__iter__": lambda self: backwards()
+    }))  # fmt: skip
+    found = once(model)
+    assert len(guessing) == 1
+    assert len(guessing[0].calls) == 1
+    monkeypatch.setattr(guessed_form, "_takes_a_card_long", lambda call: False)
+    same(found, once(model))
+
+
+def test_what_ends_most_models() -> None:
+    assert model_form.likely_end(nn.Identity()) is None
+    assert model_form.likely_end(llama()) == ("model.norm", "lm_head")
