@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import regard
 from regard import RegardError, biases, masks, scores
-from regard.calls import dispatch
+from regard.calls import remembered
 from regard.calls.dispatch import BACKENDS
 from regard.values import Shape
 from tests.fresh_process import FreshProcesses
@@ -83,7 +83,7 @@ PICKS: dict[str, tuple[Any, dict[str, Any], str]] = {
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The backends that really run, in order; none is known from earlier calls."""
     names: list[str] = []
-    monkeypatch.setattr(dispatch, "_KNOWN", {})
+    monkeypatch.setattr(remembered, "KNOWN", {})
     for name, backend in BACKENDS.items():
         for method in ("attend", "observe"):
             run = getattr(backend, method)
@@ -116,7 +116,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_function_that_stands_in_for_pytorchs_is_called_while_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dispatch, "_KNOWN", {})
+    monkeypatch.setattr(remembered, "KNOWN", {})
     x = torch.randn(1, 2, 5, 8)
     own = regard.attention(x, x, x)
     with monkeypatch.context() as patched:

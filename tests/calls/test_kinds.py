@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import regard
 from regard import masks
-from regard.calls import dispatch
+from regard.calls import dispatch, remembered
 from regard.calls.kinds import kind_of, marked, step_of, unshared
 from tests.torch_settings import deterministic, threads
 
@@ -25,7 +25,7 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.zeros(shape or (1, 2, 6, 8), dtype=dtype)
 
 
-def kind(**changed: Any) -> Hashable | None:
+def kind(**changed: Any) -> Any:
     given: dict[str, Any] = {name: tensor() for name in "qkv"}
     given |= {"mask": None, "scale": None, "softcap": None, "backend": None, "statistics": False}
     return kind_of(**(given | changed))
@@ -69,6 +69,18 @@ def test_the_state_of_pytorch(state: Callable[[], AbstractContextManager[Any]]) 
         inside = kind(**half)
     assert inside is not None
     assert inside != outside
+
+
+def test_which_of_the_tensors_lies_elsewhere() -> None:
+    found = [kind(**{x: displaced(tensor()) for x in which}) for which in ("q", "k", "v", "kv")]
+    assert len({kind(), *found}) == 5
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_tensors_without_lengths_or_places_have_no_kind() -> None:
+    for x in "qkv":
+        assert kind(**{x: tensor().to_sparse()}) is None
+        assert kind(**{x: torch.nested.nested_tensor([tensor(2, 6, 8)])}) is None
 
 
 def test_masks_that_hide_the_same_are_one_kind() -> None:
@@ -195,13 +207,16 @@ def test_steps_of_generating_are_one_kind_of_call() -> None:
     def step(keys: int, heads: int = 1, mask: masks.Mask | None = None, **how: Any) -> Any:
         k, v = tensor(1, heads, keys, 8), tensor(1, heads, keys, 8)
         found: Any = kind(q=tensor(1, 2, 1, 8), k=k, v=v, mask=mask, **how)
-        return step_of(found, k, v)
+        return step_of(found)
 
     assert step(33) is not None
     assert step(33) == step(34) == step(63, mask=masks.causal())
     assert len({step(33), step(64), step(33, heads=2), step(33, scale=0.5)}) == 4
     for other in (masks.causal(0), masks.window(9)):
         assert step(33, mask=other) is None
+    shifted = tensor(1, 1, 33, 9)[..., :8]
+    assert step_of(kind(q=tensor(1, 2, 1, 8), k=shifted, v=tensor(1, 1, 33, 8))) != step(33)
+    assert step_of(kind(q=tensor(1, 2, 1, 8), k=tensor(1, 1, 33, 8), v=shifted)) != step(33)
     assert step(1) is None
     assert step(33, statistics=True) is None
 
@@ -217,7 +232,7 @@ def test_a_step_is_checked_once_and_right_for_any_number_of_keys(
         return check(*given, **how)
 
     monkeypatch.setattr(dispatch, "check", counted)
-    monkeypatch.setattr(dispatch, "_KNOWN", {})
+    monkeypatch.setattr(remembered, "KNOWN", {})
     q = torch.randn(1, 4, 1, 8)
     for keys in (40, 41, 42, 63):
         k, v = torch.randn(2, 1, 2, keys, 8)

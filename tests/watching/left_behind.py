@@ -25,7 +25,7 @@ def nothing_in_the_thread() -> None:
     """Asserts that this thread is as if nobody had watched in it; others may still."""
     assert _get_current_function_mode_stack() == []
     assert torch._C._is_torch_function_enabled()
-    assert watchers._watchers.get() == ()
+    assert watchers.watchers.get() == ()
     assert watchers.caller.get() is None
     assert followed_run._HERE.get() == ()
     assert attention_mode._looking.get() is False

@@ -385,7 +385,7 @@ def test_nothing_is_left_behind() -> None:
     with pytest.raises(RuntimeError), regard.watch(m):
         m(x(2, 7, 5))
     assert hooks(m) == 0
-    assert watchers._watchers.get() == ()
+    assert watchers.watchers.get() == ()
     assert F.scaled_dot_product_attention is function
     assert torch.overrides._get_current_function_mode_stack() == []
 

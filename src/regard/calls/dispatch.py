@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.backends.contract import Backend, Repeated, Rows, SecondPass
+from regard.backends.contract import Backend
 from regard.between_graphs import between_graphs
 from regard.biases.bias import Bias
 from regard.calls.choice import BACKENDS, choose, refusals
 from regard.calls.kinds import kind_of, step_of
 from regard.calls.peer_arguments import Unknown, refuse_arguments
 from regard.calls.plans import Plan
-from regard.calls.watchers import changed, columns_for, show, unwatched, watched, weighs
+from regard.calls.remembered import found, remember
+from regard.calls.watchers import changed, show, unwatched, watched, watchers
 from regard.cost.counting import dense_pairs, forward_flops, least_bytes, needed_pairs
 from regard.inputs import AttentionInputs, check
 from regard.jagged import JaggedInputs, JaggedTrace, any_nested, pack, pack_tokens
@@ -82,16 +82,14 @@ def attention(
             q, k, v, cu_seqlens, mask, score=score, bias=bias, softcap=softcap, sink=sink,
             scale=scale, dropout=dropout, training=training, backend=backend,
         )  # fmt: skip
-    kind = None
-    seen = watched()
-    if score is None and bias is None and sink is None and _drops_none(dropout, training):
+    kind = known = None
+    compiled = torch.compiler.is_compiling()
+    seen = watched() if compiled else bool(watchers.get())
+    plain = score is None and bias is None and sink is None and not compiled
+    if plain and (dropout == 0 or _drops_none(dropout, training)):
         # Who watches is shown a trace, so one is made, unless a backend is asked for by name.
         kind = kind_of(q, k, v, mask, scale, softcap, backend, seen and backend is None)
-    known = None if kind is None else _KNOWN.get(kind)
-    step = None
-    if known is None and kind is not None and not seen:
-        step = step_of(kind, k, v)
-        known = None if step is None else _KNOWN.get(step)
+        known = None if kind is None else found(kind)
     if known is not None and not seen:
         return known.run(q, k, v)  # type: ignore[return-value]
     if kind is not None and seen and backend is None:
@@ -113,11 +111,12 @@ def attention(
     if seen:
         return inputs.in_kind(_attend_and_show(inputs, backend, mask))
     chosen = choose(inputs, backend, statistics=False)
-    if step is not None and chosen.name == "sdpa":
+    step = step_of(kind) if kind is not None and chosen.name == "sdpa" else None
+    if step is not None:
         # Its way with all keys in sight is the same whatever their number: no mask is needed.
         kind, inputs = step, replace(inputs, mask=None)
     if kind is not None:
-        known = _remembered(kind, inputs, chosen, (q, k, v), mask, statistics=False)
+        known = remember(kind, inputs, chosen, (q, k, v), mask, statistics=False)
     if known is not None:
         return known.run(q, k, v)  # type: ignore[return-value]
     return inputs.in_kind(chosen.attend(inputs))
@@ -160,10 +159,11 @@ def trace(
             q, k, v, cu_seqlens, mask, score=score, bias=bias, softcap=softcap, sink=sink,
             scale=scale, dropout=dropout, training=training, backend=backend,
         )  # fmt: skip
-    kind = None
-    if score is None and bias is None and sink is None and _drops_none(dropout, training):
+    kind = known = None
+    plain = score is None and bias is None and sink is None and not torch.compiler.is_compiling()
+    if plain and _drops_none(dropout, training):
         kind = kind_of(q, k, v, mask, scale, softcap, backend, True)
-    known = None if kind is None else _KNOWN.get(kind)
+        known = None if kind is None else found(kind)
     if known is not None:
         return known.shown(q, k, v, mask) if watched() else known.trace(q, k, v, mask)
     if any_nested(q, k, v):
@@ -177,7 +177,7 @@ def trace(
     )  # fmt: skip
     chosen = choose(inputs, backend, statistics=True)
     if kind is not None:
-        known = _remembered(kind, inputs, chosen, (q, k, v), mask, statistics=True)
+        known = remember(kind, inputs, chosen, (q, k, v), mask, statistics=True)
     if known is not None:
         return _shown(known.trace, q, k, v, mask)
     return _shown(_observed, inputs, chosen, mask)
@@ -220,93 +220,6 @@ def _is_one_query(q: Any, k: Any) -> bool:
 def _drops_none(dropout: float, training: bool) -> bool:
     """Whether a share of weights to drop is one, and none are dropped."""
     return dropout == 0 or (not training and type(dropout) is float and 0 < dropout < 1)
-
-
-@dataclass(frozen=True)
-class _Known:
-    """How calls of one kind are run."""
-
-    run: Repeated
-    backend: str
-    rest: dict[str, Any]
-    """The fields of their inputs but for q, k and v."""
-    questions: SecondPass | None
-    """Where what it observes can be asked about."""
-    mask: Mask | None
-    """As it was given: while it is held, no other tensor comes to lie where its own do."""
-
-    def trace(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
-        rows: Rows = self.run(q, k, v)  # type: ignore[assignment]
-        return self._traced(self._inputs(q, k, v), rows, mask)
-
-    def _inputs(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
-        # Fields at once: as frozen dataclasses set them, one by one, these two take longer than all
-        # else that is done here.
-        inputs = object.__new__(AttentionInputs)
-        own = inputs.__dict__
-        own.update(self.rest)
-        own["q"], own["k"], own["v"] = q, k, v
-        return inputs
-
-    def _traced(self, inputs: AttentionInputs, rows: Rows, mask: Mask | None) -> Trace:
-        made = object.__new__(Trace)
-        made.__dict__.update(
-            inputs=inputs, rows=rows, backend=self.backend, second_pass=self.questions, mask=mask
-        )
-        return made
-
-    def shown(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
-        """The same, shown to who watches, as `_shown` does."""
-        with torch._C.DisableTorchFunction():
-            return show(self._weighed(q, k, v, mask) if weighs() else self.trace(q, k, v, mask))
-
-    def _weighed(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
-        """The same, with what somebody wants mixed beside the values."""
-        assert self.questions is not None
-        inputs = self._inputs(q, k, v)
-        columns = columns_for(inputs, self.questions)
-        rows = None if columns is None else self.questions.weighed(inputs, columns)
-        return self.trace(q, k, v, mask) if rows is None else self._traced(inputs, rows, mask)
-
-
-_KNOWN: dict[Hashable, _Known] = {}
-_ROOM = 1024
-"""Kinds of calls that are remembered."""
-_WITH_TENSORS: deque[Hashable] = deque()
-_FEW = 16
-"""Kinds that are remembered together with tensors of their masks, which are others in the next
-batch."""
-
-
-def _remembered(
-    kind: Hashable,
-    inputs: AttentionInputs,
-    chosen: Backend,
-    given: tuple[Tensor, Tensor, Tensor],
-    mask: Mask | None,
-    *,
-    statistics: bool,
-) -> _Known | None:
-    """What is kept of a call for others of its kind; None where they must be looked at anew."""
-    if not all(a is b for a, b in zip(given, (inputs.q, inputs.k, inputs.v), strict=True)):
-        return None
-    tensors = [] if mask is None else mask.tensors()
-    if inputs.mask is not None and inputs.mask.tensors() and not tensors:
-        # It was made for this call.
-        return None
-    if len(_KNOWN) >= _ROOM:
-        _KNOWN.clear()
-        _WITH_TENSORS.clear()
-    if tensors and kind not in _KNOWN:
-        _WITH_TENSORS.append(kind)
-        if len(_WITH_TENSORS) > _FEW:
-            _KNOWN.pop(_WITH_TENSORS.popleft(), None)
-    run = chosen.repeated(inputs, statistics=statistics)
-    questions = chosen.questions() if statistics else None
-    rest = {f.name: getattr(inputs, f.name) for f in fields(inputs)[3:]} | {"others": inputs.others}
-    known = _Known(run, chosen.name, rest, questions, mask)
-    _KNOWN[kind] = known
-    return known
 
 
 def plan(

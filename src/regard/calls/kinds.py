@@ -9,19 +9,33 @@ bias, dropout, transforms, a compiler) has no kind; it goes the long way each ti
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils import _python_dispatch
 
 from regard.device_copies import copy_of
 from regard.masks.algebra import Mask
 from regard.masks.causal import Causal
 from regard.values import Value
 
+Kind = tuple[Any, ...]
+"""Shapes, strides, what is hidden, and all else."""
+_SHIFTED, _STATISTICS = 3, 7
+"""Where among all else a kind says how tensors lie in memory, and whether a trace is wanted."""
+_functorch_is_active = torch._C._are_functorch_transforms_active
+_tracing_state = torch._C._get_tracing_state
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_flash_sdp = torch._C._get_flash_sdp_enabled
+_mem_efficient_sdp = torch._C._get_mem_efficient_sdp_enabled
+_math_sdp = torch._C._get_math_sdp_enabled
+_cudnn_sdp = torch._C._get_cudnn_sdp_enabled
+_deterministic = torch._C._get_deterministic_algorithms
+_any_autocast = torch._C._is_any_autocast_enabled
+_num_threads = torch.get_num_threads
+_grad_enabled = torch.is_grad_enabled
+_inference = torch.is_inference_mode_enabled
 _PLAIN = (Tensor, torch.nn.Parameter)
 _SPELLED = "_spelled"
 _UNSHARED = "_unshared"
@@ -40,70 +54,96 @@ def kind_of(
     softcap: float | None,
     backend: str | None,
     statistics: bool,
-) -> Hashable | None:
-    """The kind of a call without score, bias, sink and dropout; None if it has none."""
+) -> Kind | None:
+    """The kind of a call without score, bias, sink and dropout, outside of compilers; None if it
+    has none.
+
+    This is asked at every layer of a model, where little of it is in the processor's caches: what
+    is read is read once, and functions of PyTorch in C are called by names of this file."""
     if (
-        torch.compiler.is_compiling()
-        or type(q) not in _PLAIN
+        type(q) not in _PLAIN
         or type(k) not in _PLAIN
         or type(v) not in _PLAIN
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._get_tracing_state() is not None
+        or _functorch_is_active()
+        or _tracing_state() is not None
         or forward_ad._current_level >= 0
-        or _python_dispatch.is_in_torch_dispatch_mode()
-        or q.is_nested
-        or k.is_nested
-        or v.is_nested
-        or not (backend is None or type(backend) is str)
+        or _dispatch_modes()
         or not (scale is None or type(scale) is float)
         or not (softcap is None or type(softcap) is float)
+        or not (backend is None or type(backend) is str)
     ):
         return None
-    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
-    if not (len(q_shape) == len(k_shape) == len(v_shape) == 4):
+    if q.is_cuda:
+        place = place_of(q)
+        if place is None or not (k.is_cuda and v.is_cuda):
+            return None
+        if not (k.get_device() == v.get_device() == place[0]):
+            return None
+    elif q.is_cpu and k.is_cpu and v.is_cpu:
+        place = (_num_threads(),)
+    else:
+        return None
+    casts = _any_autocast() and torch.is_autocast_enabled(q.device.type)
+    if casts and torch.get_autocast_dtype(q.device.type) is not q.dtype:
         return None
     hidden = None
     if mask is not None:
-        if isinstance(mask, Mask):
+        # Nothing but a mask is ever remembered, whatever else is given in its place.
+        hidden = getattr(mask, _SPELLED, None)
+        if hidden is None and isinstance(mask, Mask):
             hidden = spelled(mask) or marked(mask, q.device)
         if hidden is None:
             return None
-    place, device = _place(q), q.device
-    if place is None or k.device != device or v.device != device:
-        return None
     learned = None
-    if torch.is_grad_enabled():
+    if _grad_enabled():
         learned = (q.requires_grad, k.requires_grad, v.requires_grad)
+    try:
+        shapes = q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+        strides = q.stride(), k.stride(), v.stride()
+        places = q.data_ptr(), k.data_ptr(), v.data_ptr()
+    except RuntimeError:
+        # Nested and sparse tensors have none of their own.
+        return None
+    if not (len(q_shape) == len(k_shape) == len(v_shape) == 4):
+        return None
+    # Where all are at multiples of 16 bytes, as nearly always, that is one number.
+    shifted = (places[0] | places[1] | places[2]) % 16
     return (
-        q_shape, q.stride(), q.dtype, q.data_ptr() % 16,
-        k_shape, k.stride(), k.dtype, k.data_ptr() % 16,
-        v_shape, v.stride(), v.dtype, v.data_ptr() % 16,
-        hidden, scale, softcap, backend, statistics, learned, place,
-        torch.is_inference_mode_enabled(),
+        shapes, strides, hidden,
+        (
+            q.dtype, k.dtype, v.dtype, shifted and tuple(place % 16 for place in places),
+            scale, softcap, backend, statistics, learned, place, casts, _deterministic(),
+            _inference(),
+        ),
     )  # fmt: skip
 
 
-def step_of(kind: Any, k: Tensor, v: Tensor) -> Hashable | None:
+def place_of(q: Tensor) -> tuple[int, ...] | None:
+    """Which card is the current one, and what its kernels of PyTorch were told; None for a tensor
+    on another."""
+    here = torch._C._cuda_getDevice()
+    if q.get_device() != here:
+        return None
+    return here, _flash_sdp(), _mem_efficient_sdp(), _math_sdp(), _cudnn_sdp()
+
+
+def is_aligned(kind: Kind) -> bool:
+    """Whether queries, keys and values all start at multiples of 16 bytes."""
+    return not kind[3][_SHIFTED]
+
+
+def step_of(kind: Kind) -> Kind | None:
     """The kind of one query that sees all keys, about how many they are: steps of generating differ
     by a key each. None for any other."""
-    shape, hidden = kind[0], kind[12]
-    if shape[2] != 1 or k.shape[2] < 2 or k.shape[2] != v.shape[2] or kind[16]:
+    shapes, (q_stride, (a, b, c, last), (d, e, f, v_last)), hidden, how = kind
+    q_shape, (B, G, K, D), (v_B, v_G, v_K, E) = shapes
+    if q_shape[2] != 1 or K < 2 or v_K != K or how[_STATISTICS]:
         return None
     if hidden is not None and hidden != _PLAINLY_CAUSAL:
         return None
-    return (
-        "step", kind[:4], k.shape[2].bit_length(), _but_for_keys(k), _but_for_keys(v),
-        kind[6:8], kind[10:12], kind[13:],
-    )  # fmt: skip
-
-
-def _but_for_keys(t: Tensor) -> tuple[int, ...]:
-    """What decides how keys or values are read but for how many they are: of strides, whether rows
-    start at multiples of 16 bytes."""
-    batch, heads, _, width = t.shape
-    a, b, c, last = t.stride()
-    step = 16 // t.element_size()
-    return batch, heads, width, a % step, b % step, c % step, last
+    # Of strides, whether all rows of keys and values start at multiples of 16 bytes.
+    shifted = (a | b | c | d | e | f) % 16
+    return q_shape, q_stride, K.bit_length(), B, G, D, last, v_B, v_G, E, v_last, shifted, how
 
 
 def spelled(value: Value) -> tuple[Any, ...] | None:
@@ -179,28 +219,3 @@ def cannot_change(value: Value) -> bool:
         and told.frozen
         and all(cannot_change(part) for part in value._parts() if isinstance(part, Value))
     )
-
-
-def _place(q: Tensor) -> Hashable | None:
-    """Where a call runs, and what PyTorch was told of such calls; None where that is not known."""
-    if q.is_cuda:
-        here = torch._C._cuda_getDevice()
-        if q.get_device() != here:
-            return None
-        kind = "cuda"
-        told: tuple[int, ...] = (
-            here,
-            torch.are_deterministic_algorithms_enabled(),
-            torch._C._get_flash_sdp_enabled(),
-            torch._C._get_mem_efficient_sdp_enabled(),
-            torch._C._get_math_sdp_enabled(),
-            torch._C._get_cudnn_sdp_enabled(),
-        )
-    elif q.is_cpu:
-        kind, told = "cpu", (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled())
-    else:
-        return None
-    casts = torch.is_autocast_enabled(kind)
-    if casts and torch.get_autocast_dtype(kind) is not q.dtype:
-        return None
-    return kind, casts, told

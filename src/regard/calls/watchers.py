@@ -37,7 +37,8 @@ class Watcher(NamedTuple):
     columns: Columns | None = None
 
 
-_watchers: ContextVar[tuple[Watcher, ...]] = ContextVar("watchers", default=())
+watchers: ContextVar[tuple[Watcher, ...]] = ContextVar("watchers", default=())
+"""Who watches here, now. Compilers cannot ask it: see `watched`."""
 
 caller: ContextVar[Any] = ContextVar("caller", default=None)
 """The module whose attention is computed here, where that is known."""
@@ -53,36 +54,36 @@ def watched() -> bool:
     if torch.compiler.is_dynamo_compiling():
         modes = range(torch._C._len_torch_function_stack())
         return any(isinstance(torch._C._get_function_stack_at(i), WatchingMode) for i in modes)
-    return bool(_watchers.get())
+    return bool(watchers.get())
 
 
 def changed() -> bool:
     """Whether outputs of attention that is computed here may be changed: then it is the outputs of
     traces that count."""
-    return any(watcher.changes for watcher in _watchers.get())
+    return any(watcher.changes for watcher in watchers.get())
 
 
 def learned() -> bool:
     """Whether traces that are made here are to be in the graph of autograd."""
-    return any(watcher.learns or watcher.changes for watcher in _watchers.get())
+    return any(watcher.learns or watcher.changes for watcher in watchers.get())
 
 
 def begin(
     see: See, *, learns: bool = False, changes: bool = False, columns: Columns | None = None
 ) -> None:
     """From now on `see` is shown every trace that is made here."""
-    _watchers.set((*_watchers.get(), Watcher(see, learns, changes, columns)))
+    watchers.set((*watchers.get(), Watcher(see, learns, changes, columns)))
 
 
 def weighs() -> bool:
     """Whether somebody has columns mixed beside the values of calls."""
-    return any(watcher.columns is not None for watcher in _watchers.get())
+    return any(watcher.columns is not None for watcher in watchers.get())
 
 
 def columns_for(call: AttentionInputs, asks: SecondPass) -> Float[Tensor, "b h k c"] | None:
     """The columns of a call. Where several watch, each asks for itself, afterwards."""
-    watchers = _watchers.get()
-    columns = watchers[0].columns if len(watchers) == 1 else None
+    here = watchers.get()
+    columns = here[0].columns if len(here) == 1 else None
     if columns is None:
         return None
     with unwatched():
@@ -91,32 +92,32 @@ def columns_for(call: AttentionInputs, asks: SecondPass) -> Float[Tensor, "b h k
 
 def end(see: See) -> None:
     """`see` is shown nothing any more, whether it was or not."""
-    _watchers.set(tuple(other for other in _watchers.get() if other.see != see))
+    watchers.set(tuple(other for other in watchers.get() if other.see != see))
 
 
 @contextmanager
 def unwatched() -> Iterator[None]:
     """What regard does on its own account is not shown to who watches."""
-    before = _watchers.set(())
+    before = watchers.set(())
     try:
         yield
     finally:
-        _watchers.reset(before)
+        watchers.reset(before)
 
 
 def show(trace: Trace) -> Trace:
     """Show a trace to who watches. All are shown the call as it was made; the trace that is given
     back has the output that is to be used."""
     # What `unwatched` does, written out: this happens at every layer.
-    watchers = _watchers.get()
-    before = _watchers.set(())
+    all_of_them = watchers.get()
+    before = watchers.set(())
     try:
         out = None
-        for watcher in watchers:
+        for watcher in all_of_them:
             given = watcher.see(trace)
             out = given if watcher.changes and given is not None else out
     finally:
-        _watchers.reset(before)
+        watchers.reset(before)
     if out is None:
         return trace
     _, lse, max_logit, entropy = trace.rows

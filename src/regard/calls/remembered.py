@@ -1,0 +1,114 @@
+"""What is remembered of calls: how those of a kind are run, checked and chosen for once."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends.contract import Backend, Repeated, Rows, SecondPass
+from regard.calls.kinds import Kind, step_of
+from regard.calls.watchers import columns_for, show, weighs
+from regard.inputs import AttentionInputs
+from regard.masks.algebra import Mask
+from regard.traces import Trace
+
+
+@dataclass(frozen=True)
+class Known:
+    """How calls of one kind are run."""
+
+    run: Repeated
+    backend: str
+    rest: dict[str, Any]
+    """The fields of their inputs but for q, k and v."""
+    questions: SecondPass | None
+    """Where what it observes can be asked about."""
+    mask: Mask | None
+    """As it was given: while it is held, no other tensor comes to lie where its own do."""
+
+    def trace(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
+        rows: Rows = self.run(q, k, v)  # type: ignore[assignment]
+        return self._traced(self._inputs(q, k, v), rows, mask)
+
+    def shown(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
+        """The same, shown to who watches, as `_shown` does."""
+        with torch._C.DisableTorchFunction():
+            return show(self._weighed(q, k, v, mask) if weighs() else self.trace(q, k, v, mask))
+
+    def _weighed(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
+        """The same, with what somebody wants mixed beside the values."""
+        assert self.questions is not None
+        inputs = self._inputs(q, k, v)
+        columns = columns_for(inputs, self.questions)
+        rows = None if columns is None else self.questions.weighed(inputs, columns)
+        return self.trace(q, k, v, mask) if rows is None else self._traced(inputs, rows, mask)
+
+    # Fields at once: as frozen dataclasses set them, one by one, these two take longer than all
+    # else that is done here.
+
+    def _inputs(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
+        inputs = object.__new__(AttentionInputs)
+        own = inputs.__dict__
+        own.update(self.rest)
+        own["q"], own["k"], own["v"] = q, k, v
+        return inputs
+
+    def _traced(self, inputs: AttentionInputs, rows: Rows, mask: Mask | None) -> Trace:
+        made = object.__new__(Trace)
+        made.__dict__.update(
+            inputs=inputs, rows=rows, backend=self.backend, second_pass=self.questions, mask=mask
+        )
+        return made
+
+
+KNOWN: dict[Hashable, Known] = {}
+_ROOM = 1024
+"""Kinds of calls that are remembered."""
+_WITH_TENSORS: deque[Hashable] = deque()
+_FEW = 16
+"""Kinds that are remembered together with tensors of their masks, which are others in the next
+batch."""
+
+
+def found(kind: Kind) -> Known | None:
+    """How calls of a kind are run, if one was made before."""
+    # Of steps of generating the number of keys is another each time.
+    step = step_of(kind) if kind[0][0][2] == 1 else None
+    known = None if step is None else KNOWN.get(step)
+    return KNOWN.get(kind) if known is None else known
+
+
+def remember(
+    kind: Hashable,
+    inputs: AttentionInputs,
+    chosen: Backend,
+    given: tuple[Tensor, Tensor, Tensor],
+    mask: Mask | None,
+    *,
+    statistics: bool,
+) -> Known | None:
+    """What is kept of a call for others of its kind; None where they must be looked at anew."""
+    if not all(a is b for a, b in zip(given, (inputs.q, inputs.k, inputs.v), strict=True)):
+        return None
+    tensors = [] if mask is None else mask.tensors()
+    if inputs.mask is not None and inputs.mask.tensors() and not tensors:
+        # It was made for this call.
+        return None
+    if len(KNOWN) >= _ROOM:
+        KNOWN.clear()
+        _WITH_TENSORS.clear()
+    if tensors and kind not in KNOWN:
+        _WITH_TENSORS.append(kind)
+        if len(_WITH_TENSORS) > _FEW:
+            KNOWN.pop(_WITH_TENSORS.popleft(), None)
+    run = chosen.repeated(inputs, statistics=statistics)
+    questions = chosen.questions() if statistics else None
+    rest = {f.name: getattr(inputs, f.name) for f in fields(inputs)[3:]} | {"others": inputs.others}
+    known = Known(run, chosen.name, rest, questions, mask)
+    KNOWN[kind] = known
+    return known
