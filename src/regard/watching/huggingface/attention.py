@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -22,14 +22,26 @@ from regard.watching.huggingface.shared_values import once
 from regard.watching.huggingface.switch import own_implementation
 from regard.watching.huggingface.symbolic_mask import SymbolicMask
 
+try:
+    from transformers.utils import output_capturing
+except ImportError:
+    # Of other versions of transformers.
+    output_capturing = None
+collector: Any = getattr(output_capturing, "_active_collector", None) or ContextVar(
+    "collector", default=None
+)
+"""Holds, while a model runs, what of its insides its caller asked for."""
+
 # Known to say nothing about who may see whom, or how much.
-_HARMLESS = frozenset({
+HARMLESS = frozenset({
     "cache_position", "deterministic", "ignore_index", "image_position_ids", "labels",
     "logits_to_keep", "mm_token_type_ids", "num_items_in_batch", "output_attentions",
     "output_hidden_states", "output_router_logits", "pixel_values", "position_ids", "return_dict",
     "seq_idx", "shift_labels", "use_cache", "vision_feature_layer",
     "vision_feature_select_strategy",
 })  # fmt: skip
+# One for all calls: a mask says once what it is.
+_CAUSAL, _FROM_THE_START = masks.causal(), masks.causal(0)
 _IGNORING = frozenset({"eager", "sdpa", "flex_attention"})
 """Implementations of transformers that do not read cu_seq_lens_q and the like."""
 _LENGTHS = frozenset({"cu_seq_lens_k", "max_length_q", "max_length_k"})
@@ -232,7 +244,7 @@ def _unknown(others: dict[str, Any]) -> list[str]:
     """Arguments that may mean something. (A loop: this is asked at every layer.)"""
     found = []
     for name, given in others.items():
-        if given is not None and given is not False and name not in _HARMLESS:
+        if given is not None and given is not False and name not in HARMLESS:
             found.append(name)
     return found
 
@@ -256,7 +268,7 @@ def mask_and_bias(
     if attention_mask is None:
         # Who makes masks with transformers never comes here: make_mask always gives one.
         causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
-        mask = masks.causal(None if Q == K else 0) if causal and Q > 1 else None
+        mask = mask_of_none(Q, K) if causal else None
     elif isinstance(attention_mask, SymbolicMask):
         if attention_mask.lengths == (Q, K):
             mask = attention_mask.mask
@@ -279,6 +291,14 @@ def mask_and_bias(
     else:
         bias = attention_mask if bias is None else bias + attention_mask
     return mask, None if bias is None else once(bias, biases.dense)
+
+
+def mask_of_none(Q: int, K: int) -> Mask | None:
+    """What a causal module means that is given no mask: as with PyTorch's own function, the first
+    query stands at the first key, but one alone sees all."""
+    if Q == 1:
+        return None
+    return _CAUSAL if Q == K else _FROM_THE_START
 
 
 def _packed(module: nn.Module, query: Tensor, key: Tensor, ends_q: Any, ends_k: Any) -> Mask:
@@ -306,6 +326,5 @@ def _weights_wanted(others: dict[str, Any]) -> bool:
     """Whether the caller of the model asked for n×n weights in its output."""
     if others.get("output_attentions"):
         return True
-    capturing = sys.modules.get("transformers.utils.output_capturing")
-    collected = None if capturing is None else capturing._active_collector.get()
+    collected = collector.get()
     return bool(collected) and any("attentions" in key for key in collected or ())

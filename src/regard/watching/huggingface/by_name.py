@@ -16,6 +16,7 @@ from regard.watching.huggingface.attention import attend, attend_in_graph
 from regard.watching.huggingface.mask_maker import make_mask
 from regard.watching.huggingface.modules import adds_masks, by_hand
 from regard.watching.huggingface.pages import read_pages
+from regard.watching.huggingface.plain_calls import plain_run
 from regard.watching.huggingface.switch import own_functions
 
 NAME = "regard"
@@ -28,11 +29,26 @@ def attend_by_name(
     value: Tensor,
     attention_mask: Any,
     dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
     **how: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Attention for models with this name. Others wrap it, and some give dropout by place."""
-    function = attend_in_graph if torch.compiler.is_compiling() else attend
-    return function(module, query, key, value, attention_mask, dropout=dropout, **how)
+    function = attend_in_graph
+    if not torch.compiler.is_compiling():
+        run = None
+        if dropout == 0:
+            run = plain_run(
+                module, query, key, value, attention_mask, scaling, is_causal, sliding_window, how
+            )
+        if run is not None:
+            return run(query, key, value).transpose(1, 2).contiguous(), None
+        function = attend
+    return function(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
+        is_causal=is_causal, sliding_window=sliding_window, **how,
+    )  # fmt: skip
 
 
 def _make_mask(*args: Any, **how: Any) -> Any:

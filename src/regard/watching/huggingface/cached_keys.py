@@ -38,32 +38,32 @@ class ChoosingLayer(Protocol):
 
 
 # Weakly: a call that fails leaves its layer here.
-_waiting: ContextVar[ReferenceType[ChoosingLayer] | None] = ContextVar("waiting", default=None)
-_lent: WeakIdKeyDictionary = WeakIdKeyDictionary()
+waiting: ContextVar[ReferenceType[ChoosingLayer] | None] = ContextVar("waiting", default=None)
+lent_masks: WeakIdKeyDictionary = WeakIdKeyDictionary()
 """The masks of calls over keys, by the keys: in some models other layers use them once more."""
 
 
 def expect(layer: ChoosingLayer) -> None:
     """The next call is about the keys of this layer. Two layers of one cache in a row, or one
     twice, mean that the calls go elsewhere."""
-    waiting = _waiting.get()
-    before = None if waiting is None else waiting()
+    held = waiting.get()
+    before = None if held is None else held()
     if layer.waits or (before is not None and before.waits and before.cache is layer.cache):
-        _waiting.set(None)
+        waiting.set(None)
         raise _not_told(layer.cache)
     layer.waits = True
-    _waiting.set(ref(layer))
+    waiting.set(ref(layer))
 
 
 def asker(
     key: Tensor, bias: Tensor | None, indices: Tensor | None, window: int | None
 ) -> ChoosingLayer | None:
     """The layer that waits for the call with these keys, if one does."""
-    waiting = _waiting.get()
-    layer = None if waiting is None else waiting()
+    held = waiting.get()
+    layer = None if held is None else held()
     if layer is None or layer.keys is not key:
         return None
-    _waiting.set(None)
+    waiting.set(None)
     asked = {"position_bias": bias, "indices": indices, "sliding_window": window}
     if found := [name for name, given in asked.items() if given is not None]:
         raise RegardError(
@@ -76,13 +76,13 @@ def asker(
 
 def lend(key: Tensor, mask: Tensor) -> None:
     """The mask of a call over these keys, for layers that have none of their own."""
-    _lent[key] = mask
+    lent_masks[key] = mask
 
 
 def lent(key: Tensor, given: Tensor | None) -> Tensor | None:
     """The mask of a call: what was lent with its keys, or what the model gave."""
     # Its length would be counted: this is asked at every layer.
-    mask: Tensor | None = _lent.get(key, given) if _lent.data else given
+    mask: Tensor | None = lent_masks.get(key, given) if lent_masks.data else given
     return mask
 
 

@@ -9,6 +9,7 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from regard.calls.alike import Alike
 from regard.errors import RegardError
 from regard.masks.algebra import Mask, pairs
 from regard.values import Shape
@@ -36,13 +37,15 @@ class SymbolicMask(Tensor):
     """None lets every pair be seen."""
     lengths: tuple[int, int]
     """How many queries and keys, as its shape has them: asked for at every layer."""
+    first: Alike | None
+    """The first call with it that was known: other layers mostly make the same."""
 
     @classmethod
     def of(cls, mask: Mask | None, shape: Shape, device: torch.device) -> SymbolicMask:
         made: SymbolicMask = Tensor._make_wrapper_subclass(
             cls, shape, dtype=torch.bool, device=device
         )
-        made.mask, made.lengths = mask, (shape.Q, shape.K)
+        made.mask, made.lengths, made.first = mask, (shape.Q, shape.K), None
         return made
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]

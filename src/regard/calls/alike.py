@@ -1,0 +1,89 @@
+"""Whether a call is like one before, told by the guards that PyTorch's compiler keeps of graphs.
+
+Layers of a model differ in their numbers only. A kind (calls/kinds.py) says the same of any call,
+after asking for everything that it is made of one by one; these guards compare it with what it was,
+in two calls, and say no where PyTorch's state has changed in any way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from regard.backends.contract import Repeated
+from regard.calls.kinds import Kind, cannot_change, is_aligned, place_of, spelled
+from regard.masks.algebra import Mask
+
+_GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+AVAILABLE = hasattr(_GUARDS, "TensorGuards") and hasattr(_GUARDS, "GlobalStateGuard")
+"""They are PyTorch's own affair. Where it has none, each call is asked what kind it is."""
+
+
+class Alike:
+    """Calls that differ in nothing but numbers from one that was made.
+
+    It holds no tensor of the call: guards keep types, lengths and strides."""
+
+    __slots__ = ("_check_state", "_check_tensors", "_on_cuda", "_place", "mask", "run", "scale")
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask | None,
+        scale: float | None,
+        run: Repeated,
+    ) -> None:
+        self.mask, self.scale, self.run = mask, scale, run
+        self._on_cuda = q.is_cuda
+        self._place = place_of(q) if self._on_cuda else None
+        three = q, k, v
+        # Types, devices and dispatch keys as they are here: under a transform, a mode, a tracer,
+        # autocast or inference mode these are others.
+        self._check_tensors = _GUARDS.TensorGuards(
+            *three,
+            dynamic_dims_sizes=[list(t.shape) for t in three],
+            dynamic_dims_strides=[list(t.stride()) for t in three],
+        ).check
+        # Grad mode, the types of autocast, determinism, threads.
+        self._check_state = _GUARDS.GlobalStateGuard().check
+
+    def found(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None
+    ) -> Repeated | None:
+        """What runs a call, if it is one of these."""
+        if (
+            mask is self.mask
+            and scale == self.scale
+            and type(scale) is type(self.scale)
+            and forward_ad._current_level < 0
+            and self._check_tensors(q, k, v)
+            and self._check_state()
+            and not (self._on_cuda and place_of(q) != self._place)
+            # Not before it is known to have memory of its own.
+            and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 == 0
+        ):
+            return self.run
+        return None
+
+
+def alike(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    scale: float | None,
+    kind: Kind,
+    run: Repeated,
+) -> Alike | None:
+    """Calls like this one, of a known kind; None where guards cannot tell them."""
+    if not AVAILABLE or k is v or q is k or q is v or not is_aligned(kind):
+        return None
+    if mask is not None and not (spelled(mask) and cannot_change(mask)):
+        # It holds tensors, which somebody may write to, or may itself be another by then.
+        return None
+    return Alike(q, k, v, mask, scale, run)

@@ -1,0 +1,77 @@
+"""The short way of calls that are nothing but queries, keys, values and a mask.
+
+A layer that generates does little else, so that what Python does around it is what it takes. A call
+that was made before, of whatever layer, is run without being taken apart: whoever asks for more, or
+for the first time, goes the long way of `attend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.calls.alike import alike
+from regard.calls.kinds import kind_of
+from regard.calls.remembered import found
+from regard.calls.watchers import watchers
+from regard.watching.huggingface.attention import HARMLESS, collector, mask_of_none
+from regard.watching.huggingface.cached_keys import lent_masks, waiting
+from regard.watching.huggingface.symbolic_mask import SymbolicMask
+
+_SAYS_NOTHING = HARMLESS - {"output_attentions"}
+_function_modes = torch._C._len_torch_function_stack
+
+
+def plain_run(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None,
+    is_causal: bool | None,
+    sliding_window: int | None,
+    others: dict[str, Any],
+) -> Callable[..., Any] | None:
+    """What runs a call without dropout, outside of compilers; None where it has to be looked at."""
+    for name, given in others.items():
+        if name not in _SAYS_NOTHING and given is not None and given is not False:
+            return None
+    if (
+        watchers.get()
+        # Modes would be asked about each function that is called here.
+        or _function_modes()
+        or waiting.get() is not None
+        or lent_masks.data
+        or collector.get()
+        or module.__dict__.get("masked_key_indices") is not None
+    ):
+        return None
+    if type(attention_mask) is SymbolicMask:
+        mask, lengths = attention_mask.mask, attention_mask.lengths
+        like = attention_mask.first
+        if like is not None:
+            run = like.found(query, key, value, mask, scaling)
+            if run is not None:
+                return run
+    elif attention_mask is None and sliding_window is None and query.dim() == key.dim() == 4:
+        causal = getattr(module, "is_causal", False) if is_causal is None else is_causal
+        lengths = query.size(2), key.size(2)
+        mask = mask_of_none(*lengths) if causal else None
+    else:
+        return None
+    kind = kind_of(query, key, value, mask, scaling, None, None, False)
+    if kind is None:
+        return None
+    queries, keys, _ = kind[0]
+    if lengths != (queries[2], keys[2]):
+        return None
+    known = found(kind)
+    if known is None:
+        return None
+    if attention_mask is not None and attention_mask.first is None:
+        attention_mask.first = alike(query, key, value, mask, scaling, kind, known.run)
+    return known.run
