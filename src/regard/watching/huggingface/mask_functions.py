@@ -21,6 +21,8 @@ from regard.calls.kinds import unshared
 from regard.masks.algebra import Mask
 from regard.watching.whole_masks import EVERYTHING, both, either
 
+_CAUSAL = masks.causal()
+
 
 class Places(NamedTuple):
     """How many queries and keys there are, and at which position the first of each stands."""
@@ -66,11 +68,14 @@ def _recovered(
     code = getattr(function, "__code__", None)
     if code is None:
         return None
+    kind = kinds.get(code)
+    if kind == "causal_mask_function":
+        # At every step of generating: one mask for all says once what it is.
+        offset = at.offset
+        return _CAUSAL if offset is None else masks.causal(offset)
     cells = (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())
     held = dict(zip(code.co_freevars, cells, strict=True))
-    match kinds.get(code):
-        case "causal_mask_function":
-            return masks.causal(at.offset)
+    match kind:
         case "bidirectional_mask_function":
             return EVERYTHING
         case ("and_masks" | "or_masks") as kind:

@@ -35,7 +35,7 @@ def make_mask(
         # transformers before 5.3 names the positions of the queries.
         q_length, q_offset = len(cache_position), int(cache_position[0])
         device, queries = cache_position.device, (cache_position,)
-    where = torch.device(device)
+    where = device if isinstance(device, torch.device) else torch.device(device)
     at = Places(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), where)
     mask = recovered(mask_function, attention_mask, at, _kinds())
     if mask is None:
