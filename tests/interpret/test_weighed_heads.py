@@ -63,13 +63,13 @@ class WeighingPass(TiledPass):
 @pytest.fixture
 def weighing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A backend on this machine that answers as one on a card does."""
-    from regard.calls import dispatch
+    from regard.calls.remembered import KNOWN
 
     ASKED.clear()
     monkeypatch.setattr(Tiled, "questions", lambda self: WeighingPass())
-    dispatch._KNOWN.clear()
+    KNOWN.clear()
     yield
-    dispatch._KNOWN.clear()
+    KNOWN.clear()
 
 
 def causal(seed: int = 0, **more: Any) -> CausalModel:
