@@ -50,3 +50,11 @@ def test_layers_share_what_follows_from_their_mask_and_from_no_other() -> None:
             for offset in range(-REACH, REACH + 1)
         ]
         assert rows[0].tolist() == want
+
+
+def test_what_is_counted_of_a_text_goes_with_its_batch() -> None:
+    texts = Texts(torch.nn.Identity(), [{"input_ids": torch.tensor([[3, 1, 1]])}])
+    for batch in texts.batches():
+        assert batch.sides[0].among(torch.tensor([1])).tolist() == [[False, True, True]]
+    (side,) = texts.sides[0]
+    assert not side._among

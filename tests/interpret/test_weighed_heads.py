@@ -11,15 +11,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.backends.contract import Weighed
+from regard import masks
+from regard.backends.contract import SecondPass, Weighed
+from regard.backends.exactness import taken_as_told, widened
 from regard.backends.questions.kin import Kin
 from regard.backends.tiled import Tiled
 from regard.backends.tiled.second_pass import TiledPass
-from regard.inputs import AttentionInputs
+from regard.calls import watchers
+from regard.inputs import AttentionInputs, check
 from regard.interpret import heads
 from regard.interpret.head_scores import guessed_form, model_form
 from regard.interpret.head_scores.head_table import HeadScores
+from regard.interpret.head_scores.pairs.key_columns import MOST, can_be_weighed
+from regard.interpret.head_scores.sides import Side, Sides
 from regard.models import CausalConfig, CausalModel
+from regard.traces import Trace
 
 ASKED: Counter[str] = Counter()
 
@@ -188,6 +194,7 @@ class WithMore(nn.Module):
     def __init__(self, width: int = 16, tokens: int = 20) -> None:
         super().__init__()
         self.inner = llama()
+        self.unused_norm = nn.LayerNorm(width)
         self.unused = nn.Linear(width, tokens)
         self.eval()
 
@@ -202,12 +209,34 @@ def test_a_wrong_guess_is_made_good(
     model = WithMore(width)
     runs = Runs(model)
     found = once(model)
-    if width == 16:
-        assert len(guessing) == 1
-        # The text, the run that shows the form, and the text again.
-        assert len(runs.tokens) == 3
+    assert len(guessing) == 1
+    # The text, the run that shows the form, and the text again.
+    assert len(runs.tokens) == 3
     monkeypatch.undo()
     same(found, once(model))
+
+
+def test_a_projection_whose_output_is_changed_is_none(
+    guessing: list[guessed_form.Guess], monkeypatch: Any
+) -> None:
+    model = llama()
+    layer = model.model.layers[1].self_attn
+    layer.register_forward_hook(lambda _, given, out: (out[0] * 0.5, *out[1:]))
+    found = once(model)
+    assert len(guessing) == 1
+    assert "copying" not in found.rows[2].scores
+    assert "copying" in found.rows[0].scores
+    monkeypatch.undo()
+    same(found, once(model))
+
+
+def test_matrices_that_do_not_fit_the_norm_are_no_guess(
+    guessing: list[guessed_form.Guess],
+) -> None:
+    model = WithMore()
+    model.unused = nn.Linear(8, 20)
+    once(model)
+    assert not guessing
 
 
 def test_no_token_is_looked_up_that_a_matrix_does_not_have(
@@ -240,3 +269,72 @@ def test_layers_that_run_in_another_order_are_no_fault(
 def test_what_ends_most_models() -> None:
     assert model_form.likely_end(nn.Identity()) is None
     assert model_form.likely_end(llama()) == ("model.norm", "lm_head")
+
+
+def sized(q: Tensor, k: Tensor, scale: float | None = None) -> AttentionInputs:
+    return check(
+        q, k, k, mask=masks.causal(), score=None, bias=None, softcap=None, sink=None, scale=scale,
+        dropout=0.0, training=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [1.0, 40.0, 60.0, 200.0])
+@pytest.mark.parametrize("scale", [None, 0.01])
+def test_hope_is_for_the_calls_that_float32_tells(
+    size: float, dtype: torch.dtype, scale: float | None
+) -> None:
+    torch.manual_seed(0)
+    q, k = (torch.randn(1, 2, 7, 16).to(dtype) * size / 4 for _ in range(2))
+    x = sized(q, k, scale)
+    told = taken_as_told(x)
+    assert told is not None
+    lse = torch.zeros(1, 2, 7)
+    assert bool(told[1]) == (widened(x, lse) is None)
+    # Whoever is asked by it takes it for sure.
+    assert widened(told[0], lse) is None
+
+
+@pytest.mark.parametrize("spoilt", [math.nan, math.inf])
+def test_there_is_no_hope_beside_what_is_no_number(spoilt: float) -> None:
+    q = torch.ones(1, 1, 4, 8)
+    q[0, 0, 2, 3] = spoilt
+    told = taken_as_told(sized(q, torch.ones(1, 1, 4, 8)))
+    assert told is not None
+    assert not bool(told[1])
+
+
+def test_places_that_two_halves_do_not_tell_are_not_weighed() -> None:
+    for n, so in ((MOST, True), (MOST + 1, False)):
+        x = torch.empty(1, 1, n, 8, device="meta")
+        side = Side(torch.ones(1, n, dtype=torch.bool), whole=True)
+        assert can_be_weighed(sized(x, x), Sides(side, side, True)) == so
+    for dtype in (torch.float16, torch.bfloat16):
+        places = torch.arange(MOST + 1).float()
+        half = places.to(dtype)
+        assert torch.equal(half.float() + (places - half.float()).to(dtype).float(), places)
+
+
+def test_columns_are_of_whoever_alone_wants_some() -> None:
+    x = sized(torch.ones(1, 1, 4, 8), torch.ones(1, 1, 4, 8))
+    columns = torch.ones(1, 1, 4, 1)
+
+    def see(trace: Trace) -> None: ...
+    def see_too(trace: Trace) -> None: ...
+
+    def wants(call: AttentionInputs, asks: SecondPass) -> Tensor:
+        assert not watchers.watched()
+        return columns
+
+    try:
+        watchers.begin(see)
+        assert not watchers.weighs()
+        assert watchers.columns_for(x, TiledPass()) is None
+        watchers.begin(see_too, columns=wants)
+        assert watchers.weighs()
+        assert watchers.columns_for(x, TiledPass()) is columns
+        watchers.begin(see, columns=wants)
+        assert watchers.columns_for(x, TiledPass()) is None
+    finally:
+        watchers.end(see)
+        watchers.end(see_too)

@@ -81,13 +81,12 @@ def weighs() -> bool:
 
 
 def columns_for(call: AttentionInputs, asks: SecondPass) -> Float[Tensor, "b h k c"] | None:
-    """The columns of a call. Where several watch, each asks for itself, afterwards."""
-    here = watchers.get()
-    columns = here[0].columns if len(here) == 1 else None
-    if columns is None:
+    """The columns of a call. Where several want some, each asks for its own, afterwards."""
+    wanted = [watcher.columns for watcher in watchers.get() if watcher.columns is not None]
+    if len(wanted) != 1:
         return None
     with unwatched():
-        return columns(call, asks)
+        return wanted[0](call, asks)
 
 
 def end(see: See) -> None:

@@ -91,7 +91,8 @@ class Texts:
             yield self._padded(some)
         for i in chosen:
             if not self._plain(i):
-                sides = self.sides[i]
+                # Fresh ones: what is counted of a text is let go with its batch.
+                sides = tuple(Side(s.real, s.ids, s.whole) for s in self.sides[i])
                 many = torch.arange(len(sides[0].real)) + self.starts[i]
                 yield Batch(self.calls[i], sides, many)
 
