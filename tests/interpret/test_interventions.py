@@ -618,6 +618,24 @@ def test_metrics() -> None:
     )
 
 
+def test_metrics_are_as_exact_as_logits() -> None:
+    source = torch.Generator().manual_seed(0)
+    logits, clean = torch.randn(2, 1, 5, 50, generator=source, dtype=torch.float64)
+    ids = torch.randint(50, (1, 5), generator=source)
+    several = [
+        metrics.loss(), metrics.kl(), metrics.kl(at=2), metrics.probability(3),
+        metrics.log_odds(3), metrics.logit_difference(3, 4),
+    ]  # fmt: skip
+    for metric in several:
+        exact = metric.of(metrics.Outcome(logits, ids, clean))
+        assert exact.dtype == torch.float64, metric.name
+        given = [t.bfloat16() for t in (logits, clean)]
+        found = metric.of(metrics.Outcome(given[0], ids, given[1]))
+        want = metric.of(metrics.Outcome(given[0].double(), ids, given[1].double()))
+        assert found.dtype == torch.float32, metric.name
+        close(found.double(), want, rtol=1e-5, atol=1e-6)
+
+
 def test_padding_on_either_side_does_not_count() -> None:
     # In float64: products of other lengths round differently.
     model = llama().double()

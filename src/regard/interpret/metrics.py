@@ -99,7 +99,7 @@ def loss(start: int = 0) -> Metric:
                 got=f"logits {list(logits.shape)} for tokens {list(ids.shape)}",
                 do="give a function of the model's output as the metric",
             )
-        each = cross_entropy(logits[:, :-1].mT.float(), ids[:, 1:], reduction="none")
+        each = cross_entropy(_wide(logits)[:, :-1].mT, ids[:, 1:], reduction="none")
         real = _real(outcome)
         counted = real[:, 1:] & real[:, :-1]
         counted[:, : max(start - 1, 0)] = False
@@ -121,7 +121,7 @@ def kl(at: int | None = None) -> Metric:
 
     def of(outcome: Outcome) -> Tensor:
         now, then = (
-            log_softmax(logits_of(output).float(), -1) for output in (outcome.output, outcome.clean)
+            log_softmax(_wide(logits_of(output)), -1) for output in (outcome.output, outcome.clean)
         )
         each = kl_div(now, then, reduction="none", log_target=True).sum(-1)
         if at is not None:
@@ -238,7 +238,12 @@ def real_rows(model: Any, text: Any, path: str, trace: Trace) -> Bool[Tensor, "b
 
 
 def _logits_at(outcome: Outcome, at: int) -> Float[Tensor, "b v"]:
-    return logits_of(outcome.output)[_rows(outcome, at)]
+    return _wide(logits_of(outcome.output)[_rows(outcome, at)])
+
+
+def _wide(logits: Float[Tensor, "*axes v"]) -> Float[Tensor, "*axes v"]:
+    """Logits as metrics read them: in float32, or in float64 if they are."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _rows(outcome: Outcome, at: int) -> tuple[Int[Tensor, "b"], Int[Tensor, "b"]]:
