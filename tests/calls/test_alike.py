@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -128,7 +129,9 @@ def test_transforms_and_tracers() -> None:
     torch.func.vmap(ask)(torch.zeros(2))
     torch.func.grad(lambda t: ask(t).sum())(torch.zeros(2))
     torch.jit.trace(ask, torch.zeros(2), check_trace=False)
-    assert found == [None] * 3
+    for before_autograd in (False, True):
+        make_fx(ask, pre_dispatch=before_autograd)(torch.zeros(2))
+    assert found == [None] * 5
     assert one.found(**call) is run
 
 

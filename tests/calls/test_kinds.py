@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
@@ -146,6 +147,18 @@ def test_nobody_is_remembered_under_transforms_and_modes() -> None:
         # Numbers of another type are cast first.
         ask(torch.zeros(2))
     assert found == [None] * 4
+
+
+@pytest.mark.parametrize("ask", ["out", "entropy"])
+def test_a_graph_that_is_recorded_before_autograd_holds_the_call(ask: str) -> None:
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found: Tensor = getattr(regard.trace(q, k, v, mask=masks.causal()), ask)
+        return found
+
+    first, other = torch.randn(2, 3, 1, 2, 6, 8)
+    for _ in range(2):
+        recorded = make_fx(run, pre_dispatch=True)(*first)
+        torch.testing.assert_close(recorded(*other), run(*other))
 
 
 def test_masks_with_tensors_of_a_cpu_have_no_kind() -> None:

@@ -27,6 +27,8 @@ _SHIFTED, _STATISTICS = 3, 7
 _functorch_is_active = torch._C._are_functorch_transforms_active
 _tracing_state = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_key_is_included = torch._C._dispatch_tls_is_dispatch_key_included
+_BEFORE_AUTOGRAD = torch._C.DispatchKey.PreDispatch
 _flash_sdp = torch._C._get_flash_sdp_enabled
 _mem_efficient_sdp = torch._C._get_mem_efficient_sdp_enabled
 _math_sdp = torch._C._get_math_sdp_enabled
@@ -68,6 +70,8 @@ def kind_of(
         or _tracing_state() is not None
         or forward_ad._current_level >= 0
         or _dispatch_modes()
+        # Modes that stand before autograd are on no stack.
+        or _key_is_included(_BEFORE_AUTOGRAD)
         or not (scale is None or type(scale) is float)
         or not (softcap is None or type(softcap) is float)
         or not (backend is None or type(backend) is str)
