@@ -84,6 +84,31 @@ def test_tensors_without_lengths_or_places_have_no_kind() -> None:
         assert kind(**{x: torch.nested.nested_tensor([tensor(2, 6, 8)])}) is None
 
 
+@pytest.mark.parametrize("mask", [None, masks.causal()], ids=["all", "causal"])
+@pytest.mark.parametrize("learns", [False, True], ids=["numbers", "learned"])
+def test_tensors_that_are_not_what_lies_in_memory(mask: masks.Mask | None, learns: bool) -> None:
+    plain = [torch.randn(1, 2, 6, 8, requires_grad=learns) for _ in range(3)]
+    for _ in range(2):
+        regard.trace(*plain, mask=mask)
+    for i in range(3):
+        for stands_for, told in (
+            (-plain[i], torch._neg_view(plain[i])),
+            (torch.zeros(1, 2, 6, 8), torch._efficientzerotensor((1, 2, 6, 8))),
+        ):
+            given, same = ([*plain[:i], t, *plain[i + 1 :]] for t in (told, stands_for))
+            found, right = (regard.trace(*t, mask=mask) for t in (given, same))
+            torch.testing.assert_close(found.out, right.out)
+            torch.testing.assert_close(found.received(), right.received())
+            for backend in (None, "tiled", "sdpa"):
+                out = regard.attention(*given, mask=mask, backend=backend)
+                torch.testing.assert_close(out, right.out)
+            if learns:
+                wanted = [t for t in plain if t is not plain[i]]
+                torch.testing.assert_close(
+                    *(torch.autograd.grad(t.out.square().sum(), wanted) for t in (found, right))
+                )
+
+
 def test_masks_that_hide_the_same_are_one_kind() -> None:
     assert kind(mask=masks.causal() & masks.window(3)) == kind(
         mask=masks.causal() & masks.window(3)

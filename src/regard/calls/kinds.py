@@ -108,6 +108,9 @@ def kind_of(
     except RuntimeError:
         # Nested and sparse tensors have none of their own.
         return None
+    if not (places[0] and places[1] and places[2]) or q.is_neg() or k.is_neg() or v.is_neg():
+        # What is in memory, if anything, is not what they stand for.
+        return None
     if not (len(q_shape) == len(k_shape) == len(v_shape) == 4):
         return None
     # Where all are at multiples of 16 bytes, as nearly always, that is one number.
