@@ -3,6 +3,8 @@ by any call that does."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -96,6 +98,14 @@ def test_layers_with_one_mask_that_are_not_alike() -> None:
             torch.testing.assert_close(attend(given), expected(given, lower(6, 9)))
 
 
+def test_the_first_call_is_remembered_whatever_comes_after() -> None:
+    given = known()
+    first = given["attention_mask"].first
+    for _ in range(3):
+        attend(call(B=2) | {"attention_mask": given["attention_mask"]})
+    assert given["attention_mask"].first is first
+
+
 def test_none_as_a_mask() -> None:
     for Q, K, causal, allowed in (
         (1, 9, True, lower(1, 9)), (6, 6, True, lower(6, 6)), (6, 6, False, lower(1, 6)),
@@ -161,6 +171,26 @@ def test_a_mask_for_other_lengths_is_refused_in_words() -> None:
     for _ in range(2):
         with pytest.raises(RegardError, match="made for other lengths"):
             attend(call(5, 9) | {"attention_mask": given["attention_mask"]})
+
+
+def test_a_scale_that_is_no_number_is_refused_in_words() -> None:
+    given = known()
+    attend(given, scaling=0.5)
+    given = given | {"attention_mask": symbolic(6, 9)}
+    for _ in range(3):
+        attend(given, scaling=0.5)
+    with pytest.raises(RegardError, match="scale is a number"):
+        attend(given, scaling=torch.ones(4))
+
+
+def test_a_mask_that_was_used_can_be_sent_and_copied() -> None:
+    given = known()
+    used = given["attention_mask"]
+    for same in (pickle.loads(pickle.dumps(used)), copy.deepcopy(used)):
+        assert (same.mask, same.lengths, same.first) == (used.mask, used.lengths, None)
+        want = attend(given)
+        for _ in range(2):
+            torch.testing.assert_close(attend(given | {"attention_mask": same}), want)
 
 
 def test_a_window_without_a_mask_is_refused_in_words() -> None:

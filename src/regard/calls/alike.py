@@ -52,14 +52,18 @@ class Alike:
         # Grad mode, the types of autocast, determinism, threads.
         self._check_state = _GUARDS.GlobalStateGuard().check
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Guards speak of this process alone; a mask that is sent to another finds its own there.
+        return type(None), ()
+
     def found(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None
     ) -> Repeated | None:
         """What runs a call, if it is one of these."""
         if (
             mask is self.mask
-            and scale == self.scale
             and type(scale) is type(self.scale)
+            and scale == self.scale
             and forward_ad._current_level < 0
             and self._check_tensors(q, k, v)
             and self._check_state()
