@@ -72,6 +72,13 @@ def test_the_state_of_pytorch(state: Callable[[], AbstractContextManager[Any]]) 
     assert inside != outside
 
 
+def test_tensors_made_for_inference_are_not_kept_for_other_calls() -> None:
+    with torch.no_grad():
+        plain = kind()
+    with torch.inference_mode():
+        assert kind() != plain
+
+
 def test_which_of_the_tensors_lies_elsewhere() -> None:
     found = [kind(**{x: displaced(tensor()) for x in which}) for which in ("q", "k", "v", "kv")]
     assert len({kind(), *found}) == 5
@@ -156,6 +163,7 @@ def test_what_must_be_looked_at_each_time(given: dict[str, Any]) -> None:
     assert kind(**given) is None
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch", "ignore::FutureWarning:torch")
 def test_nobody_is_remembered_under_transforms_and_modes() -> None:
     found: list[Hashable | None] = []
 
@@ -171,7 +179,9 @@ def test_nobody_is_remembered_under_transforms_and_modes() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         # Numbers of another type are cast first.
         ask(torch.zeros(2))
-    assert found == [None] * 4
+    make_fx(ask, pre_dispatch=True)(torch.zeros(2))
+    torch.jit.trace(ask, torch.zeros(2), check_trace=False)
+    assert found == [None] * 6
 
 
 @pytest.mark.parametrize("ask", ["out", "entropy"])
@@ -255,6 +265,13 @@ def test_steps_of_generating_are_one_kind_of_call() -> None:
     shifted = tensor(1, 1, 33, 9)[..., :8]
     assert step_of(kind(q=tensor(1, 2, 1, 8), k=shifted, v=tensor(1, 1, 33, 8))) != step(33)
     assert step_of(kind(q=tensor(1, 2, 1, 8), k=tensor(1, 1, 33, 8), v=shifted)) != step(33)
+    # Which axes lie side by side in memory counts as well.
+    q, wide = tensor(1, 2, 1, 8), tensor(1, 1, 33, 16)
+    plain = {"q": q, "k": wide[..., :8], "v": wide[..., :8]}
+    for name, other in {"q": tensor(1, 2, 1, 16)[..., ::2], "k": wide[..., ::2],
+                        "v": wide[..., ::2]}.items():  # fmt: skip
+        assert step_of(kind(**plain | {name: other})) not in {None, step_of(kind(**plain))}
+    assert step_of(kind(q=q, k=tensor(1, 1, 33, 8), v=tensor(1, 1, 34, 8))) is None
     assert step(1) is None
     assert step(33, statistics=True) is None
 
