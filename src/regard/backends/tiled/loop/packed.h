@@ -12,7 +12,8 @@ What fills up an odd width and the last run is 0. */
 #define ROWS 16
 #define KEYS 64
 
-typedef uint32_t pairs __attribute__((vector_size(16), aligned(2), may_alias));
+#define BLOCK 16 /* keys, and pairs of numbers, that are turned at once: a line of the cache each */
+typedef uint32_t pairs __attribute__((vector_size(4 * BLOCK), aligned(2), may_alias));
 
 static inline long up_to(long n, long step) { return (n + step - 1) / step * step; }
 
@@ -41,30 +42,52 @@ static inline uint16_t *packed_row(const call *c, uint16_t *packed, long width, 
 #define SHUFFLED(a, b, ...) __builtin_shuffle(a, b, (pairs){__VA_ARGS__})
 #endif
 
-/* Columns of pairs become rows of them. */
+/* Rows i and i + step of a block change places in half of their columns. Four such rounds turn it. */
+#define SWAPPED(rows, step, LOW, HIGH)                                                             \
+    for (int i = 0; i < BLOCK; i++)                                                                \
+        if (!(i & step)) {                                                                         \
+            const pairs one = rows[i], other = rows[i + step];                                     \
+            rows[i] = SHUFFLED(one, other, LOW);                                                   \
+            rows[i + step] = SHUFFLED(one, other, HIGH);                                           \
+        }
+#define LOW1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
+#define HIGH1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
+#define LOW2 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define HIGH2 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+#define LOW4 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
+#define HIGH4 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
+#define LOW8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define HIGH8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+
+/* Columns of pairs become rows of them. There is room for a multiple of BLOCK keys. */
 static inline void pack_keys(const uint16_t *from, long step, long n, long width, uint16_t *into,
                              long room)
 {
-    const long fours = width / 8 * 4;
-    long j = 0;
-    for (; j + 4 <= n; j += 4)
-        for (long p = 0; p < fours; p += 4) {
+    const long all = (width + 1) / 2, filled = up_to(n, BLOCK);
+    for (long j = 0; j < n; j += BLOCK)
+        for (long next = 0; next < all; next += BLOCK) {
+            /* The last block of an even width overlaps the one before. */
+            const long p = next + BLOCK > all && width % 2 == 0 && all > BLOCK ? all - BLOCK : next;
             const uint16_t *here = from + j * step + 2 * p;
-            pairs a = *(pairs *)here, b = *(pairs *)(here + step);
-            pairs c = *(pairs *)(here + 2 * step), d = *(pairs *)(here + 3 * step);
-            pairs low = SHUFFLED(a, b, 0, 4, 1, 5), high = SHUFFLED(a, b, 2, 6, 3, 7);
-            pairs low2 = SHUFFLED(c, d, 0, 4, 1, 5), high2 = SHUFFLED(c, d, 2, 6, 3, 7);
-            uint16_t *there = into + 2 * (p * room + j);
-            *(pairs *)there = SHUFFLED(low, low2, 0, 1, 4, 5);
-            *(pairs *)(there + 2 * room) = SHUFFLED(low, low2, 2, 3, 6, 7);
-            *(pairs *)(there + 4 * room) = SHUFFLED(high, high2, 0, 1, 4, 5);
-            *(pairs *)(there + 6 * room) = SHUFFLED(high, high2, 2, 3, 6, 7);
+            const long keys = n - j, left = width - 2 * p;
+            pairs rows[BLOCK];
+            for (int i = 0; i < BLOCK; i++)
+                if (i < keys && left >= 2 * BLOCK)
+                    rows[i] = *(pairs *)(here + i * step);
+                else {
+                    rows[i] = (pairs){0};
+                    if (i < keys)
+                        memcpy(&rows[i], here + i * step, left * sizeof *from);
+                }
+            SWAPPED(rows, 1, LOW1, HIGH1)
+            SWAPPED(rows, 2, LOW2, HIGH2)
+            SWAPPED(rows, 4, LOW4, HIGH4)
+            SWAPPED(rows, 8, LOW8, HIGH8)
+            for (int i = 0; i < BLOCK && p + i < all; i++)
+                *(pairs *)(into + 2 * ((p + i) * room + j)) = rows[i];
         }
-    for (long d = 0; d < up_to(width, 2); d++)
-        for (long key = d < 2 * fours ? j : 0; key < n; key++)
-            into[(d / 2 * room + key) * 2 + d % 2] = d < width ? from[key * step + d] : 0;
-    for (long p = 0; p < (width + 1) / 2; p++)
-        memset(into + 2 * (p * room + n), 0, 2 * (room - n) * sizeof *into);
+    for (long p = 0; p < all; p++)
+        memset(into + 2 * (p * room + filled), 0, 2 * (room - filled) * sizeof *into);
 }
 
 static inline void pack_values(const uint16_t *from, long step, long n, long width, uint16_t *into,

@@ -44,22 +44,35 @@ static inline floats either(ints which, floats yes, floats no)
     return (floats)(((ints)yes & which) | ((ints)no & ~which));
 }
 
-/* e^x to about one unit in the last place; 0 below -87 (the normal numbers end there) and inf
-above 88; NaN stays NaN. x = n ln 2 + r, and a polynomial (Cephes) gives e^r. */
+/* y times 2^n where x is not below -87 (the normal numbers end there), else 0; NaN where y is.
+t is n + 1.5 * 2^23, whose lowest bits are n. */
+static inline floats raised(floats y, floats n, floats t, floats x)
+{
+#ifdef __AVX512F__
+    __mmask16 normal = _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
+    return (floats)_mm512_maskz_scalef_ps(normal, (__m512)y, (__m512)n);
+#else
+    y *= (floats)(((ints)t << 23) + 0x3f800000);
+    return (floats)((ints)y & ~(x < -87.0f));
+#endif
+}
+
+/* e^x to about one unit in the last place; 0 below -87 and inf soon above 88; NaN stays NaN.
+x = n ln 2 + r, and e^r is a polynomial that is exact at 0 and errs by 3e-9 of it at most, which is
+less than rounding does. */
 static inline floats exponential(floats x)
 {
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to a whole number */
     floats t = x * 1.44269504088896341f + shift;
     floats n = t - shift;
     floats r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    floats y = 1.9875691500e-4f * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * (r * r) + r + 1.0f;
-    y *= (floats)(((ints)t << 23) + 0x3f800000);
-    return (floats)((ints)y & ~(x < -87.0f));
+    floats y = 1.381459879e-3f * r + 8.368716575e-3f;
+    y = y * r + 4.166838899e-2f;
+    y = y * r + 1.666652113e-1f;
+    y = y * r + 4.999999404e-1f;
+    y = y * r + 1.0f;
+    y = y * r + 1.0f;
+    return raised(y, n, t, x);
 }
 
 static inline float exponential1(float x)
@@ -100,11 +113,8 @@ static inline float largest_in(floats x)
 #ifdef __aarch64__
     return vmaxvq_f32(x);
 #elif defined(__AVX512F__)
-    x = larger((floats)_mm512_shuffle_f32x4((__m512)x, (__m512)x, 0x4e), x);
-    x = larger((floats)_mm512_shuffle_f32x4((__m512)x, (__m512)x, 0xb1), x);
-    x = larger((floats)_mm512_permute_ps((__m512)x, 0x4e), x);
-    x = larger((floats)_mm512_permute_ps((__m512)x, 0xb1), x);
-    return x[0];
+    const __m512 all = (__m512)x;
+    return _mm512_cmp_ps_mask(all, all, _CMP_UNORD_Q) ? NAN : _mm512_reduce_max_ps(all);
 #else
     float one = x[0];
     for (int i = 1; i < WIDE; i++)
@@ -198,23 +208,26 @@ static inline floats scaled(floats s, float factor)
     return s;
 }
 
+/* The largest logit of a row so far. */
+static inline __attribute__((always_inline)) float largest_so_far(const tile *t, long row, int type)
+{
+    const float *s = t->logits + row * t->stride;
+    const float before = t->mixed ? t->largest[row] : LEAST;
+    if (type == FLOAT32)
+        return largest_of(s, t->keys, before);
+    /* Rounding keeps the order. */
+    const float most = largest_of(s, t->keys, -INFINITY) * t->factor;
+    return before > most || before != before ? before : most;
+}
+
 /* Logits become weights of a type in the same memory. Narrow ones lie side by side, row after row,
 over numbers that were read before: they are half as long. */
-static inline __attribute__((always_inline)) void absorb_row(const tile *t, long row, int energies,
-                                                             int type)
+static inline __attribute__((always_inline)) void absorb_row(const tile *t, long row, float most,
+                                                             int energies, int type)
 {
     const float *s = t->logits + row * t->stride;
     char *into = type == FLOAT32 ? (char *)s : (char *)((uint16_t *)t->logits + row * t->stride);
     const long size = type == FLOAT32 ? sizeof(float) : sizeof(uint16_t);
-    const float before = t->mixed ? t->largest[row] : LEAST;
-    float most;
-    if (type == FLOAT32)
-        most = largest_of(s, t->keys, before);
-    else {
-        /* Rounding keeps the order. */
-        most = largest_of(s, t->keys, -INFINITY) * t->factor;
-        most = before > most || before != before ? before : most;
-    }
     floats total[MANY] = {{0}}, energy[MANY] = {{0}};
     long k = 0;
     for (; k + MANY * WIDE <= t->keys; k += MANY * WIDE) {
@@ -250,7 +263,7 @@ static inline __attribute__((always_inline)) void absorb_row(const tile *t, long
     }
     float sum = added(total[0]), heat = energies ? added(energy[0]) : 0;
     if (t->mixed) {
-        float moved = before - most, shrink = exponential1(moved);
+        float moved = t->largest[row] - most, shrink = exponential1(moved);
         if (energies)
             heat += (t->energy[row] + t->total[row] * moved) * shrink;
         sum += t->total[row] * shrink;
@@ -266,16 +279,28 @@ static inline __attribute__((always_inline)) void absorb_row(const tile *t, long
         t->energy[row] = heat;
 }
 
-/* All rows of a tile. */
+/* Some rows of a tile. Of several rows the largest logits are found first: no exponential waits for
+the one before it. */
+static inline __attribute__((always_inline)) void absorb_rows(const tile *t, long first, long last,
+                                                              int energies, int type)
+{
+    for (long row = first; row < last; row += MANY) {
+        const long n = last - row < MANY ? last - row : MANY;
+        float most[MANY];
+        for (long i = 0; i < n; i++)
+            most[i] = largest_so_far(t, row + i, type);
+        for (long i = 0; i < n; i++)
+            absorb_row(t, row + i, most[i], energies, type);
+    }
+}
+
 static inline __attribute__((always_inline)) void absorb_all(const tile *t, long first, long last,
                                                              int type)
 {
     if (t->energy)
-        for (long row = first; row < last; row++)
-            absorb_row(t, row, 1, type);
+        absorb_rows(t, first, last, 1, type);
     else
-        for (long row = first; row < last; row++)
-            absorb_row(t, row, 0, type);
+        absorb_rows(t, first, last, 0, type);
 }
 
 /* A value where pairs are hidden, in a row of numbers. */
