@@ -39,14 +39,23 @@ PICKS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "plain": ((X, X, X), {}, "sdpa"),
     "plain-with-gradients": ((learned(X), X, X), {}, "sdpa"),
     "float64": ((X.double(),) * 3, {}, "sdpa"),
-    "bfloat16": ((X.bfloat16(),) * 3, {}, "sdpa"),
+    "short-bfloat16": ((X[:, :, :20].bfloat16(),) * 3, {}, "sdpa"),
     "scale": ((X, X, X), {"scale": 2.0}, "sdpa"),
     "grouped": ((X, X[:, :2], X[:, :2]), {}, "sdpa"),
     "causal": ((X, X, X), {"mask": masks.causal()}, "tiled"),
     "causal-with-gradients": ((learned(X), X, X), {"mask": masks.causal()}, "sdpa"),
     "long-causal": ((WIDE,) * 3, {"mask": masks.causal()}, "tiled"),
     "long-causal-with-gradients": ((learned(WIDE), WIDE, WIDE), {"mask": masks.causal()}, "tiled"),
-    "long-causal-bfloat16": ((WIDE.bfloat16(),) * 3, {"mask": masks.causal()}, "sdpa"),
+    "long-bfloat16": ((WIDE.bfloat16(),) * 3, {}, "tiled"),
+    "long-causal-bfloat16": ((WIDE.bfloat16(),) * 3, {"mask": masks.causal()}, "tiled"),
+    "long-bfloat16-with-gradients": ((learned(WIDE.bfloat16()),) * 3, {}, "tiled"),
+    "short-causal-bfloat16": (
+        (X[:, :, :20].bfloat16(),) * 3, {"mask": masks.causal()}, "sdpa",
+    ),
+    "decoding-bfloat16": ((WIDE[:, :, :1].bfloat16(), *[WIDE.bfloat16()] * 2), {}, "sdpa"),
+    "keep-bfloat16": (
+        (WIDE.bfloat16(),) * 3, {"mask": masks.keep(torch.ones(1100, 1100).bool())}, "sdpa",
+    ),
     "decoding": ((WIDE[:, :, :1], WIDE, WIDE), {"mask": masks.causal()}, "sdpa"),
     "decoding-by-a-window": ((WIDE[:, :, :1], WIDE, WIDE), {"mask": masks.window(9)}, "tiled"),
     "a-window-that-masks-nothing": ((X, X, X), {"mask": masks.window(N, N)}, "sdpa"),
@@ -130,7 +139,9 @@ def half(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Lets this CPU have instructions for half precision, or have none."""
 
     def settle(has: bool) -> None:
-        monkeypatch.setattr("regard.backends.tiled.fused._multiplies", lambda dtype: has)
+        fused = "regard.backends.tiled.fused"
+        monkeypatch.setattr(f"{fused}._multiplies", lambda dtype: has)
+        monkeypatch.setattr(f"{fused}._multiplies_narrow", lambda inputs: has)
 
     return settle
 
@@ -161,7 +172,7 @@ def test_half_precision_without_instructions_for_it(
         regard.plan(*tensors, bias=biases.dense(torch.zeros(n, n, dtype=dtype))).backend == "sdpa"
     )
     half(True)
-    assert regard.plan(*tensors).backend == "sdpa"
+    assert regard.plan(*tensors).backend == ("sdpa" if n < 64 else "tiled")
     half(False)
     request.getfixturevalue("uncompiled")
     assert regard.plan(*tensors).backend == "sdpa"

@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.backends.contract import Rows
 from regard.backends.tiled.loop import TYPES, Attend, Loop, Pull, loop_for
 from regard.backends.tiled.pieces import Packed, Piece, in_rows, lots, pieces
-from regard.backends.tiled.plan import Plan, even
+from regard.backends.tiled.plan import Plan, Product, even, product_of
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 from regard.stopping import step
@@ -67,20 +67,36 @@ def _is_whole(x: AttentionInputs) -> bool:
 
 
 def outruns_pytorch(x: AttentionInputs) -> bool:
-    """Whether this is known to be quicker than PyTorch's own kernel: in half precision on a CPU
-    that has no instructions for it (4 to 150 times on a Neoverse-N1), and in float32 under a band
-    (causal, windows), of which its kernel computes masked pairs too; where gradients are wanted,
-    from 512 tokens on. Not where a program is exported: the machine it runs on is not known."""
+    """Whether this is known to be quicker than PyTorch's own kernel. Not where a program is
+    exported: the machine it runs on is not known."""
     if x.q.device.type != "cpu" or exporting() or not _is_whole(x):
         return False
     if x.q.dtype in (torch.bfloat16, torch.float16):
-        return _has_loop() and not _multiplies(x.q.dtype)
-    if x.q.dtype != torch.float32 or not _masks_by_a_band(x):
+        return _has_loop() and _outruns_in_half(x)
+    return x.q.dtype == torch.float32 and _has_loop() and _outruns_under_a_band(x)
+
+
+def _outruns_in_half(x: AttentionInputs) -> bool:
+    """Always on a CPU that has no instructions for half precision (4 to 150 times as fast on a
+    Neoverse-N1). On one that has, from 64 tokens on: 0.9 to 1.2 of the speed of PyTorch's kernel,
+    around which keeping hidden NaN out takes as much; under a band or with gradients 1.0 to 2.1 (a
+    Xeon with AMX). Not under other masks, which were not measured."""
+    if not _multiplies(x.q.dtype):
+        return True
+    # Asking for the length of a compiled call, one would compile it for such lengths alone.
+    if torch.compiler.is_compiling() or (x.mask is not None and x.mask.band() is None):
         return False
-    if x.needs_grad and (torch.compiler.is_compiling() or min(x.shape.Q, x.shape.K) < 512):
-        # Asking for the length of a compiled call, one would compile it for such lengths alone.
+    return _multiplies_narrow(x) and min(x.shape.Q * x.group, x.shape.K) >= 64
+
+
+def _outruns_under_a_band(x: AttentionInputs) -> bool:
+    """Under causal masks and windows, of which PyTorch's kernel computes masked pairs too; where
+    gradients are wanted, from 512 tokens on."""
+    if not _masks_by_a_band(x):
         return False
-    return _has_loop()
+    if not x.needs_grad:
+        return True
+    return not torch.compiler.is_compiling() and min(x.shape.Q, x.shape.K) >= 512
 
 
 def _has_loop() -> bool:
@@ -105,6 +121,12 @@ def _multiplies(dtype: torch.dtype) -> bool:
         arm = platform.machine() == "aarch64"
         return not arm and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _multiplies_narrow(x: AttentionInputs) -> bool:
+    """Whether the loop multiplies the matrices of a call as they are given."""
+    loop = loop_for(torch.device("cpu"), torch.float32)
+    return loop is not None and product_of(x, loop) is not Product.FLOATS
 
 
 # To torch.compile these are constants: it cannot follow how they are found. (As

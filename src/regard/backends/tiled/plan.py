@@ -43,7 +43,7 @@ class Product(Enum):
     PACKED = auto()
 
 
-def _product(x: AttentionInputs, loop: Loop) -> Product:
+def product_of(x: AttentionInputs, loop: Loop) -> Product:
     dtype = x.q.dtype
     if dtype != x.k.dtype or dtype != x.v.dtype:
         return Product.FLOATS
@@ -79,7 +79,7 @@ class Plan(NamedTuple):
         B, H, Q, D = x.q.shape
         _, G, K, E = x.v.shape
         threads = 1 if B * H * Q * K * D < ALONE else torch.get_num_threads()
-        size, band, product = fused_size(x), _band(x.mask, Q, K), _product(x, loop)
+        size, band, product = fused_size(x), _band(x.mask, Q, K), product_of(x, loop)
         keys = min(size.keys, K)
         if product is Product.PACKED:
             keys = -(-keys // PACKED_KEYS) * PACKED_KEYS
