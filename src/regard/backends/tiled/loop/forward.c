@@ -148,6 +148,9 @@ static void attend_share(void *what)
     long i;
     while ((i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED)) < n) {
         long head = i / tiles;
+        if (c->unpacked)
+            for (long run = head * runs_of(c); run < (head + 1) * runs_of(c); run++)
+                pack_run(c, run);
         /* The last tiles first: under a causal mask they are the longest. */
         attend(f, head / heads, head % heads * together, c->last_tile - 1 - i % tiles, scratch);
     }
@@ -159,7 +162,10 @@ void regard_attend(forward *f, int threads)
 {
     call *c = &f->of;
     long pieces = c->B * c->G * c->R * (c->last_tile - c->first_tile);
-    pack(c, threads);
+    /* Where the keys of a head are for one row tile, whoever takes that packs them. */
+    const bool alone = c->last_tile == c->first_tile + 1 && (c->stacked || c->R == 1);
+    if (!alone || !c->multiply_packed)
+        pack(c, threads);
     c->next = c->harmed = 0;
     in_parallel(attend_share, f, pieces < threads ? pieces : threads, 0);
 }

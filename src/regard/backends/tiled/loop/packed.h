@@ -111,24 +111,29 @@ static inline void pack_values(const uint16_t *from, long step, long n, long wid
     memset(into + written * width, 0, (room - written) * width * sizeof *into);
 }
 
+/* Run number i of all batch entries and key heads. */
+static inline void pack_run(const call *c, long i)
+{
+    const long runs = runs_of(c), *k_step = c->k_half_steps, *v_step = c->v_half_steps;
+    const long run = i % runs, g = i / runs % c->G, b = i / runs / c->G, key = run * c->keys;
+    const long n = c->K - key < c->keys ? c->K - key : c->keys;
+    const uint16_t *k = c->k_halves + b * k_step[0] + g * k_step[1] + key * k_step[2];
+    const uint16_t *v = c->v_halves + b * v_step[0] + g * v_step[1] + key * v_step[2];
+    pack_keys(k, k_step[2], n, c->D, packed_run(c, c->k_packed, c->D, b, g, run), c->keys);
+    if (c->v_packed)
+        pack_values(v, v_step[2], n, c->E, packed_row(c, c->v_packed, c->E, b, g, key), c->keys);
+    if (c->k_mixed)
+        pack_values(k, k_step[2], n, c->D, packed_row(c, c->k_mixed, c->D, b, g, key), c->keys);
+    if (c->v_compared)
+        pack_keys(v, v_step[2], n, c->E, packed_run(c, c->v_compared, c->E, b, g, run), c->keys);
+}
+
 static inline void pack_share(void *what)
 {
     call *c = what;
-    const long runs = runs_of(c), *k_step = c->k_half_steps, *v_step = c->v_half_steps;
     long i;
-    while ((i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED)) < c->B * c->G * runs) {
-        const long run = i % runs, g = i / runs % c->G, b = i / runs / c->G, key = run * c->keys;
-        const long n = c->K - key < c->keys ? c->K - key : c->keys;
-        const uint16_t *k = c->k_halves + b * k_step[0] + g * k_step[1] + key * k_step[2];
-        const uint16_t *v = c->v_halves + b * v_step[0] + g * v_step[1] + key * v_step[2];
-        pack_keys(k, k_step[2], n, c->D, packed_run(c, c->k_packed, c->D, b, g, run), c->keys);
-        if (c->v_packed)
-            pack_values(v, v_step[2], n, c->E, packed_row(c, c->v_packed, c->E, b, g, key), c->keys);
-        if (c->k_mixed)
-            pack_values(k, k_step[2], n, c->D, packed_row(c, c->k_mixed, c->D, b, g, key), c->keys);
-        if (c->v_compared)
-            pack_keys(v, v_step[2], n, c->E, packed_run(c, c->v_compared, c->E, b, g, run), c->keys);
-    }
+    while ((i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED)) < c->B * c->G * runs_of(c))
+        pack_run(c, i);
 }
 
 static inline void pack(call *c, int threads)
