@@ -35,3 +35,20 @@ def test_the_strongest_offsets_of_layers_are_their_own() -> None:
     assert tally.strongest_offsets() == strongest
     for path, estimates in tally.estimates().items():
         assert estimates["offset"].value == pytest.approx([0.4] * len(strongest[path]))
+
+
+def test_texts_that_tell_other_scores_of_a_layer_are_added_up_with_the_rest() -> None:
+    def of(*numbers: float) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+        names = ("entropy", "duplicate")[: len(numbers)]
+        each = (torch.full((1, 2), n, dtype=torch.float64) for n in numbers)
+        return {name: (n, torch.ones_like(n)) for name, n in zip(names, each, strict=True)}
+
+    tally = Tally(4)
+    for text, found in enumerate([of(0.1, 0.5), of(0.2), of(0.6), of(0.3, 0.7)]):
+        tally.add("a", torch.tensor([text]), found)
+        tally.add("b", torch.tensor([text]), of(0.25, 1.0))
+    estimates = tally.estimates()
+    assert estimates["a"]["entropy"].value == pytest.approx([0.3, 0.3])
+    assert estimates["a"]["duplicate"].value == pytest.approx([0.6, 0.6])
+    assert estimates["a"]["entropy"].high == pytest.approx([0.5, 0.5], abs=0.1)
+    assert estimates["b"]["entropy"].value == pytest.approx([0.25, 0.25])

@@ -92,7 +92,7 @@ class Tally:
         found: dict[str, dict[str, Estimates]] = {path: {} for path in self._sums}
         alike: defaultdict[tuple[str, ...], dict[str, Tensor]] = defaultdict(dict)
         for path, of_layer in self._sums.items():
-            for names, table in of_layer.items():
+            for names, table in _told_once(of_layer).items():
                 alike[names][path] = table
         for names, by_path in alike.items():
             for paths, stacked in _together(by_path):
@@ -114,6 +114,19 @@ class Tally:
         drawn = ratio(torch.einsum("nt,thc->nhc", draws(self.units, seed), table))
         low, high = ends_of(drawn).tolist()
         return low, high
+
+
+def _told_once(tables: dict[tuple[str, ...], Tensor]) -> dict[tuple[str, ...], Tensor]:
+    """Each score in one table. Some texts may tell more of a layer than others: those of tokens
+    beside those of vectors."""
+    every = [name for names in tables for name in names]
+    if len(set(every)) == len(every):
+        return tables
+    alone: dict[tuple[str, ...], Tensor] = {}
+    for names, table in tables.items():
+        for name, one in zip(names, table.split(1), strict=True):
+            alone[name,] = alone[name,] + one if (name,) in alone else one
+    return alone
 
 
 def _together(by_path: Mapping[str, Tensor]) -> Iterator[tuple[list[str], Tensor]]:
