@@ -20,7 +20,8 @@ from regard.backends.tiled.second_pass import TiledPass
 from regard.calls import watchers
 from regard.inputs import AttentionInputs, check
 from regard.interpret import heads
-from regard.interpret.head_scores import guessed_form, model_form
+from regard.interpret.head_scores import guessed_form, model_form, survey
+from regard.interpret.head_scores.copying import Unembedding
 from regard.interpret.head_scores.head_table import HeadScores
 from regard.interpret.head_scores.pairs.key_columns import MOST, can_be_weighed
 from regard.interpret.head_scores.sides import Side, Sides
@@ -32,6 +33,9 @@ ASKED: Counter[str] = Counter()
 
 class WeighingPass(TiledPass):
     """Answers as kernels give them, from whole weights."""
+
+    def mixes_columns(self, inputs: AttentionInputs) -> bool:
+        return True
 
     def weighed(self, inputs: AttentionInputs, columns: Tensor) -> Weighed:
         ASKED["weighed"] += 1
@@ -122,6 +126,22 @@ def test_the_forward_pass_tells_what_keys_received(weighing: None, monkeypatch: 
     same(found, heads(model, texts(), separators=[3, 4]))
     monkeypatch.undo()
     same(found, heads(model, texts(), separators=[3, 4]))
+
+
+def test_columns_are_made_for_backends_that_mix_them(monkeypatch: Any) -> None:
+    made = Counter[str]()
+    for where, name in ((survey, "beside"), (Unembedding, "own_logit")):
+        usual = getattr(where, name)
+
+        def counted(*of: Any, usual: Any = usual, name: str = name) -> Any:
+            made[name] += 1
+            return usual(*of)
+
+        monkeypatch.setattr(where, name, counted)
+    model = causal()
+    for _ in range(2):
+        heads(model, texts(), probes=False, random=False)
+    assert made == {"own_logit": 2 * 2}
 
 
 def test_texts_of_unlike_length_are_not_weighed(weighing: None, monkeypatch: Any) -> None:

@@ -256,6 +256,10 @@ class SecondPass(Protocol):
         any. None as above."""
         return None
 
+    def mixes_columns(self, inputs: AttentionInputs) -> bool:
+        """Whether `weighed` answers: else nobody need make columns."""
+        return False
+
     def weighed(self, inputs: AttentionInputs, columns: Float[Tensor, "b h k c"]) -> Weighed | None:
         """The forward pass itself, with columns of numbers of the keys that are mixed by the same
         weights as the values, and rounded as these. None where whoever asks is as soon done with

@@ -44,6 +44,8 @@ class Known:
         """The same, with what somebody wants mixed beside the values."""
         assert self.questions is not None
         inputs = self._inputs(q, k, v)
+        if not self.questions.mixes_columns(inputs):
+            return self.trace(q, k, v, mask)
         columns = columns_for(inputs, self.questions)
         rows = None if columns is None else self.questions.weighed(inputs, columns)
         return self.trace(q, k, v, mask) if rows is None else self._traced(inputs, rows, mask)

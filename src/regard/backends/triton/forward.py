@@ -31,7 +31,6 @@ from regard.backends.triton.arguments import (
     wide,
 )
 from regard.backends.triton.forward_kernels import Parts, Written, forward_tiles, mend, merge
-from regard.backends.triton.hopper.columns import MOST as MOST_COLUMNS
 from regard.backends.triton.hopper.columns import Beside
 from regard.backends.triton.hopper.forward import run_on_hopper
 from regard.backends.triton.launches.launched import together
@@ -59,12 +58,16 @@ def forward(x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]:
     return run(x, forward_settings(x, statistics=statistics), statistics=statistics)
 
 
-def weighed(x: AttentionInputs, columns: Float[Tensor, "b h k c"]) -> Weighed | None:
-    """The forward pass with columns of numbers beside the values, and what all rows together have
-    of each; None where no kernel mixes them."""
+def mixes_columns(x: AttentionInputs) -> bool:
+    """Whether a kernel mixes columns of numbers beside the values of a call."""
     how = forward_settings(x, statistics=True)
-    if not how.hopper or how.splits > 1 or x.sink is not None or columns.shape[-1] > MOST_COLUMNS:
-        return None
+    return how.hopper and how.splits == 1 and x.sink is None
+
+
+def weighed(x: AttentionInputs, columns: Float[Tensor, "b h k c"]) -> Weighed:
+    """The forward pass of a call of which `mixes_columns`, and what all rows together have of each
+    column."""
+    how = forward_settings(x, statistics=True)
     # Columns take memory too, which wide heads have for two stages of all.
     stages = how.stages if wide(x.q.shape[-1]) <= 64 else 2
     how = replace(how, stages=stages, queued=False)

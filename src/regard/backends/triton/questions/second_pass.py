@@ -28,7 +28,8 @@ from regard.backends.triton.arguments import (
     sizes,
     tiles_of,
 )
-from regard.backends.triton.forward import weighed
+from regard.backends.triton.forward import mixes_columns, weighed
+from regard.backends.triton.hopper.columns import MOST as MOST_COLUMNS
 from regard.backends.triton.hopper.received import received_on_hopper
 from regard.backends.triton.launches.launched import launched, recorded
 from regard.backends.triton.layout import is_told, rule_of
@@ -247,9 +248,12 @@ class TritonPass(TiledPass):
         with on_card(lse):
             return kin_mass(inputs, looking_settings(inputs), lse, kin)
 
-    def weighed(self, inputs: AttentionInputs, columns: Float[Tensor, "b h k c"]) -> Weighed | None:
+    def mixes_columns(self, inputs: AttentionInputs) -> bool:
         learns = torch.is_grad_enabled() and may_learn(inputs.tensors())
-        if learns or inputs.dropout or not _takes(inputs):
+        return not learns and not inputs.dropout and _takes(inputs) and mixes_columns(inputs)
+
+    def weighed(self, inputs: AttentionInputs, columns: Float[Tensor, "b h k c"]) -> Weighed | None:
+        if columns.shape[-1] > MOST_COLUMNS or not self.mixes_columns(inputs):
             return None
         with on_card(columns):
             return weighed(inputs, columns)
