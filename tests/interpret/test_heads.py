@@ -24,6 +24,7 @@ from transformers import (
 import regard
 from regard import RegardError, interpret, masks, models
 from regard.interpret.head_scores import probes
+from regard.interpret.head_scores.copying import Unembedding
 from regard.interpret.head_scores.head_table import Column, HeadRow, OwnScores, Score
 from regard.interpret.head_scores.pairs import weight_blocks
 from regard.interpret.head_scores.pairs.pair_sums import NEAR, call_sums
@@ -117,6 +118,51 @@ def test_a_head_that_writes_what_it_reads_copies_and_its_opposite_suppresses(
     assert found[other] == 0
     # One of 24 logits is 1, the others 0, in standard deviations.
     assert found["own logit"] == pytest.approx(sign * math.sqrt(23), rel=1e-3)
+
+
+class Short(nn.Module):
+    """A model without norms, by parts: embedding, attention, a map of the stream, logits."""
+
+    def __init__(self, read: int, written: int, narrow: int = 16) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.attn = nn.Embedding(read, 16), regard.nn.MultiHeadAttention(16, 2)
+        self.narrow = nn.Linear(16, narrow) if narrow < 16 else nn.Identity()
+        self.logits = nn.Linear(narrow, written)
+        self.eval()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        return self.logits(self.narrow(x + self.attn(x, mask=masks.causal())))
+
+
+def test_tokens_without_a_logit_are_neither_copied_nor_suppressed() -> None:
+    wide, ids = Short(24, 24), torch.tensor([[23, 1, 22, 3, 1, 2]])
+    short = Short(24, 20)
+    short.load_state_dict(wide.state_dict() | {
+        "logits.weight": wide.logits.weight[:20], "logits.bias": wide.logits.bias[:20]
+    })  # fmt: skip
+    seen: list[Tensor] = []
+    usual = Unembedding.own_logit
+
+    def noted(*of: Any) -> Tensor:
+        seen.append(usual(*of))
+        return seen[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Unembedding, "own_logit", noted)
+        found = interpret.heads(short, ids, **QUICK)
+    (stands,) = seen
+    read_only = (ids >= 20)[:, None].expand_as(stands)
+    assert bool((stands[read_only] == 0).all())
+    assert bool((stands[~read_only] != 0).all())
+    assert not math.isnan(found[0]["copying"])
+
+
+def test_projections_that_are_not_as_wide_as_the_logits_take_are_none() -> None:
+    found = interpret.heads(Short(20, 20, narrow=8), torch.tensor([[1, 2, 3, 1, 2]]), **QUICK)
+    assert "copying" not in found[0].scores
+    assert any("no output projection" in note for note in found.notes)
 
 
 def test_copying_is_what_the_written_logits_say() -> None:

@@ -38,6 +38,10 @@ class Unembedding:
     _last: dict[torch.dtype, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _covariances: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
+    def takes(self, projection: Float[Tensor, "d inner"]) -> bool:
+        """Whether what a matrix gives is as wide as a direction of the stream."""
+        return len(projection) == self.tokens.shape[1]
+
     def own_logit(
         self,
         x: AttentionInputs,
@@ -63,11 +67,15 @@ class Unembedding:
 
     def _of(self, ids: Int[Tensor, "b k"], dtype: torch.dtype) -> Float[Tensor, "b k d"]:
         """What a direction is multiplied with for the token of each key, less the mean of all
-        tokens. Every layer asks for those of the same text."""
+        tokens. Every layer asks for those of the same text. Tokens that are read only, such as the
+        place of a picture, have no logit to be raised: 0."""
         known = self._last.get(dtype)
         if known is None or known[0] is not ids:
             self._last.clear()
-            known = self._last[dtype] = ids, (self.tokens[ids] - self._mean).to(dtype)
+            many = len(self.tokens)
+            own = self.tokens[ids.clamp(max=many - 1)] - self._mean
+            known = ids, own.masked_fill((ids >= many)[..., None], 0.0).to(dtype)
+            self._last[dtype] = known
         return known[1]
 
     @cached_property
@@ -130,11 +138,14 @@ def writing_of(runner: Runner, text: Any, layers: str | Sequence[str] = "*") -> 
     last = [place for place in form.calls if place[0] in sizes][-1]
     if form.last is None:
         return Writing(form, sizes, last, None, {}, form.why)
+    unembedding = unembedding_of(model, form.last)
     found = {
         path: matrix_of(model.get_submodule(form.projections[path]))
         for path in sizes
         if path in form.projections
     }
+    # Where nothing shows that it is added to the stream, it may not even be as wide.
+    found = {path: found[path] for path in found if unembedding.takes(found[path])}
     missing = [path for path in sizes if path not in found]
     why = ""
     if missing:
@@ -143,7 +154,7 @@ def writing_of(runner: Runner, text: Any, layers: str | Sequence[str] = "*") -> 
             + ", ".join(missing[:3])
             + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         )
-    return Writing(form, sizes, last, unembedding_of(model, form.last), found, why)
+    return Writing(form, sizes, last, unembedding, found, why)
 
 
 def unembedding_of(model: nn.Module, last: Last) -> Unembedding:

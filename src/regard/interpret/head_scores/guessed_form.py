@@ -62,7 +62,7 @@ class Guess:
     def projection(self, path: str, width: int) -> Float[Tensor, "d inner"] | None:
         found = output_projection(self.model.get_submodule(path), width)
         matrix = None if found is None else matrix_of(found[1])
-        if found is None or matrix is None or len(matrix) != self.unembedding.tokens.shape[1]:
+        if found is None or matrix is None or not self.unembedding.takes(matrix):
             self.projections[path] = None
             return None
         self.projections[path] = f"{path}.{found[0]}" if path else found[0]
