@@ -488,6 +488,18 @@ def test_badges_of_one_text_come_from_its_traces(small: Any) -> None:
     assert "induction" not in interpret.badges(seen)["blocks.4.attention"]
 
 
+@pytest.mark.parametrize("empty", [(1, 0), (0, 4)])
+def test_empty_texts_are_named(empty: tuple[int, int]) -> None:
+    nothing = torch.zeros(empty, dtype=torch.long)
+    model = CausalModel(CausalConfig(vocabulary=9, d_model=8, layers=1, heads=1)).eval()
+    for texts in (
+        [torch.ones(1, 3).long(), nothing],
+        [nothing.float()[..., None].expand(*empty, 8)],
+    ):
+        with pytest.raises(RegardError, match=f"texts {len(texts) - 1} of {len(texts)}, from 0"):
+            interpret.heads(model, texts)
+
+
 def test_what_cannot_be_scored_is_said() -> None:
     model = nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
     found = interpret.heads(model, [torch.randn(1, 6, 16) for _ in range(3)])

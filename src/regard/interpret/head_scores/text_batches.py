@@ -61,6 +61,14 @@ class Texts:
             for call in self.calls
         ]
         self.sides = [sides_of(call) for call in self.calls]
+        empty = [i for i, sides in enumerate(self.sides) if not sides[0].real.numel()]
+        if empty:
+            raise RegardError(
+                "a text is empty: there is nothing to look at in it",
+                got=f"texts {', '.join(map(str, empty[:5]))} of {len(self.calls)}, from 0",
+                accepted="texts of one token or more",
+                do="leave them out",
+            )
         sizes = [len(sides[0].real) for sides in self.sides]
         self.starts = [sum(sizes[:i]) for i in range(len(sizes))]
         self.count = sum(sizes)
