@@ -540,6 +540,27 @@ def test_the_sweep_holds_few_weights_at_once(monkeypatch: pytest.MonkeyPatch) ->
     close(sums.scores["first"][0].float(), trace.mass(0).sum(-1), atol=1e-4, rtol=1e-4)
 
 
+def test_scores_under_autocast_are_those_of_its_calls() -> None:
+    """Attention is computed in half precision there. What is added up of it is not."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 60, 8).bfloat16()
+    trace = regard.trace(x, x, x, mask=masks.causal())
+    side = Side.of_tokens(torch.randint(5, (1, 60)))
+    unembedding, projection = Unembedding(torch.randn(20, 16)), torch.randn(16, 16)
+
+    def both() -> tuple[Any, Tensor]:
+        sums = call_sums(trace, Sides(side, side, True))
+        given = trace.inputs, trace.second_pass, projection, side.ids
+        return sums, unembedding.own_logit(*given)
+
+    want, stands = both()
+    with torch.autocast("cpu", torch.bfloat16):
+        found, near = both()
+    for name, (total, _) in want.scores.items():
+        close(found.scores[name][0], total, msg=name)
+    close(near, stands)
+
+
 def test_softmax_of_sinks_is_still_a_share() -> None:
     """A learned sink takes some of every row: what is left is no longer 1."""
     x = torch.zeros(1, 1, 4, 4)

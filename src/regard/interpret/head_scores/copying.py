@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.backends.contract import SecondPass
+from regard.backends.passes import no_autocast
 from regard.inputs import AttentionInputs
 from regard.interpret.head_scores.model_form import Form, Last, Size, form_of, matrix_of
 from regard.interpret.interventions.outputs import Place
@@ -57,10 +58,11 @@ class Unembedding:
         projection, x = projection.to(dtype), replace(x, v=x.v.to(dtype))
         H, width = x.shape.H, x.v.shape[-1]
         out = projection.reshape(-1, H, width).transpose(0, 1)
-        seen = (self._covariance_in(dtype) @ projection).reshape(-1, H, width)
-        spread = seen.permute(1, 2, 0) @ out
-        own = self._of(ids, dtype) @ projection
-        variance, raised = asks.value_forms(x, spread, own) or _value_forms(x, spread, own)
+        with no_autocast(x.v):
+            seen = (self._covariance_in(dtype) @ projection).reshape(-1, H, width)
+            spread = seen.permute(1, 2, 0) @ out
+            own = self._of(ids, dtype) @ projection
+            variance, raised = asks.value_forms(x, spread, own) or _value_forms(x, spread, own)
         deviation = variance.clamp_min(0).sqrt()
         # A head that writes nothing, or the same for every token, raises none.
         return torch.where(deviation > 0, raised / deviation, 0.0)

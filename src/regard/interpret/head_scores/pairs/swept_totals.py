@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
+from regard.backends.passes import no_autocast
 from regard.interpret.head_scores.pairs.pair_totals import OFFSETS, REACH, PairTotals
 from regard.interpret.head_scores.pairs.weight_blocks import Block, distances, open_pairs
 from regard.interpret.head_scores.sides import Sides
@@ -62,7 +63,8 @@ class Sweep:
             by_kind = away if by_kind is None else torch.cat([by_kind, away], -1)
             self._offsets(q, k, w, seen)
         if by_kind is not None:
-            summed = (w.flatten(2) @ by_kind.flatten(1, 2)).double()
+            with no_autocast(w):
+                summed = (w.flatten(2) @ by_kind.flatten(1, 2)).double()
             if self.token_sums is not None:
                 self.token_sums += summed[..., :2]
             if self.sides.own:
