@@ -24,8 +24,9 @@ from transformers import (
 import regard
 from regard import RegardError, interpret, masks, models
 from regard.interpret.head_scores import probes
-from regard.interpret.head_scores.copying import Unembedding
+from regard.interpret.head_scores.copying import Unembedding, unembedding_of
 from regard.interpret.head_scores.head_table import Column, HeadRow, OwnScores, Score
+from regard.interpret.head_scores.model_form import Last
 from regard.interpret.head_scores.pairs import weight_blocks
 from regard.interpret.head_scores.pairs.pair_sums import NEAR, call_sums
 from regard.interpret.head_scores.sides import Side, Sides
@@ -163,6 +164,75 @@ def test_projections_that_are_not_as_wide_as_the_logits_take_are_none() -> None:
     found = interpret.heads(Short(20, 20, narrow=8), torch.tensor([[1, 2, 3, 1, 2]]), **QUICK)
     assert "copying" not in found[0].scores
     assert any("no output projection" in note for note in found.notes)
+
+
+def norms() -> list[Any]:
+    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+    from transformers.models.gemma3n.modeling_gemma3n import Gemma3nRMSNorm
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+    from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
+    from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
+    from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
+    from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+    given = [
+        (nn.LayerNorm, 0, True),
+        (nn.RMSNorm, 0, False),
+        (LlamaRMSNorm, 0, False),
+        (GemmaRMSNorm, 1, False),
+        (Gemma3nRMSNorm, 0, False),
+        (Qwen3NextRMSNorm, 1, False),
+        (NemotronLayerNorm1P, 1, True),
+        (T5LayerNorm, 0, False),
+        (OlmoLayerNorm, None, True),
+    ]
+    return [pytest.param(*one, id=one[0].__name__) for one in given]
+
+
+@pytest.mark.parametrize(("kind", "more", "centres"), norms())
+@pytest.mark.parametrize("width", [8, 9])
+def test_what_the_last_norm_does_to_a_direction(
+    kind: Any, more: float | None, centres: bool, width: int
+) -> None:
+    torch.manual_seed(0)
+    norm, end = kind(width), nn.Linear(width, 20)
+    gain = torch.ones(width)
+    if more is not None:
+        with torch.no_grad():
+            for parameter in norm.parameters():
+                parameter.normal_()
+        gain = norm.weight.detach() + more
+    norm.register_forward_hook(lambda *_: pytest.fail("the model's own hooks are not run"))
+    of = unembedding_of(nn.ModuleDict({"norm": norm, "end": end}), Last("norm", "end"))
+    assert of is not None
+    found = of.tokens
+    want = end.weight.detach() * gain
+    want = want - want.mean(1, keepdim=True) * centres
+    close(found / found.norm(), want / want.norm(), atol=1e-5, rtol=1e-4)
+
+
+class NormOfTwo(nn.Module):
+    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
+        return x * gate
+
+
+class Gated(Short):
+    """A model whose last norm takes more than the stream."""
+
+    def __init__(self) -> None:
+        super().__init__(20, 20)
+        self.norm, self.first_norm = NormOfTwo(), nn.LayerNorm(16)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.first_norm(self.embedding(ids))
+        x = x + self.attn(x, mask=masks.causal())
+        return self.logits(self.norm(x, torch.ones(16)))
+
+
+def test_a_norm_that_takes_more_than_the_stream_is_not_seen_through() -> None:
+    found = interpret.heads(Gated(), torch.tensor([[1, 2, 3, 1, 2]]), **QUICK)
+    assert "copying" not in found[0].scores
+    assert "copying and suppression are not measured: the last norm takes more" in found.notes[0]
 
 
 def test_copying_is_what_the_written_logits_say() -> None:

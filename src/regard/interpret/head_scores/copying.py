@@ -141,6 +141,8 @@ def writing_of(runner: Runner, text: Any, layers: str | Sequence[str] = "*") -> 
     if form.last is None:
         return Writing(form, sizes, last, None, {}, form.why)
     unembedding = unembedding_of(model, form.last)
+    if unembedding is None:
+        return Writing(form, sizes, last, None, {}, "the last norm takes more than a direction")
     found = {
         path: matrix_of(model.get_submodule(form.projections[path]))
         for path in sizes
@@ -159,14 +161,35 @@ def writing_of(runner: Runner, text: Any, layers: str | Sequence[str] = "*") -> 
     return Writing(form, sizes, last, unembedding, found, why)
 
 
-def unembedding_of(model: nn.Module, last: Last) -> Unembedding:
-    norm = None if last.norm is None else model.get_submodule(last.norm)
+@torch.no_grad()
+def unembedding_of(model: nn.Module, last: Last) -> Unembedding | None:
+    """None where it cannot be seen what the last norm does."""
     matrix = matrix_of(model.get_submodule(last.matrix)).float()
-    gain = getattr(norm, "weight", None)
-    if isinstance(gain, Tensor):
-        offset = 1.0 if norm is not None and "Gemma" in type(norm).__name__ else 0.0
-        matrix = matrix * (gain.detach().float() + offset)
-    if norm is not None and "RMS" not in type(norm).__name__:
-        # A layer norm takes the mean off every direction.
-        matrix = matrix - matrix.mean(1, keepdim=True)
-    return Unembedding(matrix)
+    if last.norm is None:
+        return Unembedding(matrix)
+    try:
+        gain, centres = _norm_of(model.get_submodule(last.norm), matrix.shape[1])
+    except Exception:  # whatever else a norm wants to be given
+        return None
+    matrix = matrix * gain.to(matrix.device)
+    # A layer norm takes the mean off every direction.
+    return Unembedding(matrix - centres.to(matrix.device) * matrix.mean(1, keepdim=True))
+
+
+def _norm_of(norm: nn.Module, width: int) -> tuple[Float[Tensor, "d"], Float[Tensor, ""]]:
+    """What a norm multiplies each number with, up to one factor for all, and 1 if it takes their
+    mean off, 0 if not: as it does it. Names do not tell: some multiply with 1 more than their
+    weight, and T5's layer norm leaves the mean."""
+    weight = next(iter(norm.parameters()), None)
+    like = torch.empty(0) if weight is None else weight
+    up_and_down = torch.ones(width, device=like.device)
+    up_and_down[1::2] = -1
+    if width % 2 and width > 1:
+        up_and_down[-3:] = torch.tensor([1.0, 1.0, -2.0])
+    alike = torch.ones_like(up_and_down)
+    asked = torch.stack([up_and_down, -up_and_down, alike, -alike])[:, None].to(like.dtype)
+    with no_autocast(asked):
+        # A bias is in both. Whoever hooks into the model need not know.
+        up, down, high, low = norm.forward(asked).float()[:, 0]
+    gain, level = (up - down) / up_and_down, high - low
+    return gain, (level.norm() < 0.5 * gain.norm()).float()

@@ -13,7 +13,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.interpret.head_scores.copying import unembedding_of
+from regard.interpret.head_scores.copying import Unembedding, unembedding_of
 from regard.interpret.head_scores.model_form import (
     Form,
     Last,
@@ -31,9 +31,8 @@ LONG = 2048
 class Guess:
     """Stands where `Writing` does, for one run."""
 
-    def __init__(self, model: nn.Module, last: Last) -> None:
-        self.model, self.last = model, last
-        self.unembedding = unembedding_of(model, last)
+    def __init__(self, model: nn.Module, last: Last, unembedding: Unembedding) -> None:
+        self.model, self.last, self.unembedding = model, last, unembedding
         self.calls: list[Place] = []
         self.projections: dict[str, str | None] = {}
         self._last_of: dict[type[nn.Module], str] = {}
@@ -82,7 +81,10 @@ def guess_of(texts: Texts, layers: str | Sequence[str]) -> Guess | None:
     if last.norm is not None:
         gain = getattr(texts.model.get_submodule(last.norm), "weight", None)
     fits = gain is None or gain.shape == (width,)
-    return Guess(texts.model, last) if fits and max(texts.counts()) < many else None
+    unembedding = None
+    if fits and max(texts.counts()) < many:
+        unembedding = unembedding_of(texts.model, last)
+    return None if unembedding is None else Guess(texts.model, last, unembedding)
 
 
 def _takes_a_card_long(call: Any) -> bool:
