@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import regard
-from regard import masks
+from regard import biases, masks
 from regard.interpret.head_scores.pairs.asked_totals import _rows_by_offset
 from regard.interpret.head_scores.pairs.pair_totals import REACH
+from regard.interpret.head_scores.pairs.row_totals import row_totals
 from regard.interpret.head_scores.sides import Side
 from regard.interpret.head_scores.text_batches import Texts
 
@@ -58,3 +61,13 @@ def test_what_is_counted_of_a_text_goes_with_its_batch() -> None:
         assert batch.sides[0].among(torch.tensor([1])).tolist() == [[False, True, True]]
     (side,) = texts.sides[0]
     assert not side._among
+
+
+def test_what_a_table_of_biases_hides_is_of_its_layer_alone() -> None:
+    x, side = torch.zeros(1, 1, 4, 2), Side.of_tokens(torch.arange(4)[None])
+    sees_all, window = torch.zeros(4, 4), torch.full((4, 4), -torch.inf)
+    for key in range(4):
+        window[key : key + 2, key] = 0
+    for table, most in ((sees_all, 4 * math.log(4)), (window, 3 * math.log(2))):
+        trace = regard.trace(x, x, x, bias=biases.dense(table[None, None]))
+        assert float(row_totals(trace, side).most) == pytest.approx(most)

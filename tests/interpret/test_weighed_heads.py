@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import regard
 from regard import masks
 from regard.backends.contract import SecondPass, Weighed
 from regard.backends.exactness import taken_as_told, widened
@@ -20,12 +22,15 @@ from regard.backends.tiled.second_pass import TiledPass
 from regard.calls import watchers
 from regard.inputs import AttentionInputs, check
 from regard.interpret import heads
-from regard.interpret.head_scores import guessed_form, model_form, survey
+from regard.interpret.head_scores import guessed_form, model_form, probes, survey, text_batches
 from regard.interpret.head_scores.copying import Unembedding
 from regard.interpret.head_scores.head_table import HeadScores
+from regard.interpret.head_scores.pairs import asked_totals
 from regard.interpret.head_scores.pairs.key_columns import MOST, can_be_weighed
+from regard.interpret.head_scores.pairs.pair_sums import call_sums
 from regard.interpret.head_scores.sides import Side, Sides
 from regard.models import CausalConfig, CausalModel
+from regard.nn import MultiHeadAttention
 from regard.traces import Trace
 
 ASKED: Counter[str] = Counter()
@@ -358,3 +363,97 @@ def test_columns_are_of_whoever_alone_wants_some() -> None:
     finally:
         watchers.end(see)
         watchers.end(see_too)
+
+
+def test_one_call_that_float32_does_not_tell_is_enough_for_doubt(
+    weighing: None, monkeypatch: Any
+) -> None:
+    model = causal()
+    attention: Any = model.blocks[1].attention
+    with torch.no_grad():
+        attention.q_proj.weight.mul_(1e6)
+    heads(model, texts(), probes=False, random=False)
+    ASKED.clear()
+    found = heads(model, texts(), probes=False, random=False)
+    # In hope the forward pass tells both layers; then both are asked.
+    assert ASKED == {"weighed": 2, "received": 2}
+    monkeypatch.undo()
+    same(found, heads(model, texts(), probes=False, random=False))
+
+
+def test_probes_in_doubt_are_read_again_by_themselves(weighing: None, monkeypatch: Any) -> None:
+    told, asked = asked_totals.taken_as_told, Counter[str]()
+
+    def doubted(x: AttentionInputs) -> Any:
+        given = told(x)
+        if x.shape.B != probes.SEQUENCES or given is None:
+            return given
+        asked["probes"] += 1
+        # What would be answered of other queries.
+        return replace(given[0], q=-given[0].q), torch.tensor(False)
+
+    monkeypatch.setattr(asked_totals, "taken_as_told", doubted)
+    found = heads(causal(), texts(), random=False)
+    assert asked["probes"] == 2
+    assert "probe induction" in found.rows[0].scores
+    monkeypatch.undo()
+    same(found, heads(causal(), texts(), random=False))
+
+
+def test_what_was_counted_by_a_wrong_guess_is_forgotten(
+    guessing: list[guessed_form.Guess], monkeypatch: Any
+) -> None:
+    model, parses, seen = WithMore(), [[None, *range(23)]], list[tuple[int, int]]()
+
+    def asked() -> HeadScores:
+        more: dict[str, Any] = {"probes": False, "random": False, "parses": parses}
+        return heads(model, texts()[:1], **more, progress=lambda *of: seen.append(of))
+
+    found = asked()
+    assert len(guessing) == 1
+    assert seen == [(1, 1)]
+    assert {row.arcs for row in found.syntax} == {23}
+    monkeypatch.undo()
+    assert list(found.syntax) == list(asked().syntax)
+
+
+class LeakyText(nn.Module):
+    """Looks both ways, and takes no mask: shorter texts cannot be filled up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.attn = nn.Embedding(9, 8), MultiHeadAttention(8, 2)
+        self.eval()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.attn(self.embedding(ids))
+        return out
+
+
+def test_progress_begins_anew_with_the_reading(monkeypatch: Any) -> None:
+    # The first two are run together, and so are the last two, of which one is filled up.
+    monkeypatch.setattr(text_batches, "TOKENS", 12)
+    given = [torch.arange(n)[None] for n in (2, 2, 2, 2, 2, 2, 5, 6)]
+    seen: list[int] = []
+    more: dict[str, Any] = {"probes": False, "random": False}
+    heads(LeakyText(), given, **more, progress=lambda done, _: seen.append(done))
+    assert seen == [6, 6, 7, 8]
+
+
+def test_copying_is_a_share_of_what_sinks_leave() -> None:
+    """Of two keys with the same value all that is looked at is copied, whatever a sink takes."""
+    x = torch.ones(1, 1, 3, 4)
+    shares = []
+    for sink in (None, torch.full((1,), 5.0)):
+        trace = regard.trace(x, x, x, mask=masks.causal(), sink=sink)
+        side = Side.of_tokens(torch.tensor([[1, 2, 3]]))
+        sums = call_sums(trace, Sides(side, side, True))
+        assert sums.received is not None
+        on = sums.on_keys(torch.ones(1, 1, 3))
+        kinds = survey.Kinds(None, None)
+        of: Any = survey.Survey.__new__(survey.Survey)
+        of.kinds = kinds
+        total, by = of._of_tokens(sums, Sides(side, side, True), {"copying": on})["copying"]
+        shares.append(float((total / by).item()))
+    assert shares == pytest.approx([1.0, 1.0])
