@@ -17,8 +17,8 @@ transformers = pytest.importorskip("transformers")
 from torch.overrides import _get_current_function_mode_stack  # noqa: E402
 
 from regard.watching import huggingface  # noqa: E402
+from tests.watching.huggingface.test_huggingface import FAMILIES, build, inputs, tokens  # noqa: E402
 from tests.watching.left_behind import nothing_in  # noqa: E402
-from tests.watching.test_huggingface import FAMILIES, build, inputs, tokens  # noqa: E402
 
 ASKED = {"siglip"}
 """Families with a part that calls nn.MultiheadAttention."""

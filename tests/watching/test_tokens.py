@@ -15,7 +15,7 @@ from regard import RegardError
 from regard.models import load
 from regard.seen import Address
 from regard.watching.tokens import Reading, spelled
-from tests.watching.test_huggingface import N, build, inputs, padded, tokens
+from tests.watching.huggingface.test_huggingface import N, build, inputs, padded, tokens
 from tests.watching.test_watch import X, model
 
 

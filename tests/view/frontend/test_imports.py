@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCES = Path(__file__).parents[2] / "src/regard/view/frontend/src"
+SOURCES = Path(__file__).parents[3] / "src/regard/view/frontend/src"
 # Types count as well, which a bundler leaves out: who reads one file has to read the other.
 IMPORTED = re.compile(r'\bfrom "(\.[^"]*)"|^import "(\.[^"]*)"', re.MULTILINE)
 

@@ -17,7 +17,7 @@ from regard.errors import RegardError
 transformers = pytest.importorskip("transformers")
 
 from regard.watching.huggingface import attend, pages  # noqa: E402
-from tests.watching.test_by_name import both  # noqa: E402
+from tests.watching.huggingface.test_by_name import both  # noqa: E402
 
 FAMILIES = ("llama", "gpt2", "mistral", "gemma2", "gemma3_text", "gpt_oss", "cohere2")
 """Among them windows in all layers and in some, soft-caps, sinks and grouped heads."""

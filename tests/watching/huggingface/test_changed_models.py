@@ -16,7 +16,7 @@ from regard.errors import RegardWarning
 
 transformers = pytest.importorskip("transformers")
 
-from tests.watching.test_huggingface import build, tokens  # noqa: E402
+from tests.watching.huggingface.test_huggingface import build, tokens  # noqa: E402
 
 
 def replace(model: Any) -> None:

@@ -16,8 +16,8 @@ from regard.view.subjects import Wanted
 from regard.view.web import App
 from regard.view.web import page as write_page
 from tests.view.browsing import MAP, Open, until, weights
+from tests.view.frontend.test_head_badges import WORDS, plain
 from tests.view.toys import seen, tokens
-from tests.view.web.test_head_badges import WORDS, plain
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -24,8 +24,8 @@ transformers = pytest.importorskip("transformers")
 from regard.watching.huggingface import attention, by_name, cached_keys  # noqa: E402
 from regard.watching.huggingface.plain_calls import plain_run  # noqa: E402
 from regard.watching.huggingface.symbolic_mask import SymbolicMask  # noqa: E402
-from tests.watching.test_by_name import both, close  # noqa: E402
-from tests.watching.test_huggingface import tokens  # noqa: E402
+from tests.watching.huggingface.test_by_name import both, close  # noqa: E402
+from tests.watching.huggingface.test_huggingface import tokens  # noqa: E402
 
 CPU = torch.device("cpu")
 

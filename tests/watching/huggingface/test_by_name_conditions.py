@@ -18,8 +18,8 @@ transformers = pytest.importorskip("transformers")
 
 from regard.watching.huggingface.mask_maker import make_mask  # noqa: E402
 from regard.watching.huggingface.symbolic_mask import SymbolicMask  # noqa: E402
-from tests.watching.test_by_name import both, close  # noqa: E402
-from tests.watching.test_huggingface import (  # noqa: E402
+from tests.watching.huggingface.test_by_name import both, close  # noqa: E402
+from tests.watching.huggingface.test_huggingface import (  # noqa: E402
     BY_HAND,
     DECODERS,
     IMAGE,

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 
 from regard.watching.huggingface.later_weights import LaterWeights  # noqa: E402
 from tests.fresh_process import FreshProcesses  # noqa: E402
-from tests.watching.test_huggingface import (  # noqa: E402
+from tests.watching.huggingface.test_huggingface import (  # noqa: E402
     FAMILIES,
     answers,
     build,
