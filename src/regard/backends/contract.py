@@ -24,8 +24,8 @@ HEAD_SUMS = (
     "rows", "empty", "broken", "max_logit", "entropy", "first", "mean_logit", "room", "sink",
     "output", "non_finite", "infinite",
 )  # fmt: skip
-"""What `SecondPass.head_sums` tells of a head, in this order: the largest logit, and sums over its
-rows. What each is, telemetry of training says."""
+"""What `SecondPass.head_sums` gives for a head, in this order: the largest logit, and sums over its
+rows. `monitoring/telemetry.py` explains each."""
 
 
 class Rows(NamedTuple):
@@ -46,8 +46,8 @@ class Rows(NamedTuple):
 
 
 class Noted(Rows):
-    """Rows with the logit of the first key, which everybody who watches asks of every call. What is
-    made of them, such as a choice of heads, has it no more."""
+    """Rows with the logit of the first key, which every watch needs of every call. Rows made from
+    them, such as those of some heads, no longer have it."""
 
     first: Float[Tensor, "b h q"]
 
@@ -60,8 +60,8 @@ class Weighed(Rows):
 
 
 class Tabled(Rows):
-    """Rows whose statistics lie in one tensor, which is taken apart when one of them is asked for.
-    Most calls of a model that is watched are only added up, and making a tensor takes a while."""
+    """Rows whose statistics lie in one tensor, which is split when one of them is asked for. For
+    most watched calls they are only summed, and making a tensor for each takes time."""
 
     table: Float[Tensor, "n b h q"]
     """The largest logit, the entropy and the log-sum-exp of each row, and perhaps the logit of the
@@ -233,7 +233,7 @@ class SecondPass(Protocol):
     def mean_logit(self, inputs: AttentionInputs) -> Float[Tensor, "b h q"]: ...
 
     def logit_spread(self, inputs: AttentionInputs) -> LogitSpread:
-        """Standard deviation and least logit of each row, from one walk over the pairs."""
+        """Standard deviation and least logit of each row, from one pass over the pairs."""
         ...
 
     def head_sums(self, inputs: AttentionInputs, rows: Rows) -> Float[Tensor, "n b h"] | None:

@@ -1,8 +1,9 @@
-"""Whether a call is like one before, told by the guards that PyTorch's compiler keeps of graphs.
+"""Whether a call is like one before, by the guards that PyTorch's compiler makes for graphs.
 
-Layers of a model differ in their numbers only. A kind (calls/kinds.py) says the same of any call,
-after asking for everything that it is made of one by one; these guards compare it with what it was,
-in two calls, and say no where PyTorch's state has changed in any way.
+The layers of a model mostly make calls that differ in their numbers only. A kind (calls/kinds.py)
+finds that out for any call, from all of its properties, one by one. These guards compare the
+properties with those of an earlier call, in two calls of C++, and also fail when PyTorch's state
+has changed.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from regard.masks.algebra import Mask
 
 _GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 AVAILABLE = hasattr(_GUARDS, "TensorGuards") and hasattr(_GUARDS, "GlobalStateGuard")
-"""They are PyTorch's own affair. Where it has none, each call is asked what kind it is."""
+"""They are private to PyTorch. Without them, the kind of each call is found."""
 
 
 class Alike:
     """Calls that differ in nothing but numbers from one that was made.
 
-    It holds no tensor of the call: guards keep types, lengths and strides."""
+    It keeps no tensor of the call: guards hold types, lengths and strides."""
 
     __slots__ = ("_check_state", "_check_tensors", "_on_cuda", "_place", "mask", "run", "scale")
 
@@ -42,8 +43,8 @@ class Alike:
         self._on_cuda = q.is_cuda
         self._place = place_of(q) if self._on_cuda else None
         three = q, k, v
-        # Types, devices and dispatch keys as they are here: under a transform, a mode, a tracer,
-        # autocast or inference mode these are others.
+        # Types, devices and dispatch keys as they are now: a transform, a mode, a tracer, autocast
+        # or inference mode changes them.
         self._check_tensors = _GUARDS.TensorGuards(
             *three,
             dynamic_dims_sizes=[list(t.shape) for t in three],
@@ -68,7 +69,7 @@ class Alike:
             and self._check_tensors(q, k, v)
             and self._check_state()
             and not (self._on_cuda and place_of(q) != self._place)
-            # Not before it is known to have memory of its own.
+            # Only now: the guards have shown that these tensors have memory.
             and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 == 0
         ):
             return self.run
@@ -84,10 +85,10 @@ def alike(
     kind: Kind,
     run: Repeated,
 ) -> Alike | None:
-    """Calls like this one, of a known kind; None where guards cannot tell them."""
+    """Calls like this one, of a known kind; None where guards cannot recognise them."""
     if not AVAILABLE or k is v or q is k or q is v or not is_aligned(kind):
         return None
     if mask is not None and not (spelled(mask) and cannot_change(mask)):
-        # It holds tensors, which somebody may write to, or may itself be another by then.
+        # It holds tensors, which may be overwritten, or it may itself change.
         return None
     return Alike(q, k, v, mask, scale, run)

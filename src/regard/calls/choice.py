@@ -90,5 +90,5 @@ def _slower(inputs: AttentionInputs) -> str:
     # PyTorch's CUDA kernels let a NaN behind a mask reach other rows. Ours mend that without
     # waiting for the device; around PyTorch's one has to ask.
     if hides(inputs):
-        return "to keep hidden NaN out it waits for the device"
+        return "it would wait for the device to keep NaN at masked positions out"
     return "triton is quicker" if outruns_cudnn(inputs) else ""

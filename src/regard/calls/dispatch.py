@@ -87,7 +87,7 @@ def attention(
     seen = watched() if compiled else bool(watchers.get())
     plain = score is None and bias is None and sink is None and not compiled
     if plain and (dropout == 0 or _drops_none(dropout, training)):
-        # Who watches is shown a trace, so one is made, unless a backend is asked for by name.
+        # Watchers are shown a trace, so one is made, unless a backend is asked for by name.
         kind = kind_of(q, k, v, mask, scale, softcap, backend, seen and backend is None)
         known = None if kind is None else found(kind)
     if known is not None and not seen:
@@ -113,7 +113,7 @@ def attention(
     chosen = choose(inputs, backend, statistics=False)
     step = step_of(kind) if kind is not None and chosen.name == "sdpa" else None
     if step is not None:
-        # Its way with all keys in sight is the same whatever their number: no mask is needed.
+        # It runs one query that sees all keys alike, whatever their number: no mask is needed.
         kind, inputs = step, replace(inputs, mask=None)
     if kind is not None:
         known = remember(kind, inputs, chosen, (q, k, v), mask, statistics=False)
@@ -304,11 +304,11 @@ def _observed(inputs: AttentionInputs, chosen: Backend, mask: Mask | None) -> Tr
 
 
 def _shown(make: Callable[..., Trace], *given: Any) -> Trace:
-    """A trace, shown to who watches."""
+    """A trace, shown to watchers."""
     if not watched():
         return make(*given)
-    # Whoever watches has PyTorch ask about each function that is called. Ours need no asking, and
-    # asking takes longer than the card does.
+    # A watcher has PyTorch intercept every function that is called. Ours need not be intercepted,
+    # and that takes longer than the GPU does.
     with torch._C.DisableTorchFunction():
         return show(make(*given))
 

@@ -61,7 +61,7 @@ class GivenRows(Rows):
     def out(self) -> Tensor:
         if not self._values:
             raise RegardError(
-                "this trace knows no values, so it has no output",
+                "this trace was made without values, so it has no output",
                 got="Trace.of(q, k, lse)",
                 do="Trace.of(q, k, lse, v=v), or out= if the output is at hand",
             )
@@ -204,7 +204,7 @@ def _check_weights(weights: Any) -> None:
         raise RegardError("weights are a tensor", got=type(weights).__name__, accepted=accepted)
     if not weights.is_floating_point() or not 2 <= weights.ndim <= 4 or not weights.numel():
         raise RegardError(
-            "these are no weights of attention",
+            "these are not attention weights",
             got=f"{weights.dtype} {list(weights.shape)}",
             accepted=accepted,
         )

@@ -1,10 +1,10 @@
-"""The kind of a call: all that decides how it is run, and nothing of its numbers.
+"""The kind of a call: everything that decides how it is run, but not its numbers.
 
-Calls of one kind are checked, and their backend is chosen, once. Whatever could change the answer
-to "how" is part of a kind: shapes, strides, types and alignment of tensors, what is asked for, and
+Calls of one kind are checked, and their backend is chosen, once. A kind holds everything that could
+change how a call is run: shapes, strides, types and alignment of tensors, the arguments, and
 PyTorch's own state. Small tensors in a mask, such as the documents that all layers of a model
-share, count by where they lie and how often they were written to. A call that depends on more (a
-bias, dropout, transforms, a compiler) has no kind; it goes the long way each time.
+share, are identified by their address and version. A call that depends on more (a bias, dropout,
+transforms, a compiler) has no kind; it is checked, and its backend chosen, each time.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from regard.masks.causal import Causal
 from regard.values import Value
 
 Kind = tuple[Any, ...]
-"""Shapes, strides, what is hidden, and all else."""
+"""Shapes, strides, the mask, and everything else."""
 _SHIFTED, _STATISTICS = 3, 7
-"""Where among all else a kind says how tensors lie in memory, and whether a trace is wanted."""
+"""Where in the last part of a kind alignment is, and whether a trace is wanted."""
 _functorch_is_active = torch._C._are_functorch_transforms_active
 _tracing_state = torch._C._get_tracing_state
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -42,7 +42,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _SPELLED = "_spelled"
 _UNSHARED = "_unshared"
 _PLAINLY_CAUSAL = (Causal, None)
-"""As it is spelled: the last query sees all keys."""
+"""The key of `causal()`: the last query sees all keys."""
 SMALL = 1 << 22
 """Bytes of a mask's tensor up to which it may be held for calls to come."""
 
@@ -60,8 +60,8 @@ def kind_of(
     """The kind of a call without score, bias, sink and dropout, outside of compilers; None if it
     has none.
 
-    This is asked at every layer of a model, where little of it is in the processor's caches: what
-    is read is read once, and functions of PyTorch in C are called by names of this file."""
+    This runs at every layer of a model, mostly with cold processor caches. So each property is read
+    once, and PyTorch's C functions are called by names of this file."""
     if (
         type(q) not in _PLAIN
         or type(k) not in _PLAIN
@@ -90,13 +90,13 @@ def kind_of(
     casts = _any_autocast() and torch.is_autocast_enabled(q.device.type)
     if casts and torch.get_autocast_dtype(q.device.type) is not q.dtype:
         return None
-    hidden = None
+    masked = None
     if mask is not None:
-        # Nothing but a mask is ever remembered, whatever else is given in its place.
-        hidden = getattr(mask, _SPELLED, None)
-        if hidden is None and isinstance(mask, Mask):
-            hidden = spelled(mask) or marked(mask, q.device)
-        if hidden is None:
+        # Only masks have a key; anything else given as one is refused later.
+        masked = getattr(mask, _SPELLED, None)
+        if masked is None and isinstance(mask, Mask):
+            masked = spelled(mask) or marked(mask, q.device)
+        if masked is None:
             return None
     learned = None
     if _grad_enabled():
@@ -116,7 +116,7 @@ def kind_of(
     # Where all are at multiples of 16 bytes, as nearly always, that is one number.
     shifted = (places[0] | places[1] | places[2]) % 16
     return (
-        shapes, strides, hidden,
+        shapes, strides, masked,
         (
             q.dtype, k.dtype, v.dtype, shifted and tuple(place % 16 for place in places),
             scale, softcap, backend, statistics, learned, place, casts, _deterministic(),
@@ -126,8 +126,8 @@ def kind_of(
 
 
 def place_of(q: Tensor) -> tuple[int, ...] | None:
-    """Which card is the current one, and what its kernels of PyTorch were told; None for a tensor
-    on another."""
+    """Which GPU is the current one, and which of PyTorch's kernels are enabled; None for a tensor
+    on another GPU."""
     here = torch._C._cuda_getDevice()
     if q.get_device() != here:
         return None
@@ -140,13 +140,13 @@ def is_aligned(kind: Kind) -> bool:
 
 
 def step_of(kind: Kind) -> Kind | None:
-    """The kind of one query that sees all keys, about how many they are: steps of generating differ
-    by a key each. None for any other."""
-    shapes, (q_stride, (a, b, c, last), (d, e, f, v_last)), hidden, how = kind
+    """The kind of a call of one query that sees all keys, with their number rounded: each step of
+    generating has one key more. None for any other call."""
+    shapes, (q_stride, (a, b, c, last), (d, e, f, v_last)), masked, how = kind
     q_shape, (B, G, K, D), (v_B, v_G, v_K, E) = shapes
     if q_shape[2] != 1 or K < 2 or v_K != K or how[_STATISTICS]:
         return None
-    if hidden is not None and hidden != _PLAINLY_CAUSAL:
+    if masked is not None and masked != _PLAINLY_CAUSAL:
         return None
     # Of strides, whether all rows of keys and values start at multiples of 16 bytes.
     shifted = (a | b | c | d | e | f) % 16
@@ -154,14 +154,15 @@ def step_of(kind: Kind) -> Kind | None:
 
 
 def spelled(value: Value) -> tuple[Any, ...] | None:
-    """What a mask is that is made of numbers alone, so that equal ones hide the same; None for any
-    other: tensors, functions and whatever a mask of somebody's own holds may be others by the next
-    call. One that cannot change says it once: layer after layer is given the same."""
+    """The key of a mask that is made of numbers alone: masks with equal keys mask the same pairs.
+    None for any other, since tensors, functions and the fields of custom masks may change before
+    the next call. It is stored in a mask that cannot change, because all layers are given the
+    same."""
     known: tuple[Any, ...] | None = vars(value).get(_SPELLED)
     if known is not None:
         return known
     if "__dataclass_fields__" not in vars(type(value)):
-        # It may hold more than its parts.
+        # A subclass that is no dataclass itself may hold more than its parts.
         return None
     found: list[Any] = [type(value)]
     for part in value._parts():
@@ -180,18 +181,19 @@ def spelled(value: Value) -> tuple[Any, ...] | None:
 
 
 def unshared(mask: Mask) -> Mask:
-    """A mask whose tensors were made for it, so that nobody else writes to their memory."""
+    """Mark a mask whose tensors were made for it, so that nothing else writes to their memory."""
     vars(mask)[_UNSHARED] = True
     return mask
 
 
 def marked(value: Value, device: torch.device) -> tuple[Any, ...] | None:
-    """What a mask is that holds numbers and small tensors, for calls on a card; None for any other.
-    Who keeps it must hold the mask too: else another tensor may come to lie there.
+    """The key of a mask that holds numbers and small tensors, for calls on a GPU; None for any
+    other. Whoever keeps the key must keep the mask too: else another tensor may get the same
+    address.
 
-    Tensors of a CPU that a call on a card is given are known by their copy there. For calls on the
-    CPU they have no mark unless they are unshared: whoever shares their memory, as NumPy does,
-    writes to them without anybody counting."""
+    CPU tensors in a call on a GPU are identified by their copy there. For calls on the CPU they
+    have no key unless they are unshared: NumPy, for one, can share their memory, and writes to it
+    without changing their version."""
     if not cannot_change(value):
         return None
     counted = device.type == "cuda" or _UNSHARED in vars(value)

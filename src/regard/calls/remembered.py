@@ -1,4 +1,4 @@
-"""What is remembered of calls: how those of a kind are run, checked and chosen for once."""
+"""What is remembered of calls: how calls of a kind are run, after one was checked."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ class Known:
     rest: dict[str, Any]
     """The fields of their inputs but for q, k and v."""
     questions: SecondPass | None
-    """Where what it observes can be asked about."""
+    """Answers questions about its traces."""
     mask: Mask | None
-    """As it was given: while it is held, no other tensor comes to lie where its own do."""
+    """As it was given: while it is held, no other tensor can get the address of one of its own."""
 
     def trace(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
         rows: Rows = self.run(q, k, v)  # type: ignore[assignment]
         return self._traced(self._inputs(q, k, v), rows, mask)
 
     def shown(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
-        """The same, shown to who watches, as `_shown` does."""
+        """The same, shown to watchers, as `_shown` of dispatch does."""
         with torch._C.DisableTorchFunction():
             return show(self._weighed(q, k, v, mask) if weighs() else self.trace(q, k, v, mask))
 
     def _weighed(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
-        """The same, with what somebody wants mixed beside the values."""
+        """The same, with the columns that a watcher wants mixed beside the values."""
         assert self.questions is not None
         inputs = self._inputs(q, k, v)
         if not self.questions.mixes_columns(inputs):
@@ -50,8 +50,8 @@ class Known:
         rows = None if columns is None else self.questions.weighed(inputs, columns)
         return self.trace(q, k, v, mask) if rows is None else self._traced(inputs, rows, mask)
 
-    # Fields at once: as frozen dataclasses set them, one by one, these two take longer than all
-    # else that is done here.
+    # Sets all fields at once: one by one, as frozen dataclasses do it, takes longer than the rest
+    # of this class.
 
     def _inputs(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
         inputs = object.__new__(AttentionInputs)
@@ -79,7 +79,7 @@ batch."""
 
 def found(kind: Kind) -> Known | None:
     """How calls of a kind are run, if one was made before."""
-    # Of steps of generating the number of keys is another each time.
+    # Each step of generating has another number of keys.
     step = step_of(kind) if kind[0][0][2] == 1 else None
     known = None if step is None else KNOWN.get(step)
     return KNOWN.get(kind) if known is None else known
@@ -94,7 +94,7 @@ def remember(
     *,
     statistics: bool,
 ) -> Known | None:
-    """What is kept of a call for others of its kind; None where they must be looked at anew."""
+    """Keep how a call is run, for others of its kind; None where each must be checked."""
     if not all(a is b for a, b in zip(given, (inputs.q, inputs.k, inputs.v), strict=True)):
         return None
     tensors = [] if mask is None else mask.tensors()

@@ -50,7 +50,7 @@ def warm_up(
             dtype, device = dtype or parameter.dtype, device or parameter.device
     if width is None:
         raise RegardError(
-            "warm_up needs the width of heads",
+            "warm_up needs the head dimension",
             got="no model, and no width=",
             do="regard.warm_up(model), or regard.warm_up(width=128)",
         )
@@ -88,7 +88,7 @@ def _width_of(model: nn.Module) -> int:
             if isinstance(size, int) and isinstance(many, int) and many > 0:
                 return size // many
     raise RegardError(
-        "the width of this model's heads is not to be seen",
+        "the head dimension of this model was not found",
         got=type(model).__name__,
         do="say it: regard.warm_up(model, width=64)",
     )

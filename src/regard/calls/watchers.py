@@ -1,4 +1,4 @@
-"""Who is shown the attention that is computed: for each thread, and each task in it, its own."""
+"""Watchers, which are shown each trace that is computed: every thread and task has its own."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from regard.inputs import AttentionInputs
 from regard.traces import Trace
 
 See = Callable[[Trace], Tensor | None]
-"""Takes a trace. An output that it gives back stands in the place of the call's own."""
+"""Takes a trace. An output that it returns replaces that of the call."""
 
 
 Columns = Callable[[AttentionInputs, SecondPass], Tensor | None]
-"""Takes a call that is about to run, and who answers questions about it. Gives numbers of its keys
-[B, H, K, C] that are to be mixed by the same weights as the values, if any."""
+"""Takes a call that is about to run, and its second pass. Returns columns of numbers for its keys
+[B, H, K, C], to be mixed by the same weights as the values, or None."""
 
 
 class Watcher(NamedTuple):
-    """Who is shown traces, and what for."""
+    """A function that is shown traces, and what it needs."""
 
     see: See
     learns: bool = False
     """Whether traces are wanted in the graph of autograd."""
     changes: bool = False
-    """Whether outputs may be put in the place of others."""
+    """Whether it may replace outputs."""
     columns: Columns | None = None
 
 
 watchers: ContextVar[tuple[Watcher, ...]] = ContextVar("watchers", default=())
-"""Who watches here, now. Compilers cannot ask it: see `watched`."""
+"""The current watchers. Compilers cannot read this: see `watched`."""
 
 caller: ContextVar[Any] = ContextVar("caller", default=None)
 """The module whose attention is computed here, where that is known."""
 
 
 class WatchingMode(TorchFunctionMode):
-    """A function mode of somebody who watches. The compiler cannot ask for context variables; it
-    knows which modes are on, and that they are others in other threads."""
+    """A function mode of a watcher. The compiler cannot read context variables; it knows which
+    modes are on, and that other threads have others."""
 
 
 def watched() -> bool:
@@ -90,13 +90,13 @@ def columns_for(call: AttentionInputs, asks: SecondPass) -> Float[Tensor, "b h k
 
 
 def end(see: See) -> None:
-    """`see` is shown nothing any more, whether it was or not."""
+    """`see` is no longer shown traces, if it was."""
     watchers.set(tuple(other for other in watchers.get() if other.see != see))
 
 
 @contextmanager
 def unwatched() -> Iterator[None]:
-    """What regard does on its own account is not shown to who watches."""
+    """What regard computes for itself is not shown to watchers."""
     before = watchers.set(())
     try:
         yield
@@ -105,8 +105,8 @@ def unwatched() -> Iterator[None]:
 
 
 def show(trace: Trace) -> Trace:
-    """Show a trace to who watches. All are shown the call as it was made; the trace that is given
-    back has the output that is to be used."""
+    """Show a trace to all watchers. Each is shown the call as it was made; the trace that is
+    returned has the output that is to be used."""
     # What `unwatched` does, written out: this happens at every layer.
     all_of_them = watchers.get()
     before = watchers.set(())

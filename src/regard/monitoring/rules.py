@@ -1,4 +1,4 @@
-"""Rules: when what a head does should be told to somebody, and what to try then."""
+"""Rules: when the behaviour of a head should be reported, and what to try then."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class NonFinite(_Above):
 
 @dataclass(frozen=True, kw_only=True)
 class LogitExplosion(_Above):
-    """Logits so large that softmax is a choice and its gradient vanishes."""
+    """Logits so large that softmax picks one key and its gradient vanishes."""
 
     above: float = 100.0
     name = "logit explosion"

@@ -86,7 +86,7 @@ class ParallelTrace(OwnRows):
 
     @property
     def mean_logit(self) -> Float[Tensor, "b h n"]:
-        """The plain mean of each row's allowed logits. Walks the pairs; all ranks must ask.
+        """The plain mean of each row's allowed logits. Goes over all pairs; all ranks must ask.
         Differentiable."""
         self._agree("mean_logit")
         (found,) = self.method.of_rows(self.part.mean_logit)
@@ -94,15 +94,15 @@ class ParallelTrace(OwnRows):
 
     @property
     def std_logit(self) -> Float[Tensor, "b h n"]:
-        """The standard deviation of each row's allowed logits, as `Trace.std_logit` gives it. Walks
-        the pairs; all ranks must ask. No gradient."""
+        """The standard deviation of each row's allowed logits, as `Trace.std_logit` gives it. Goes
+        over all pairs; all ranks must ask. No gradient."""
         self._agree("std_logit")
         (found,) = self.method.of_rows(self.part.std_logit)
         return self._of_queries(found)
 
     @property
     def min_logit(self) -> Float[Tensor, "b h n"]:
-        """The least logit of each row. Walks the pairs; all ranks must ask. No gradient."""
+        """The least logit of each row. Goes over all pairs; all ranks must ask. No gradient."""
         self._agree("min_logit")
         (found,) = self.method.of_rows(self.part.min_logit)
         return self._of_queries(found)

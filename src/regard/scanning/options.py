@@ -60,8 +60,8 @@ class Options:
 
 
 def observed(names: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Names as a person gives them: with commas between, or a list; all of them for None. The order
-    says nothing.
+    """Names as a person gives them: with commas between, or a list; all of them for None. Their
+    order does not matter.
 
     >>> observed("first,entropy")
     ('entropy', 'first')

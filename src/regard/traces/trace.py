@@ -136,7 +136,7 @@ class Trace(Displayed):
 
     @property
     def mean_logit(self) -> Float[Tensor, "*bh q"]:
-        """The plain mean of each row's allowed logits; -inf for an empty row. Walks the pairs.
+        """The plain mean of each row's allowed logits; -inf for an empty row. Goes over all pairs.
         Differentiable."""
         (mean,) = self._answer(trace_questions.mean_logit(self.second_pass))
         return self.inputs.in_kind(mean)
@@ -144,7 +144,7 @@ class Trace(Displayed):
     @property
     def std_logit(self) -> Float[Tensor, "*bh q"]:
         """The standard deviation of each row's allowed logits around their mean (of all of them:
-        divided by n, not n - 1); 0 for an empty row. Walks the pairs. No gradient.
+        divided by n, not n - 1); 0 for an empty row. Goes over all pairs. No gradient.
 
         >>> import regard, torch
         >>> _ = torch.manual_seed(0)
@@ -159,7 +159,7 @@ class Trace(Displayed):
     @property
     def min_logit(self) -> Float[Tensor, "*bh q"]:
         """The least logit of each row: after scale, soft-cap and bias, of allowed keys only; inf
-        for an empty row. Walks the pairs. No gradient."""
+        for an empty row. Goes over all pairs. No gradient."""
         return self.inputs.in_kind(self._spread("min_logit").lowest)
 
     def _spread(self, name: str) -> LogitSpread:

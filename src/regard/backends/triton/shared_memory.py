@@ -99,7 +99,8 @@ def of_query_gradients(how: Tiled, row: Row, card: Card) -> int:
 
 
 def of_second_pass(how: Tiled, row: Row, card: Card) -> int:
-    """Of the hungriest kernel of the second pass: what keys received, or some keys' weights."""
+    """Of the kernel of the second pass that needs most: what keys received, or some keys'
+    weights."""
     loaded = how.rows * (row.key + _FLOAT) + how.pairs * row.pair
     beside = _FLOAT * how.pairs if how.stages == 1 else 16 * (how.rows + how.keys)
     received = how.keys * row.key + _held(how, card) * loaded + beside

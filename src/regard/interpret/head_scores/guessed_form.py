@@ -1,8 +1,8 @@
-"""A model's form as most have it, taken for granted while a card reads long texts.
+"""A guess of a model's form, made before a GPU reads long texts.
 
-To see the form takes a short run of the model, in which a card waits for Python. So the texts are
-read first, by a guess; the run that shows whether it holds is Python's work while the card is still
-busy with them. Where the guess is wrong, they are read again.
+To find the form takes a short run of the model, in which the GPU waits for Python. So the texts are
+read first, with a guess; the short run checks it while the GPU is still busy with them. If the
+guess was wrong, they are read again.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from regard.interpret.head_scores.text_batches import Texts
 from regard.interpret.interventions.outputs import Place
 
 LONG = 2048
-"""Tokens from which on a card is busy for longer than a short run takes."""
+"""Tokens from which on a GPU is busy for longer than a short run takes."""
 
 
 class Guess:
-    """Stands where `Writing` does, for one run."""
+    """Takes the place of `Writing`, for one run."""
 
     def __init__(self, model: nn.Module, last: Last, unembedding: Unembedding) -> None:
         self.model, self.last, self.unembedding = model, last, unembedding
         self.calls: list[Place] = []
         self.projections: dict[str, str | None] = {}
         self._last_of: dict[type[nn.Module], str] = {}
-        """Of modules that attend, the path of the last one of a kind, in the order in which the
-        model holds them: it is the last to run."""
+        """For each class of attention module, the path of the last one in the order of the model's
+        modules: it is expected to run last."""
 
     def holds(self, form: Form) -> bool:
-        """Whether all that was taken for granted is so."""
+        """Whether all that was guessed is true."""
         return (
             form.last == self.last
             and form.calls == tuple(self.calls)
@@ -69,13 +69,13 @@ class Guess:
 
 
 def guess_of(texts: Texts, layers: str | Sequence[str]) -> Guess | None:
-    """What a model is likely to be, if all its layers are asked about and a card is busy for long
-    with each text."""
+    """The likely form of a model, if all its layers are asked about and a GPU is busy for long with
+    each text."""
     asked = layers == "*" and all(map(_takes_a_card_long, texts.calls)) and texts.counts()
     last = likely_end(texts.model) if asked else None
     if last is None:
         return None
-    # A token that a matrix does not have would end all that the card does.
+    # An index past the matrix would be an error on the GPU, after which it computes nothing more.
     many, width = matrix_of(texts.model.get_submodule(last.matrix)).shape
     gain = None
     if last.norm is not None:

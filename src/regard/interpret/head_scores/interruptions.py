@@ -12,8 +12,8 @@ class Leaks(Exception):  # noqa: N818
 
 
 class Doubts(Exception):  # noqa: N818
-    """Logits are larger than was taken for granted."""
+    """Logits are too large for float32, which was expected to do."""
 
 
 class Misjudged(Exception):  # noqa: N818
-    """A model's form is not what it was taken for."""
+    """A model's form is not what was guessed."""

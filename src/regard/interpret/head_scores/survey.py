@@ -1,4 +1,4 @@
-"""Texts that are read by a model, and what its heads do with each, layer after layer added up."""
+"""Reads texts with a model, and adds up what its heads do, layer by layer."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ PROBED = ("previous", "duplicate", "induction")
 
 
 class Kinds(NamedTuple):
-    """Tokens that are looked for."""
+    """Tokens that scores ask about."""
 
     separators: Int[Tensor, "v"] | None
     rare: Int[Tensor, "v"] | None
 
 
 class Survey:
-    """Texts that are read, layer after layer added up."""
+    """Texts that are read, and the sums of each layer."""
 
     def __init__(
         self,
@@ -58,11 +58,11 @@ class Survey:
         self.arcs, self.progress, self.total, self.done = arcs, progress, total, 0
         self.arc_sums = ArcSums()
         self.leaks: list[Tensor] = []
-        """Of the calls of one batch: whether a row looks at padding."""
+        """For the calls of one batch: whether a row looks at padding."""
         self.sure: list[Tensor] = []
-        """And whether their sums hold."""
+        """And whether float32 was enough for their sums."""
         self.hopeful = True
-        """Whether that is asked of all calls of a batch at once, when it is over."""
+        """Whether float32 is tried first, and checked for all calls of a batch at its end."""
 
     def tally(self) -> Tally:
         """Of all texts."""
@@ -103,13 +103,13 @@ class Survey:
         form: Callable[[], Writing],
         arcs: dict[int, list[Arc]],
     ) -> Tally:
-        """Texts are read, and again where something that was taken for granted is not so."""
+        """Read the texts, and again where an assumption turns out to be wrong."""
         done = self.done
         while True:
             try:
                 return self._read(model, only, form, arcs)
             except Leaks:
-                # Rows see the filling of shorter texts: only those of one length are run together.
+                # Rows see the padding of shorter texts: only texts of one length are run together.
                 self.texts.pads = False
             except Doubts:
                 self.hopeful = False
@@ -133,7 +133,7 @@ class Survey:
             writing = form() if guess is None else guess
             note = partial(self._note, tally, batch, writing)
             self._run(model, batch, note, arcs, writing, tokens=True)
-            # While a card is still busy with the texts.
+            # While a GPU is still busy with the texts.
             if guess is not None and not guess.holds(form().form):
                 raise Misjudged
             self._settle()
@@ -144,7 +144,7 @@ class Survey:
         return tally
 
     def _settle(self) -> None:
-        """Whether what a batch told holds: a device is waited for once."""
+        """Check the sums of a batch, waiting for the device once."""
         sure, leaks, self.sure, self.leaks = self.sure, self.leaks, [], []
         told = answers([*sure, *leaks])
         if not all(told[: len(sure)]):
@@ -162,14 +162,14 @@ class Survey:
         *,
         tokens: bool = False,
     ) -> None:
-        """Read a batch. With `tokens`, also what falls on tokens of some kind is asked for."""
+        """Read a batch. With `tokens`, also sum the weight on tokens of some kinds."""
         mine = in_batch(arcs, batch)
         names: dict[Place, tuple[str, ...]] = {}
 
         def columns(place: Place, x: AttentionInputs, asks: SecondPass) -> Tensor | None:
             path = place[0]
             sides = self.texts.sides_of(batch, path, x) if writing.wants(path) else None
-            # Large logits are asked about in float64, afterwards.
+            # Large logits are computed in float64, afterwards.
             if sides is None or mine or not self.hopeful or not can_be_weighed(x, sides):
                 return None
             numbers = self._numbers(path, x, asks, sides, writing) if tokens else {}
@@ -195,7 +195,7 @@ class Survey:
             if writing.is_last(place):
                 raise Enough
 
-        # What the model makes of it in the end is not asked for.
+        # The rest of the model, after the last layer asked about, is not run.
         with suppress(Enough):
             Runner(model).run(batch.call, look=look, columns=columns)
 
@@ -225,8 +225,8 @@ class Survey:
         tally.add(path, index, sums.scores | self._of_tokens(sums, sides, weighed))
 
     def _of_tokens(self, sums: CallSums, sides: Sides, weighed: Weights) -> dict[str, Sum]:
-        """Scores of the tokens that weight falls on."""
-        # A sink takes some of the weight. What was weighed has none.
+        """Scores by the tokens that get the weight."""
+        # A sink takes some of the weight. Calls with weighed columns have no sink.
         fell = sums.rows if sums.received is None else sums.received.sum(-1)
         of = {"separator": sums.rows, "copying": fell, "suppression": fell, "own logit": fell}
         if self.kinds.rare is not None and sides.key.ids is not None:
@@ -242,8 +242,8 @@ class Survey:
         sides: Sides,
         writing: Writing | Guess,
     ) -> dict[str, Tensor]:
-        """Of each key: whether its token is of some kind, and how its own logit stands in what
-        heads write that look at it."""
+        """For each key: whether its token is of some kind, and how high the token's own logit is in
+        what a head writes when it looks at it."""
         key, found = sides.key, dict[str, Tensor]()
         if key.ids is None:
             return found

@@ -1,4 +1,4 @@
-"""Caches that choose what to keep by the weights: how they hear of the call their keys went into.
+"""Caches that choose what to keep by the weights: how they learn which call used their keys.
 
 A cache of transformers is given keys and values, and never learns who looked at them. What
 `update` returns are the very tensors that attention is called with next, so the call is known by
@@ -33,7 +33,7 @@ class ChoosingLayer(Protocol):
         ...
 
     def saw(self, trace: Trace) -> None:
-        """What the call did: now something may go."""
+        """The trace of the call: now keys may be dropped."""
         ...
 
 
@@ -67,7 +67,7 @@ def asker(
     asked = {"position_bias": bias, "indices": indices, "sliding_window": window}
     if found := [name for name, given in asked.items() if given is not None]:
         raise RegardError(
-            "a cache that lets keys go cannot place what a layer asks for by position",
+            "a cache that drops keys does not support what this layer asks for by position",
             got=", ".join(found),
             do="use transformers' own cache for this model",
         )

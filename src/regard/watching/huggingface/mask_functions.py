@@ -70,7 +70,7 @@ def _recovered(
         return None
     kind = kinds.get(code)
     if kind == "causal_mask_function":
-        # At every step of generating: one mask for all says once what it is.
+        # At every step of generating: of one mask for all, the key is computed once.
         offset = at.offset
         return _CAUSAL if offset is None else masks.causal(offset)
     cells = (cell.cell_contents for cell in getattr(function, "__closure__", None) or ())

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from regard.watching import reach
 
 Modules = Iterable[tuple[str, nn.Module]]
-"""What `named_modules` gives: to walk through a model takes longer than to run a short layer."""
+"""What `named_modules` gives: to go through a model takes longer than to run a short layer."""
 
 
 def attenders_by_name(model: nn.Module) -> list[str]:

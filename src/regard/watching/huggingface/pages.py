@@ -30,7 +30,7 @@ TOLD = frozenset({
 
 
 class Pages(NamedTuple):
-    """What the texts of a call hold: all their keys and values, and who sees whom."""
+    """What the texts of a call hold: all their keys and values, and which query sees which key."""
 
     key: Tensor
     value: Tensor
@@ -152,7 +152,8 @@ def read_pages(name: str, attend: Callable[..., Any]) -> None:
 
 
 def _only_pages(attend: Callable[..., Any]) -> Callable[..., Any]:
-    """Attention of a name that no masks are made for: without pages nothing says who sees whom."""
+    """Attention of a name that no masks are made for: without pages nothing says which query sees
+    which key."""
 
     def attend_pages(module: nn.Module, *tensors: Any, **told: Any) -> Any:
         if told.get("cache") is None:

@@ -1,8 +1,8 @@
-"""The short way of calls that are nothing but queries, keys, values and a mask.
+"""A fast path for calls of queries, keys, values and a mask alone.
 
-A layer that generates does little else, so that what Python does around it is what it takes. A call
-that was made before, of whatever layer, is run without being taken apart: whoever asks for more, or
-for the first time, goes the long way of `attend`.
+In a layer that generates, the time around such a call is mostly Python's. A call like an earlier
+one, of whatever layer, is run without its arguments being checked anew; all others, and the first
+of a kind, are left to `attend`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ def plain_run(
     sliding_window: int | None,
     others: dict[str, Any],
 ) -> Callable[..., Any] | None:
-    """What runs a call without dropout, outside of compilers; None where it has to be looked at."""
+    """What runs a call without dropout, outside of compilers; None where `attend` has to check
+    it."""
     for name, given in others.items():
         if name not in _SAYS_NOTHING and given is not None and given is not False:
             return None
     if (
         watchers.get()
-        # Modes would be asked about each function that is called here.
+        # Modes would intercept each function that is called here.
         or _function_modes()
         or waiting.get() is not None
         or lent_masks.data

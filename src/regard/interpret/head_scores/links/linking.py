@@ -43,7 +43,7 @@ def links_of(
     for pair in links:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise RegardError(
-                "a link is a pair: who looks, and at what",
+                "a link is a pair: the word that looks, and the word that is looked at",
                 got=repr(pair)[:60],
                 accepted='("it", "animal")',
             )

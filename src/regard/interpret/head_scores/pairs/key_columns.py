@@ -1,5 +1,5 @@
-"""Numbers of keys, such as 1 for those that are rare: scores are their sums, weighted by what keys
-get. Where a backend mixes them beside the values, the forward pass tells these sums."""
+"""Numbers of keys, such as 1 for rare ones: a score is their sum, weighted by the attention that
+keys get. Where a backend mixes them beside the values, the forward pass gives these sums."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Numbers = Mapping[str, Shaped[Tensor, "b #h k"]]
 """By name, of each key, the same for all heads or for each its own."""
 FIRST, PLACE = "first key", "place"
 MOST = 65_504
-"""The largest place that two numbers of half precision tell exactly, in either."""
+"""The largest place that two numbers of either half precision represent exactly."""
 
 
 def can_be_weighed(x: AttentionInputs, sides: Sides) -> bool:
-    """Whether sums over all rows are what is asked for: nobody reads padding or looks ahead."""
+    """Whether sums over all rows are enough: no row may see padding or later keys."""
     return (
         sides.own
         and x.sink is None
@@ -38,7 +38,7 @@ def can_be_weighed(x: AttentionInputs, sides: Sides) -> bool:
 def beside(
     x: AttentionInputs, sides: Sides, numbers: Numbers
 ) -> tuple[tuple[str, ...], Float[Tensor, "b h k c"]]:
-    """Names of columns and the columns: those that every call is asked for, and `numbers`."""
+    """Names of columns and the columns: those that every call needs, and `numbers`."""
     names = (PLACE, FIRST, *numbers)
     shared = [name for name in numbers if numbers[name].shape[1] == 1]
 
