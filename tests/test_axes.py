@@ -157,7 +157,7 @@ REFUSED = {
     ),
     "lengths": (
         lambda x: ((x, x, x), {"mask": masks.padding([1, 2, 3])}),
-        ["speaks of another batch", "3 lengths for a batch of 6"],
+        ["is for another batch size", "3 lengths for a batch of 6"],
     ),
 }  # fmt: skip
 

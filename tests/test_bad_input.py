@@ -121,7 +121,7 @@ SINKS = {
 }  # fmt: skip
 
 MASKS = {
-    "batch": ({"mask": masks.padding([1, 2, 3])}, ["speaks of another batch", "a batch of 2"]),
+    "batch": ({"mask": masks.padding([1, 2, 3])}, ["is for another batch size", "a batch of 2"]),
     "documents": ({"mask": masks.documents([0, 1])}, ["one id per key", "batch 2 and 5 keys"]),
     "keep": (
         {"mask": masks.keep(ones(5, 4).bool())},

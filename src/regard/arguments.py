@@ -46,7 +46,9 @@ def flag(name: str, value: object) -> bool:
         return value  # type: ignore[return-value]
     numpy = type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
     if not numpy and not (type(value) is int and value in (0, 1)):
-        raise RegardError(f"{name} is a yes or a no", got=said(value), accepted="True or False")
+        raise RegardError(
+            f"{name} must be true or false", got=said(value), accepted="True or False"
+        )
     return bool(value)
 
 

@@ -28,4 +28,4 @@ class RegardError(ValueError):
 
 
 class RegardWarning(UserWarning):
-    """Something that goes on, and should be looked at."""
+    """A problem that does not stop the program, but should be looked at."""

@@ -220,13 +220,13 @@ def cropped() -> None:
 
 
 WRONG = {
-    "right padding": (right_padded, "a text ends with padding"),
+    "right padding": (right_padded, "a text is padded on the right"),
     "another implementation": (not_by_regard, r'(?s)was not told.*attn_implementation="regard"'),
-    "going back": (cropped, r"cannot go back\n.*crop\(-2\)"),
-    "no policy": (lambda: caches.EvictingCache(build(), None), "goes by a policy\\n.*None"),  # type: ignore[arg-type]
+    "going back": (cropped, r"cannot be cropped\n.*crop\(-2\)"),
+    "no policy": (lambda: caches.EvictingCache(build(), None), r"policy= is the rule.*\n.*None"),  # type: ignore[arg-type]
     "a policy that was not made": (
         lambda: caches.EvictingCache(build(), HeavyHitters),  # type: ignore[arg-type]
-        "goes by a policy",
+        "policy= is the rule",
     ),
     "recent over budget": (lambda: HeavyHitters(4, recent=5), r"budget=4, recent=5"),
     "an even width": (lambda: WindowVotes(64, width=4), "an odd width"),

@@ -53,9 +53,9 @@ def test_a_model_is_warmed_up_where_it_is() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({}, "width of heads"),
+        ({}, "head dimension"),
         ({"width": 0}, "width is that of a head"),
-        ({"model": nn.Linear(3, 3)}, "not to be seen"),
+        ({"model": nn.Linear(3, 3)}, "was not found"),
         ({"width": 8, "dtype": torch.int64, "device": "cpu"}, "floating-point type"),
     ],
 )

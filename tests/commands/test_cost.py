@@ -70,7 +70,7 @@ def test_without_a_model_the_known_ones_are_listed() -> None:
         (["-m", "gpt2", "--dtype", "float12"], "regard: unknown dtype"),
         (["-m", "no/such/config.json"], "regard: the configuration cannot be read"),
         (["-m", "gpt2", "--device", "here"], "run: regard doctor --measure"),
-        (["-m", "gpt2", "--plot", "a.doc"], "a picture is written in a format"),
+        (["-m", "gpt2", "--plot", "a.doc"], "the format of a picture"),
     ],
 )
 def test_errors_explain_and_exit_with_2(args: list[str], says: str) -> None:

@@ -74,7 +74,7 @@ def test_what_cannot_be_asked_is_explained(texts: str, tmp_path: Path) -> None:
     assert "there is no text in the file" in said("--texts", str(empty))
     assert "the text cannot be read" in said("--texts", str(tmp_path / "none"))
     assert "do not stand in any text together" in said("--texts", texts, "--link", "it", "whale")
-    assert "in a format that its name tells" in said("--texts", texts, "-o", "heads.txt")
+    assert "by the ending of its name" in said("--texts", texts, "-o", "heads.txt")
 
 
 def test_without_texts_passages_are_read() -> None:

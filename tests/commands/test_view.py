@@ -169,7 +169,7 @@ def test_a_trace_file_is_known_by_its_bytes_too(file: Path) -> None:
 
 
 def test_a_folder_is_no_text(tmp_path: Path) -> None:
-    assert "that is a folder, which is no text" in refused(tmp_path)
+    assert "that is a folder, not a text" in refused(tmp_path)
     assert "there is no word in the text" in refused("")
 
 
@@ -183,7 +183,7 @@ def test_a_picture_of_no_format_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("regard.commands.view.subject_of", None)
-    assert "in a format that its name tells" in refused("a b", "--picture", tmp_path / "map.txt")
+    assert "by the ending of its name" in refused("a b", "--picture", tmp_path / "map.txt")
 
 
 @pytest.mark.parametrize(
@@ -221,12 +221,15 @@ def test_words_that_are_no_names_of_files_are_text() -> None:
         (["--token", "dog"], "a token of the text, or a number from 1 to 6"),
         (["--token", "7"], "do:       tokens: <s> the cat sat . The"),
         (["--call", "1"], "was called 1 times"),
-        (["--mask", "causal"], "a trace file has its own attention, which is not computed anew"),
+        (
+            ["--mask", "causal"],
+            "a trace file has its own attention, which is not recomputed",
+        ),
         (["--model", "m", "--score", "dot"], "got:      --model, --score"),
         (["--kind", "map"], "--kind, --dark and --width say how a picture is drawn"),
         (["--dark"], "got:      no --picture"),
         (["--picture", "x.png", "--kind", "vibes"], "unknown kind of picture\n  got:      'vibes'"),
-        (["--picture", "x.gif"], "a picture is written in a format that its name tells"),
+        (["--picture", "x.gif"], "the format of a picture is chosen by the ending of its name"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_shown_is_explained(args: list[str], says: str, file: Path) -> None:

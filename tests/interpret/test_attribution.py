@@ -322,7 +322,7 @@ def test_what_is_not_a_sum_is_refused() -> None:
         interpret.direct_logits(tiny("gemma2"), IDS)
     capped: Any = tiny("llama")
     capped.lm_head.register_forward_hook(lambda _, __, out: 2 * out)
-    with pytest.raises(RegardError, match="not what the model says"):
+    with pytest.raises(RegardError, match="does not give the model's logits"):
         interpret.direct_logits(capped, IDS)
 
 

@@ -530,7 +530,9 @@ def test_a_watch_inside_sees_calls_as_they_were_made() -> None:
 
 def test_layers_that_are_not_there_are_named() -> None:
     model, x, _ = dense_model()
-    with pytest.raises(RegardError, match=r"did not attend[\s\S]*'nowhere'[\s\S]*'layers.0'"):
+    with pytest.raises(
+        RegardError, match=r"in which no attention ran[\s\S]*'nowhere'[\s\S]*'layers.0'"
+    ):
         run(model, x, Replaced({"nowhere": [0], "layers.1": [0]}))
 
 

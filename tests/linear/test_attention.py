@@ -244,9 +244,9 @@ def test_a_trace_of_a_window_is_asked_like_others():
 
 def test_a_window_of_what_is_one_sum_is_refused():
     inputs, seen = draw(5), masks.causal() & masks.window(3)
-    with pytest.raises(regard.RegardError, match=r"forget single keys\n.*window\(3\)"):
+    with pytest.raises(regard.RegardError, match=r"cannot drop single ones\n.*window\(3\)"):
         linear.attention(*inputs, mask=seen, state=linear.State())
-    with pytest.raises(regard.RegardError, match=r"(?s)forget single keys.*log_decay"):
+    with pytest.raises(regard.RegardError, match=r"(?s)cannot drop single ones.*log_decay"):
         linear.gated(*inputs, torch.zeros(2, 2, 5), mask=seen)
 
 

@@ -113,12 +113,12 @@ def test_padding_hides_what_is_not_a_number():
 
 def test_says_what_a_weight_is_not():
     t = linear.gated_trace(*inputs(4), numbers("head", 4)[0])
-    with pytest.raises(regard.RegardError, match="entropy speaks of shares"):
+    with pytest.raises(regard.RegardError, match="entropy needs weights that sum to 1"):
         t.entropy  # noqa: B018
     q, k, v = inputs(4)
-    with pytest.raises(regard.RegardError, match="at most all"):
+    with pytest.raises(regard.RegardError, match="a factor of at most 1"):
         linear.gated(q, k, v, torch.ones(2, 2, 4))
-    with pytest.raises(regard.RegardError, match="fades all channels of a head alike"):
+    with pytest.raises(regard.RegardError, match="takes one decay for all channels"):
         linear.delta(q, k, v, torch.ones(2, 2, 4), -torch.ones(2, 2, 4, 5))
     with pytest.raises(regard.RegardError, match="beta has a number for each key head"):
         linear.delta(q, k, v, torch.ones(2, 4, 4))

@@ -93,5 +93,5 @@ def test_the_axes_and_the_file_of_a_trace(tmp_path):
 
 
 def test_features_below_zero_are_refused():
-    with pytest.raises(regard.RegardError, match="no shares of a whole"):
+    with pytest.raises(regard.RegardError, match="negative weights"):
         linear.trace(*draw(4), features=torch.tanh)

@@ -361,7 +361,7 @@ def test_what_a_mask_refuses_when_made(make, words):
         ),
         (
             masks.padding([3, 4]), (3, 1, 5, 5),
-            ["padding([3, 4]) speaks of another batch", "2 lengths for a batch of 3"],
+            ["padding([3, 4]) is for another batch size", "2 lengths for a batch of 3"],
         ),
         (
             masks.padding([3, 7]), (2, 1, 5, 5),
@@ -410,7 +410,7 @@ def test_places_past_the_keys_are_places_to_come(mask):
 
 
 def test_masks_of_different_batches_do_not_combine():
-    with pytest.raises(RegardError, match=r"padding\(\[1, 2, 3\]\) speaks of another batch"):
+    with pytest.raises(RegardError, match=r"padding\(\[1, 2, 3\]\) is for another batch size"):
         (masks.padding([1, 2]) & masks.padding([1, 2, 3])).dense(4)
 
 

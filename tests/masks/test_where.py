@@ -335,7 +335,7 @@ def test_files_hold_no_large_tables(tmp_path: Any, monkeypatch: pytest.MonkeyPat
     model = torch.nn.Sequential(Layer(mask=masks.where(FUNCTIONS["products"][0])))
     with regard.watch(model, keep="traces") as seen:
         model(torch.randn(2, 3, N, 8))
-    with pytest.raises(RegardError, match="code never travels, and as a table it is too large"):
+    with pytest.raises(RegardError, match="files hold no code, and as a table it is too large"):
         seen.save(tmp_path / "x")
 
 

@@ -202,7 +202,7 @@ def test_a_translator_reads_one_text_and_writes_another(two: OwnTranslator) -> N
     said = two.generate(text)
     again = two.run(text)["decoder.0.memory"].trace
     assert again.lse.shape[2] == min(len(two.tokenizer.encode(said)) + 1, 48)
-    with pytest.raises(RegardError, match="not drawn by chance"):
+    with pytest.raises(RegardError, match="not sampled"):
         two.generate(text, temperature=0.5)
 
 

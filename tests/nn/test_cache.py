@@ -102,8 +102,8 @@ def test_refuses_masks_of_place_once_keys_are_gone():
     with pytest.raises(regard.RegardError) as error:
         attention(x[:, :1], mask=mask, cache=cache)
     assert str(error.value) == (
-        "causal() & padding([2]) names keys by their place, "
-        "and this cache has let the first ones go\n"
+        "causal() & padding([2]) names keys by their position, and this cache has dropped the "
+        "first ones\n"
         "  got:      a cache that holds 2 of 3 tokens\n"
         "  accepted: masks of distance alone: causal(), window(w), dilated(step)\n"
         "  do:       use Cache() with & masks.window(2) in the mask"
@@ -117,7 +117,7 @@ def test_refuses_another_batch():
     with pytest.raises(regard.RegardError) as error:
         cache.append(torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4))
     assert str(error.value) == (
-        "the cache remembers another call\n"
+        "the cache holds keys of another call\n"
         "  got:      keys [B 1, heads 1, width 4] after keys [B 2, heads 1, width 4]\n"
         "  accepted: one cache per attention module and batch\n"
         "  do:       make a new Cache(), or cache.reset()"
@@ -180,7 +180,7 @@ def test_offsets_are_refused_once_the_first_keys_are_gone(mask, bias):
     """They count from the first key, so that queries saw what comes after them, or nothing."""
     attention, cache = nn.MultiHeadAttention(16, 2), nn.Cache(window=4)
     attention(torch.randn(1, 5, 16), mask=masks.causal(), cache=cache)
-    with pytest.raises(regard.RegardError, match="has let the first ones go") as error:
+    with pytest.raises(regard.RegardError, match="has dropped the first ones") as error:
         attention(torch.randn(1, 3, 16), mask=mask, bias=bias, cache=cache)
     way_out = "leave out offset=" if "offset" in str(error.value) else "use Cache() with"
     assert way_out in str(error.value)

@@ -389,7 +389,7 @@ REFUSED = {
     "batches": ({"query": torch.randn(3, 6, 16)}, "each query of a batch its keys"),
     "values": ({"value": torch.randn(2, 5, 16)}, "as many keys as values"),
     "mask": ({"attn_mask": torch.ones(5, 6).bool()}, r"\[6, 6\] or \[8, 6, 6\]"),
-    "mask of integers": ({"attn_mask": torch.ones(6, 6).long()}, "True hides; or floats"),
+    "mask of integers": ({"attn_mask": torch.ones(6, 6).long()}, "True is masked; or floats"),
     "padding": ({"key_padding_mask": torch.ones(6).bool()}, r"accepted: \[2, 6\]"),
 }
 

@@ -313,7 +313,7 @@ def with_large_logits() -> None:
                 near(f"gradient of {name}", g, laid.shard(want, 2), 2e-2)
     vast = [laid.shard(t.double(), 2) for t in (1e10 * q, k, v)]
     t = parallel.trace(*vast, layout=laid, mask=mask, method="ring")
-    refused("too large to be told apart block by block", t.received)
+    refused("too large to compute weights block by block", t.received)
 
 
 def in_other_modes() -> None:

@@ -167,5 +167,5 @@ def test_a_layer_gives_the_trace_of_all_its_steps() -> None:
     apart = Layer("apart")
     for step, t in enumerate(steps(lambda a, b: None)):
         apart.take(t, step, step, keep=True)
-    with pytest.raises(RegardError, match="the steps of 'apart' are not parts of one trace"):
+    with pytest.raises(RegardError, match="the steps of 'apart' cannot be joined into one trace"):
         _ = apart.joined

@@ -118,7 +118,7 @@ IDS = torch.arange(8)[None]
 @pytest.mark.parametrize("when", ["before", "inside"])
 def test_context_parallelism_of_a_model_that_would_be_switched(mesh: Any, when: str) -> None:
     model = llama()
-    failing = pytest.raises(RegardError, match=r"somebody else's function[\s\S]*inner_fn")
+    failing = pytest.raises(RegardError, match=r"not transformers' own[\s\S]*inner_fn")
     # PyTorch 2.9 leaves its function in place where an error ends the context.
     watch = regard.watch(model)
     if when == "before":

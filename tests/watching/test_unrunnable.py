@@ -75,7 +75,10 @@ def test_attention_of_a_scripted_part_is_named():
 
 def test_a_model_that_is_scripted_as_a_whole_is_refused():
     model = torch.jit.script(nn.Sequential(nn.Linear(16, 16), nn.ReLU()))
-    with pytest.raises(RegardError, match=r"TorchScript runs a model(.|\n)*got: +Sequential"):
+    with pytest.raises(
+        RegardError,
+        match=r"models compiled by TorchScript cannot be watched(.|\n)*got: +Sequential",
+    ):
         regard.watch(model).attach()
     assert "__getstate__" not in vars(model)
     nothing_in_the_process()

@@ -47,7 +47,7 @@ class Bias(Value):
         return moved.at(q, k)
 
     def select(self, batch: Pick, heads: Pick) -> Bias:
-        """The part that speaks of some batch entries and heads. Bound only."""
+        """The part for some batch entries and heads. Bound only."""
         raise NotImplementedError
 
     def pick(self, batch: Pick, heads: Pick) -> list[tuple[Pick, ...]]:

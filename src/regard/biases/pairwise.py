@@ -29,7 +29,7 @@ class Pairwise(Bias):
         for t in program.captured:
             if t.device != device and t.requires_grad:
                 raise RegardError(
-                    f"{self!r} has learned from a tensor on another device",
+                    f"{self!r} uses a tensor on another device",
                     got=f"{t.device}, while q is on {device}",
                     do=f"move it first: .to({str(device)!r})",
                 )

@@ -39,7 +39,7 @@ class EvictingCache(Cache):  # type: ignore[misc]
     def __init__(self, model: Any, policy: Policy) -> None:
         if isinstance(policy, type) or not isinstance(policy, Policy):
             raise RegardError(
-                "a cache goes by a policy",
+                "policy= is the rule by which keys are dropped",
                 got=repr(policy),
                 accepted="HeavyHitters(...), WindowVotes(...) or PerHead(...) of regard.caches",
             )
@@ -66,7 +66,7 @@ class EvictingCache(Cache):  # type: ignore[misc]
         held = getattr(self.layers[layer], "positions", None)
         if held is None:
             raise RegardError(
-                "this layer has nothing to tell",
+                "no positions are known of this layer",
                 got=f"layer {layer}: {type(self.layers[layer]).__name__}",
                 accepted="a layer of full attention, after the model has run",
             )

@@ -43,7 +43,7 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]
         """Hold new keys and values; the call they go into is waited for."""
         if torch.compiler.is_compiling():
             raise RegardError(
-                "a cache that lets go of keys changes its size, which a graph cannot",
+                "a cache that drops keys changes its size, which a compiled graph cannot",
                 do="generate with disable_compile=True, or do not compile the model",
             )
         if self.slots is None:
@@ -65,7 +65,7 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]
         assert self.slots is not None
         if self.new != Q:
             raise RegardError(
-                "a cache that lets go of keys was given those of another text",
+                "a cache that drops keys was given those of another text",
                 got=f"{self.new} new keys for {Q} queries: cross-attention",
                 accepted="the keys of the text that the queries are of",
                 do="past_key_values=EncoderDecoderCache(EvictingCache(model, policy), "
@@ -128,7 +128,7 @@ class EvictingLayer(DynamicLayer):  # type: ignore[misc]
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove and self.slots is not None:
             raise RegardError(
-                "a cache that lets go of keys cannot go back",
+                "a cache that drops keys cannot be cropped",
                 got=f"crop({tokens_to_remove})",
                 do="generate without an assistant, or with transformers' own cache",
             )

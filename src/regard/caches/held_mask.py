@@ -52,7 +52,7 @@ def padding(given: Tensor | None) -> Bool[Tensor, "b 1 k"] | None:
     hidden = ~keys[:, None]
     if bool(hidden[..., -1].any()):
         raise RegardError(
-            "a text ends with padding, and what it would generate follows that",
+            "a text is padded on the right, so generated tokens would follow the padding",
             accepted="texts that are padded on the left, or one alone",
             do='tokenizer.padding_side = "left"; and if a prompt is read in parts '
             "(prefill_chunk_size), a first part that is longer than the padding",

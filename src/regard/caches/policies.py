@@ -35,7 +35,7 @@ class Policy(Protocol):
 
     def score(self, trace: Trace, before: Float[Tensor, "b g s"]) -> Float[Tensor, "b g s"] | None:
         """The score of each slot after a call, from the one before it (0 for new keys); None where
-        the call is none to choose by."""
+        this call chooses nothing."""
         ...
 
     def keep(

@@ -58,7 +58,9 @@ def faithfulness(
     """
     if out is not None and out.suffix not in (".html", ".json"):
         raise RegardError(
-            "--out is told what to write by its name", got=str(out), accepted=".html or .json"
+            "--out chooses the format by the ending of its name",
+            got=str(out),
+            accepted=".html or .json",
         )
     # Imported when it is asked for: other commands need not wait for it.
     from regard.interpret import faithfulness as measured
@@ -96,7 +98,7 @@ def faithfulness(
 def _texts(text: list[str] | None, file: str | None) -> list[str]:
     if text and file is not None:
         raise RegardError(
-            "a text is said, or read from a file", got="both", do="leave out one of them"
+            "give a text or a file of texts, not both", got="both", do="leave out one of them"
         )
     if file is not None:
         lines = [line for line in text_of(file).splitlines() if line.strip()]

@@ -87,7 +87,7 @@ def _source(text: list[str] | None) -> str | Path | None:
             return path if _holds_traces(path) else text_of(text[0])
         if text[0] and _is(Path.is_dir, path):
             raise RegardError(
-                "that is a folder, which is no text",
+                "that is a folder, not a text",
                 got=repr(text[0]),
                 accepted="a trace file, a text file, or a text",
                 do="name a file in it; as a text of one word it can come from standard input (-)",
@@ -122,7 +122,7 @@ def _refuse(what: str, how: Spelling, wrong: list[str] | None = None) -> None:
     wrong = [*(wrong or []), *(f"--{name}" for name in changed)]
     if wrong:
         raise RegardError(
-            f"{what} has its own attention, which is not computed anew",
+            f"{what} has its own attention, which is not recomputed",
             got=", ".join(wrong),
             accepted="--layer, --head, --token, --call and how to show them",
         )

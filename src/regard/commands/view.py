@@ -102,7 +102,7 @@ def view(
     mask: Annotated[
         str,
         typer.Option(
-            help="With spelling, who sees whom: others (all words but itself), causal, full, "
+            help="With spelling, the mask: others (all words but itself), causal, full, "
             "window:N (itself and N before it), or several with commas between."
         ),
     ] = Spelling.mask,
@@ -138,7 +138,7 @@ def view(
         raise RegardError(
             "two texts are compared in the app",
             got="--compare, and an option that shows or writes it elsewhere",
-            do="leave --terminal, --plain, --numbers, --call, --picture and --page away",
+            do="leave out --terminal, --plain, --numbers, --call, --picture and --page",
         )
     if picture is not None:
         # Before the work: matplotlib is an extra, and may be missing.

@@ -60,7 +60,7 @@ def read(path: Path) -> dict[str, Any]:
     family = FAMILIES[kind]
     layers = _size(path, found, "num_hidden_layers", "n_layer")
     if layers > _MOST_LAYERS:
-        raise RegardError(f"{path}: so many layers?", got=str(layers), accepted=f"≤ {_MOST_LAYERS}")
+        raise RegardError(f"{path}: too many layers", got=str(layers), accepted=f"≤ {_MOST_LAYERS}")
     return {
         "name": path.parent.name or kind,
         "width": _size(path, found, "hidden_size", "n_embd"),
@@ -123,7 +123,7 @@ def _optional(path: Path, found: dict[str, Any], *names: str) -> int:
             continue
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise RegardError(
-                f"{path}: {name} is a number of things", got=repr(value), accepted="0 or more"
+                f"{path}: {name} must be a whole number", got=repr(value), accepted="0 or more"
             )
         return value
     return 0

@@ -78,7 +78,7 @@ class Configuration:
             )
         if self.active_experts > self.experts:
             raise RegardError(
-                f"{self.name}: a token goes through some of the experts",
+                f"{self.name}: more experts are active than there are",
                 got=f"active_experts={self.active_experts} of experts={self.experts}",
             )
         if not self.windows or any(

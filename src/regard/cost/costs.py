@@ -111,7 +111,7 @@ class Cost:
         """The least time of a step that writes one token for each sequence."""
         if self.decoding is None:
             raise RegardError(
-                f"{self.name} decodes nothing: only models do", do="use regard.cost.model"
+                f"{self.name} has no decoding: only models have", do="use regard.cost.model"
             )
         on = self._on(device)
         computing = self.decoding.flops / on.rate(self.dtype)

@@ -1,4 +1,4 @@
-"""What attention is asked for most, as ready uses of traces: no fused path has to be left.
+"""Common uses of attention weights, from traces: without leaving the fused path.
 
 >>> import torch, regard
 >>> from regard import interpret, masks

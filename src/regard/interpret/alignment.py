@@ -50,7 +50,7 @@ def word_times(
 
     `tokens` are the texts of the tokens, without the prompt and the mark of the end; a word begins
     at each that begins with a space. Everything else is as in `token_times`. Marks such as a comma
-    belong to the word before them, but it does not last until they are over.
+    belong to the word before them, but do not make it last longer.
 
     >>> import torch, regard
     >>> from regard.seen import Seen

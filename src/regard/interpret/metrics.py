@@ -105,7 +105,7 @@ def loss(start: int = 0) -> Metric:
         counted[:, : max(start - 1, 0)] = False
         if not counted.any(-1).all():
             raise RegardError(
-                "a text has no next token whose loss could be told",
+                "the text has no next token to compute a loss for",
                 got=f"{ids.shape[1]} tokens with padding, counted from place {start}",
                 accepted="two tokens or more, and a start before the last",
             )

@@ -71,7 +71,9 @@ def word_links(
         )
     if way not in ("target", "source", "both"):
         raise RegardError(
-            "way= says who chooses", got=repr(way), accepted='"target", "source" or "both"'
+            "way= says which side chooses its link",
+            got=repr(way),
+            accepted='"target", "source" or "both"',
         )
     if not is_number(at_least):
         raise RegardError("at_least= is a weight", got=said(at_least), accepted="a number")

@@ -131,7 +131,7 @@ def _check_shares(features: FeatureMap, *found: Tensor) -> None:
         return
     if any(bool((t < 0).any()) for t in found):
         raise RegardError(
-            "features below 0 give weights that are no shares of a whole",
+            "features below 0 give negative weights",
             got=f"{getattr(features, '__name__', features)!s}, with numbers below 0",
             accepted="features of 0 or more",
             do="linear.attention for the output alone",

@@ -166,13 +166,13 @@ def _call(
     rate = None if beta is None else _per_token(beta, x, "beta", channels=False)
     if decay is not None and decay.shape[-1] > 1 and rate is not None:
         raise RegardError(
-            "the delta rule fades all channels of a head alike",
+            "the delta rule takes one decay for all channels of a head",
             got=f"log_decay {list(decay.shape)}",
             accepted="one number for each key head and token",
         )
     if decay is not None and readable(decay) and bool((decay > 0).any()):
         raise RegardError(
-            "log_decay is the logarithm of what is left, which is at most all",
+            "log_decay is the logarithm of a factor of at most 1",
             got=f"{float(decay.max()):.3g}",
             accepted="numbers of 0 or less",
             do="torch.nn.functional.logsigmoid(x) makes such",

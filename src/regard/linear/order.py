@@ -104,7 +104,7 @@ def without_window(order: Order, given: Mask | None, instead: str) -> None:
     """Refuse a window in a call whose past is one sum: it cannot forget single keys."""
     if order.window is not None:
         raise RegardError(
-            "one sum of all that is past cannot forget single keys",
+            "a state is one sum of all earlier keys, and cannot drop single ones",
             got=repr(given),
             accepted="causal(), padding(lengths), documents(ids), or several joined by &",
             do=instead,

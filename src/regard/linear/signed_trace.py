@@ -148,7 +148,7 @@ class SignedTrace:
             "lse", "entropy", "max_logit", "mean_logit", "std_logit", "min_logit", "logits",
         ):  # fmt: skip
             raise RegardError(
-                f"{name} speaks of shares, and these weights are none",
+                f"{name} needs weights that sum to 1, and these do not",
                 got="gated attention or the delta rule, whose weights may be negative",
                 accepted="weights(), received(), top(n), mass(keys), map(cells)",
             )

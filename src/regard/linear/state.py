@@ -85,5 +85,7 @@ def refuse_no_state(state: object) -> None:
     """Unless it is one, or none is given."""
     if state is not None and not isinstance(state, State):
         raise RegardError(
-            "state= is what earlier tokens left", got=said(state), accepted="linear.State() or None"
+            "state= is the state after earlier tokens",
+            got=said(state),
+            accepted="linear.State() or None",
         )

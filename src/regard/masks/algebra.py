@@ -31,7 +31,7 @@ class Mask(PairRule, Value):
         raise NotImplementedError
 
     def select(self, batch: Pick, heads: Pick) -> Mask:
-        """The part of a bound mask that speaks of some batch entries and heads."""
+        """The part of a bound mask for some batch entries and heads."""
         return self
 
     def spans(self, shape: Shape, device: torch.device) -> Spans | None:
@@ -126,7 +126,7 @@ class Mask(PairRule, Value):
         keys = queries if keys is None else keys
         if queries < 0 or keys < 0:
             raise RegardError(
-                "a mask was asked about a negative length",
+                "a mask was given a negative length",
                 got=f"queries={queries}, keys={keys}",
                 accepted="zero or more",
             )

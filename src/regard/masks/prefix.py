@@ -32,7 +32,7 @@ class Prefix(Mask):
             return self
         if not broadcasts(len(self.limit), shape.B):
             raise RegardError(
-                f"{self!r} speaks of another batch",
+                f"{self!r} is for another batch size",
                 got=f"{len(self.limit)} lengths for a batch of {shape.B}",
                 accepted=f"a tensor [{shape.B}] or [1]",
             )

@@ -35,7 +35,7 @@ class CausalConfig:
 
 
 class CausalModel(nn.Module):
-    """Each token reads those before it, and foretells the next.
+    """Each token reads those before it, and predicts the next.
 
     >>> import torch
     >>> model = CausalModel(CausalConfig(vocabulary=50, d_model=16, layers=2, heads=2))

@@ -86,13 +86,13 @@ def _unfilled(config: Any, stored: dict[str, list[int]], made: type[Any]) -> Mod
     for name in ("vocabulary", "d_model", "layers", "heads", "longest"):
         value = getattr(config, name)
         if type(value) is not int or value < 1:
-            raise ValueError(f"{name}={value!r:.40} is no number of things")
+            raise ValueError(f"{name}={value!r:.40} is not a whole number")
     if config.layers > len(stored):
         raise ValueError(f"layers={config.layers}, and {len(stored)} tensors")
     if type(config.dropout) not in (int, float) or not 0 <= config.dropout < 1:
         raise ValueError(f"dropout={config.dropout!r:.40} is no share")
     if config.d_model * config.vocabulary > 1 << 50:
-        raise ValueError(f"so large? d_model={config.d_model}, vocabulary={config.vocabulary}")
+        raise ValueError(f"too large: d_model={config.d_model}, vocabulary={config.vocabulary}")
     with torch.device("meta"):
         model: Model = made(config)
     asked = {name: list(t.shape) for name, t in model.state_dict().items()}

@@ -167,7 +167,7 @@ def _refuse_gaps(name: str, info: Any) -> None:
     missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)
     if missing:
         raise RegardError(
-            "the weights of the model are not all there",
+            "some weights of the model are missing",
             got=f"{name!r} without {', '.join(missing[:3])}"
             + (f" and {len(missing) - 3} more" if len(missing) > 3 else ""),
             do="get the files again; transformers would fill in random numbers",

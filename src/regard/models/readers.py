@@ -172,9 +172,7 @@ class OwnTranslator(OwnReader):
     ) -> str:
         """The translation: always the likeliest, so that `temperature` has to be 0."""
         if temperature:
-            raise RegardError(
-                "a translation is not drawn by chance", got=f"{temperature=}", accepted="0"
-            )
+            raise RegardError("a translation is not sampled", got=f"{temperature=}", accepted="0")
         return self.translation(text, tokens)[0]
 
     def translation(self, text: str, tokens: int = 160) -> tuple[str, bool]:
@@ -193,14 +191,14 @@ class HuggingFaceReader(Reader):
         if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
             return "this model writes another text than it reads, and here it only reads"
         if not (hasattr(model, "can_generate") and model.can_generate()):
-            return "this model reads, and does not foretell tokens"
+            return "this model does not predict tokens"
         return ""
 
     def ids(self, text: str) -> Int[Tensor, "1 n"]:
         with self.explained():
             found: list[int] = self.tokenizer(text, verbose=False)["input_ids"]
         if not found:
-            raise RegardError("the tokenizer made no token of the text", got=repr(text[:20]))
+            raise RegardError("the tokenizer gave no tokens for the text", got=repr(text[:20]))
         if self.longest is not None:
             refuse_long(len(found), self.longest)
         return torch.tensor([found], device=self._device())
@@ -211,9 +209,9 @@ class HuggingFaceReader(Reader):
         model: Any = self.model
         if not (hasattr(model, "can_generate") and model.can_generate()):
             raise RegardError(
-                "this model reads, and does not write",
+                "this model cannot generate text",
                 got=f"{self.name!r} ({type(model).__name__})",
-                accepted="models with a last layer that foretells tokens",
+                accepted="models with a language modelling head",
                 do="look at what it reads: run(text)",
             )
         ids = self.ids(text)

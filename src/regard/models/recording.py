@@ -77,7 +77,7 @@ def _ids(reader: Reader, text: str, max_tokens: int | None) -> torch.Tensor:
     with reader.explained():
         ids: list[int] = reader.tokenizer(text, verbose=False)["input_ids"][:max_tokens]
     if not ids:
-        raise RegardError("the tokenizer made no token of the text", got=repr(text[:20]))
+        raise RegardError("the tokenizer gave no tokens for the text", got=repr(text[:20]))
     if reader.longest is not None and len(ids) > reader.longest:
         raise RegardError(
             "the text is longer than the model can read",

@@ -78,7 +78,9 @@ class Tokenizer:
                 found.extend(self._word(word.group().encode()))
         except UnicodeEncodeError as error:
             raise RegardError(
-                "half a character cannot be read", got=str(error), accepted="text of whole ones"
+                "the text holds half of a surrogate pair, which is no character",
+                got=str(error),
+                accepted="text of whole ones",
             ) from None
         return found
 

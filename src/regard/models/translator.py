@@ -36,7 +36,7 @@ class TranslatorConfig:
 
 
 class TranslatorModel(nn.Module):
-    """Reads `input_ids` both ways, and foretells each token that follows `decoder_input_ids`.
+    """Reads `input_ids` both ways, and predicts each token that follows `decoder_input_ids`.
 
     >>> import torch
     >>> model = TranslatorModel(TranslatorConfig(vocabulary=50, d_model=16, layers=1, heads=2))

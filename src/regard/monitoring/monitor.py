@@ -43,8 +43,9 @@ class Monitor:
     - `look`: 10, or 1 with `qk_clip`, which needs every step.
     - `to`: a path that ends in .jsonl, a folder for TensorBoard, a SummaryWriter, "wandb" or a run
       of it, "mlflow", a function of a report, or a list of these.
-    - `rules`: from `regard.monitoring.rules`. A head that breaks one is told of once, and again
-      when it was well meanwhile or is twice as far gone; of a layer every `quiet` windows at most.
+    - `rules`: from `regard.monitoring.rules`. A head that breaks one is reported once, and again
+      after it recovered or when it is twice as far beyond the threshold; a layer once in `quiet`
+      windows at most.
     - `qk_clip`: a largest logit, or a `QKClip`. Heads that pass it are scaled down after each step.
     - `layers`: paths of modules (`*` matches anything).
     - `group`: the processes that train the model together, or a mesh of them; all of them by
@@ -392,7 +393,7 @@ def _check(every: int, look: int, on_error: Any, logits: Any) -> None:
         )
     if not isinstance(logits, bool):
         raise RegardError(
-            "logits= says whether to walk the pairs for their least and their standard deviation",
+            "logits= turns one more pass for the least logit and the standard deviation on",
             got=repr(logits),
             accepted="True or False",
         )

@@ -267,7 +267,7 @@ def _sides(path: str, module: nn.Module, frozen: Frozen, shared: bool) -> Litera
         accepted="queries, or keys that no heads share, whose weights and biases are all trained "
         "(requires_grad): what an adapter adds to a frozen weight cannot scale the sum",
         do="train them whole; or adapt them by DoRA, whose magnitudes can be scaled; or leave the "
-        "layer out: QKClip(layers=...), where rules still tell of large logits",
+        "layer out: QKClip(layers=...), where rules still report large logits",
     )
 
 

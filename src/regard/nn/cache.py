@@ -130,7 +130,7 @@ class Cache:
         if wrong is None:
             return
         raise RegardError(
-            f"{wrong!r} names keys by their place, and this cache has let the first ones go",
+            f"{wrong!r} names keys by their position, and this cache has dropped the first ones",
             got=f"a cache that holds {len(self)} of {self.position} tokens",
             accepted=accepted,
             do=instead or f"use Cache() with & masks.window({self.window}) in the mask",
@@ -184,7 +184,7 @@ def _check_fits(held: Tensor, new: Tensor) -> None:
     have, need = (f"[B {t.shape[0]}, heads {t.shape[1]}, width {t.shape[3]}]" for t in (held, new))
     if have != need:
         raise RegardError(
-            "the cache remembers another call",
+            "the cache holds keys of another call",
             got=f"keys {need} after keys {have}",
             accepted="one cache per attention module and batch",
             do="make a new Cache(), or cache.reset()",

@@ -330,7 +330,7 @@ def _check_mask(name: str, mask: Tensor | None, sizes: list[list[int]]) -> None:
         raise DropInError(
             f"{name} says what is masked, or what is added to scores",
             got=str(mask.dtype),
-            accepted="torch.bool, where True hides; or floats, which are added",
+            accepted="torch.bool, where True is masked; or floats, which are added",
         )
     if list(mask.shape) not in sizes:
         raise DropInError(

@@ -43,7 +43,7 @@ class Ranks:
             )  # fmt: skip
         except (RuntimeError, ValueError) as error:
             raise RegardError(
-                "the ranks do not find one another",
+                "the ranks cannot connect to each other",
                 got=f"rank {rank} of {world} at {host}: {str(error).splitlines()[0]}",
                 do="start them with torchrun",
             ) from None
@@ -131,7 +131,7 @@ class Ranks:
             failed = self.store.check(["failed"]) and self.store.get("failed").decode()
         except RuntimeError as error:
             raise RankError(
-                "the ranks are no longer in touch",
+                "the ranks lost their connection",
                 got=f"rank {self.rank}: {str(error).splitlines()[0]}",
                 do=AGAIN,
             ) from None
@@ -151,7 +151,7 @@ def _number(name: str, usual: int | None = None) -> int:
         return int(found or "")
     except ValueError:
         raise RegardError(
-            f"the environment says no {name}, or not as a number",
+            f"the environment variable {name} is missing, or not a number",
             got=repr(found),
             do="start the ranks with torchrun, which sets it",
         ) from None

@@ -177,7 +177,7 @@ class Layer:
         whole = _joined(self.traces[:]) if len(self.traces) > 1 else self.traces[0]
         if whole is None:
             raise RegardError(
-                f"the steps of {self.path!r} are not parts of one trace",
+                f"the steps of {self.path!r} cannot be joined into one trace",
                 got=f"{len(self.traces)} traces: {self.traces[0]!r}, …",
                 accepted="attention to what came before, also with a window or padding, or to "
                 "another text; keys that stay as they are; no bias",

@@ -61,7 +61,7 @@ def recorded(trace: Trace, name: str, draft: Drawer) -> dict[str, Any]:
     mask = None if x.mask is None else _written_out(x.mask, x.shape)
     if x.bias is not None and x.bias.is_local():
         raise RegardError(
-            "a bias made of a function cannot be written to a file: code never travels",
+            "a bias made of a function cannot be written to a file: files hold no code",
             got=repr(x.bias),
             do="use biases.alibi, biases.relative or biases.dense where traces are to be saved",
         )
@@ -166,7 +166,7 @@ def _written_out(mask: Mask, shape: Shape) -> Mask:
     size = mask.batch * mask.heads * shape.Q * shape.K
     if not isinstance(mask, BoundWhere) or size > LARGEST_TABLE:
         raise RegardError(
-            "a mask made of a function cannot be written to a file: code never travels, and as a "
+            "a mask made of a function cannot be written to a file: files hold no code, and as a "
             "table it is too large",
             got=f"{mask!r} of {size / 2**20:.0f} MiB",
             accepted=f"tables of up to {LARGEST_TABLE / 2**20:.0f} MiB",

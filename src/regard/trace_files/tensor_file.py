@@ -303,10 +303,10 @@ def _header(file: BinaryIO) -> Header:
     except RecursionError:
         raise ValueError("its header is nested too deep") from None
     if not isinstance(head, dict):
-        raise ValueError("its header is no record")
+        raise ValueError("its header is not a JSON object")
     metadata = head.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise ValueError("its metadata is no record of texts")
+        raise ValueError("its metadata is not a JSON object of texts")
     stored: dict[str, tuple[str, list[int]]] = {}
     places: dict[str, tuple[int, int]] = {}
     for name, entry in head.items():

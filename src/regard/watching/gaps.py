@@ -49,7 +49,7 @@ class Gaps:
             return False
         if not path:
             raise RegardError(
-                "TorchScript runs a model past all who watch it",
+                "models compiled by TorchScript cannot be watched",
                 got=f"{module.original_name}, made by torch.jit.script or loaded from its file",
                 accepted="the module that it was made of",
             )

@@ -135,7 +135,7 @@ def test_progress_is_shown_and_stopped(
     [
         ("  ", 0, ["There is nothing to read.", "a text of a word or more"]),
         (TEXT * 30, 0, ["The text is longer than the model can read.", "64", "a shorter text"]),
-        (TEXT, 5000, ["The model goes on for a number of tokens.", "5000", "0 to 2000"]),
+        (TEXT, 5000, ["The number of tokens to generate is out of range.", "5000", "0 to 2000"]),
     ],
 )
 def test_what_cannot_be_read_is_told_in_the_page(

@@ -255,16 +255,16 @@ def test_a_text_goes_on_as_the_model_would_without_a_cache(
     [
         ("prediction", {"at": 99}, "there is no such token in the text"),
         ("prediction", {}, "without 'at'"),
-        ("prediction", {"at": "x"}, "make no sense"),
+        ("prediction", {"at": "x"}, "cannot be read"),
         ("prediction", {"at": 1, "off": "head:9:0"}, "there is no such map"),
         ("prediction", {"at": 1, "off": "head:0:4"}, "has no such head"),
         ("prediction", {"at": 1, "off": "edge:0:1:99"}, "has no such key"),
-        ("prediction", {"at": 1, "off": "head:0:-1"}, "nothing to switch off"),
-        ("prediction", {"at": 1, "off": "all:0"}, "nothing to switch off"),
-        ("prediction", {"at": 1, "off": ",".join(["layer:0"] * 65)}, "so much is not switched"),
+        ("prediction", {"at": 1, "off": "head:0:-1"}, "this cannot be switched off"),
+        ("prediction", {"at": 1, "off": "all:0"}, "this cannot be switched off"),
+        ("prediction", {"at": 1, "off": ",".join(["layer:0"] * 65)}, "too many parts are switched"),
         ("contributions", {"at": 1, "token": 10**6}, "the vocabulary has no such token"),
         ("contributions", {"at": 1, "token": -1}, "the vocabulary has no such token"),
-        ("continuation", {"at": 1, "tokens": 0}, "goes on for a number of tokens"),
+        ("continuation", {"at": 1, "tokens": 0}, "the number of tokens to generate"),
         ("continuation", {"at": 1, "tokens": 500}, "longer than the model can read"),
         ("continuation", {"at": 1, "tokens": 5, "temperature": "nan"}, "temperature divides"),
         ("continuation", {"at": 1, "tokens": 5, "seed": -1}, "seed is a number"),
@@ -283,8 +283,8 @@ def test_a_model_that_only_reads_says_so() -> None:
     config = transformers.BertConfig(**sizes, num_attention_heads=2, vocab_size=128)
     reader = HuggingFaceReader("b", transformers.BertModel(config).eval(), Bytes(), Card({}), 128)
     of = case(reader)
-    assert of.told.silent == "this model reads, and does not foretell tokens"
-    with pytest.raises(RegardError, match="does not foretell tokens"):
+    assert of.told.silent == "this model does not predict tokens"
+    with pytest.raises(RegardError, match="does not predict tokens"):
         of.ask("prediction", at=0)
 
 
@@ -332,7 +332,7 @@ def test_the_app_answers_and_stops_when_nobody_listens(visited: tuple[App, Visit
 def test_nothing_is_foretold_of_a_trace() -> None:
     with App(seen(5)) as app:
         refused = Visitor.enter(app.url).get("prediction?at=0")
-    assert (refused.status, b"no model that foretells" in refused.body) == (400, True)
+    assert (refused.status, b"no model that predicts" in refused.body) == (400, True)
 
 
 def test_tokens_that_are_read_twice_count_once() -> None:

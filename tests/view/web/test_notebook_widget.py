@@ -43,7 +43,7 @@ def test_a_kernel_answers_with_buffers() -> None:
     [
         ({"name": "tile", "asked": {}}, "without 'map'"),
         ({"name": "secrets", "asked": {}}, "no such question"),
-        ({"name": "row", "asked": {"map": "x", "heads": 0, "query": 0}}, "make no sense"),
+        ({"name": "row", "asked": {"map": "x", "heads": 0, "query": 0}}, "cannot be read"),
         ({"name": "row"}, "asked"),
         ({"name": "row", "asked": 3}, "items"),
     ],

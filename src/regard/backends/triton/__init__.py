@@ -65,7 +65,7 @@ class Triton:
         B, H, Q, _ = inputs.shape
         # Two numbers per row for the backward pass, and the sums of every split.
         split = how.splits * (inputs.v.shape[-1] + 3) if how.splits > 1 else 0
-        loop = "cuDNN's, mended where a NaN is hidden" if how.cudnn else ""
+        loop = "cuDNN's, corrected where a NaN is masked" if how.cudnn else ""
         return Work(visited_pairs(inputs, how.rows, how.keys), B * H * Q * (2 + split) * 4, loop)
 
 

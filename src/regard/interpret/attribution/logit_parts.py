@@ -161,7 +161,7 @@ def direct_logits(
     found = LogitParts(_about(right, wrong, at), tuple(parts), said)
     if not float(found.gap.abs().max()) < NEAR * max(1.0, float(said.abs().max())):
         raise RegardError(
-            "the unembedding of the stream is not what the model says",
+            "the residual stream times the unembedding does not give the model's logits",
             got=f"{type(model).__name__}: {float(found.gap.abs().max()):.3g} off",
             accepted="logits that are the stream times the unembedding: no soft-cap, no scale",
             do="say where the unembedding is: anatomy=interpret.Anatomy(...)",

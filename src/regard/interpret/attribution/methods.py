@@ -241,7 +241,7 @@ def _check(method: str, metric: Any, positive: bool, scaled: str, steps: int) ->
         )
     if flag("positive", positive) and method not in LEARNED:
         raise RegardError(
-            "positive= keeps what speaks for a metric",
+            "positive= keeps contributions that raise a metric",
             got=f"method={method!r}, which has no sign",
             accepted=" or ".join(map(repr, LEARNED)),
         )

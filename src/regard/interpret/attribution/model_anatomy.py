@@ -158,7 +158,7 @@ class FrozenNorm:
         off = float((self.scale * read - kept).abs().max() / kept.abs().max())
         if norm is not None and not off < 1e-2:
             raise RegardError(
-                "the last norm does something else than to centre and scale",
+                "the last norm does more than centre and scale",
                 got=f"{type(norm).__name__}, {off:.0%} off",
                 accepted="LayerNorm or RMSNorm",
                 do="give a metric and attribute(method='gradients') instead",

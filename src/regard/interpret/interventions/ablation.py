@@ -53,7 +53,7 @@ def ablate(
     inside the list is silenced together.
 
     A silenced head gives `by="zero"` nothing; `by="mean"` the mean of what it gives over all places
-    of `reference` (the texts themselves by default), so that what always is the same stays;
+    of `reference` (the texts themselves by default), so that the constant part of its output stays;
     `by="resample"` what it gives at the same places of another text. With `frozen=True` all other
     heads look where they looked before, so that only what the head wrote is missing, and not what
     others would have looked for in its stead.

@@ -69,7 +69,8 @@ class Cut(Intervention):
         x = part.inputs
         if isinstance(x.mask, Packed):
             raise RegardError(
-                f"edges speak of places, and the sequences of {part.path!r} have different lengths",
+                f"edges are given by position, but the sequences of {part.path!r} have different "
+                f"lengths",
                 do="run the model on one text at a time",
             )
         mask = bound(self.edges, x.shape, x.q.device)
@@ -93,7 +94,7 @@ def bound(edges: Edges, shape: Shape, device: torch.device) -> Mask:
         return reduce(Or, (_block(q, k, shape) for q, k in blocks))
     if shape.Q * shape.K > LARGEST:
         raise RegardError(
-            "so many edges of so long a text are not written out one by one",
+            "too many edges of too long a text to be written out one by one",
             got=f"{len(blocks)} edges, {shape.Q} queries, {shape.K} keys",
             accepted=f"{FEW} edges or blocks of any size, or a mask",
             do="give them as a mask: masks.where(lambda b, h, q, k: q - k == 1)",

@@ -71,7 +71,7 @@ def _handed(
         missing = sorted(named - set(seen))
         if seen and missing:
             raise RegardError(
-                "an intervention is about layers that did not attend",
+                "an intervention names layers in which no attention ran",
                 got=", ".join(map(repr, missing)),
                 accepted=", ".join(map(repr, seen)),
             )

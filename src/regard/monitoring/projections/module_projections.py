@@ -96,7 +96,7 @@ def refuse_norms(path: str, module: nn.Module) -> None:
         raise RegardError(
             "QK-clip cannot hold logits whose queries and keys are clamped after their projections",
             got=f"{named(path, module)} with clip_qkv={clamp:g}",
-            accepted="projections that the logits are proportional to",
+            accepted="logits that are proportional to the projections",
             do="leave qk_clip= out: clamped logits are bounded; or leave this layer out with "
             "QKClip(layers=...)",
         )
@@ -193,8 +193,8 @@ def check(path: str, module: nn.Module, found: Projections, heads: int) -> None:
         raise RegardError(
             "projections= did not find the projections of a module",
             got=f"{type(found).__name__} for {named(path, module)}",
-            accepted="Projections(q=[...], k=[...]) with views of weights, or None to have names "
-            "tell",
+            accepted="Projections(q=[...], k=[...]) with views of weights, or None to find them "
+            "by their names",
         )
     if any(is_sharded(t) for t in found.all):
         raise RegardError(

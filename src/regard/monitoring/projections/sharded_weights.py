@@ -56,7 +56,7 @@ def _multiply(weight: Any, factors: Tensor, axis: int) -> None:
 
     if any(placement.is_partial() for placement in weight.placements):
         raise RegardError(
-            "QK-clip cannot scale a weight that ranks hold summands of",
+            "QK-clip cannot scale a weight of which each rank holds a partial sum",
             got=f"placements {weight.placements}",
             accepted="weights that are sharded or replicated",
         )

@@ -67,5 +67,5 @@ def refuse_shared(path: str, other: str) -> NoReturn:
         "QK-clip cannot scale what two layers share in part",
         got=f"{path or '(model)'!r} with some of the weights of {other or '(model)'!r}",
         accepted="layers that share all weights of their queries and keys, or none",
-        do="leave them out: QKClip(layers=...), where rules still tell of large logits",
+        do="leave them out: QKClip(layers=...), where rules still report large logits",
     )

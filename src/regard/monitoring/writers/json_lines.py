@@ -109,7 +109,7 @@ class JsonLines:
     def _put(self, text: bytes) -> int:
         count = self._file.write(text)
         if not count:
-            raise BlockingIOError(errno.EAGAIN, "it takes nothing at the moment")
+            raise BlockingIOError(errno.EAGAIN, "it cannot be written to at the moment")
         return count
 
     def _give_up_oldest(self) -> None:

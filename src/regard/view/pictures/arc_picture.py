@@ -1,4 +1,4 @@
-"""A sentence with arcs over it: who looks at whom."""
+"""A sentence with arcs over it: which token attends to which."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _all(chosen: Choice, threshold: float) -> tuple[list[int], list[Arc]]:
     Q, n = len(chosen.queries), len(chosen.keys)
     if n > CAP:
         raise RegardError(
-            "so many arcs cannot be told apart",
+            "too many arcs to draw",
             got=f"{n} tokens",
             accepted=f"{CAP} tokens, or the arcs of one",
             do="choose a token, or draw a heat map",

@@ -183,7 +183,7 @@ def format_of(path: Path) -> str:
     kind = path.suffix.lower()
     if kind not in FORMATS:
         raise RegardError(
-            "a picture is written in a format that its name tells",
+            "the format of a picture is chosen by the ending of its name",
             got=repr(path.name),
             accepted=", ".join(f"a name that ends in {kind}" for kind in FORMATS),
         )

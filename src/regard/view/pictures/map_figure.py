@@ -23,7 +23,7 @@ def pdf(atlas: Atlas, place: int, head: int) -> bytes:
     of = atlas[place]
     if len(of.calls) > 1:
         raise RegardError(
-            "this text was written in steps that are not one trace, and is not drawn as one",
+            "this text was generated in steps that cannot be joined into one trace",
             got=f"{len(of.calls)} calls",
             do="draw one of them: regard.view.picture.heat_map(seen, call=...)",
         )

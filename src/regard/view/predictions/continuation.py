@@ -70,7 +70,9 @@ def _steps(
 def _check(tokens: int, temperature: float, seed: int) -> None:
     if not 1 <= tokens <= MOST:
         raise RegardError(
-            "the model goes on for a number of tokens", got=str(tokens), accepted=f"1 to {MOST}"
+            "the number of tokens to generate is out of range",
+            got=str(tokens),
+            accepted=f"1 to {MOST}",
         )
     if not (math.isfinite(temperature) and 0 <= temperature <= HOTTEST):
         raise RegardError(

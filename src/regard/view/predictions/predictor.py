@@ -1,4 +1,4 @@
-"""A model that foretells tokens, and the text that it read: its logits at any place of it."""
+"""A model that predicts tokens, and the text that it read: its logits at any place of it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Predictor:
 
     @property
     def places(self) -> int:
-        """The places after which something is foretold."""
+        """The places after which a token is predicted."""
         return self.ids.shape[1]
 
     def ends(self, token: int) -> bool:
@@ -141,10 +141,10 @@ class HuggingFacePredictor(Predictor):
 
 
 def predictor_of(opened: Callable[[], Reader], told: Told, turn: threading.Lock) -> Predictor:
-    """A model and the text that it read, or the reason why it foretells nothing."""
+    """A model and the text that it read, or the reason why it predicts nothing."""
     if not told.ids:
         raise RegardError(
-            told.silent or "no model that foretells tokens read this text",
+            told.silent or "no model that predicts tokens read this text",
             got=repr(told.model or "a trace"),
             accepted="what a causal model read, or the translator of this package",
         )

@@ -40,7 +40,7 @@ def switches(asked: str) -> list[Switch]:
     given = [one for one in asked.split(",") if one]
     if len(given) > MOST_SWITCHES:
         raise RegardError(
-            "so much is not switched off at once",
+            "too many parts are switched off at once",
             got=f"{len(given)} switches",
             accepted=f"{MOST_SWITCHES} at most",
             do="switch off whole layers",
@@ -73,7 +73,7 @@ def _switch(one: str) -> Switch:
     plain = all(place.isdecimal() and len(place) < 10 for place in places)
     if not names or len(places) != len(names) or not plain:
         forms = (":".join((form, *(name.upper() for name in of))) for form, of in FORMS.items())
-        raise RegardError("this is nothing to switch off", got=repr(one[:40]),
+        raise RegardError("this cannot be switched off", got=repr(one[:40]),
                           accepted=", ".join(forms))  # fmt: skip
     return Switch(kind, **dict(zip(names, map(int, places), strict=True)))
 

@@ -45,11 +45,11 @@ class Told:
     wrote: str = ""
     heads: tuple[Known, ...] = ()
     ids: tuple[int, ...] = ()
-    """The tokens that the model read or wrote, if it foretells the next one of each place."""
+    """The tokens that the model read or wrote, if it predicts the next one of each place."""
     source: tuple[int, ...] = ()
     """Those of the text that it read meanwhile, if it writes another."""
     silent: str = ""
-    """Why the model foretells nothing, if it does not."""
+    """Why the model predicts nothing, if it does not."""
     badges: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By the path of a layer, a word for each head, as the model's card has them."""
 
@@ -224,7 +224,9 @@ def check_words(text: object, tokens: object) -> tuple[str, int]:
         raise RegardError("there is nothing to read", accepted="a text of a word or more")
     if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 <= tokens <= MOST:
         raise RegardError(
-            "the model goes on for a number of tokens", got=repr(tokens), accepted=f"0 to {MOST}"
+            "the number of tokens to generate is out of range",
+            got=repr(tokens),
+            accepted=f"0 to {MOST}",
         )
     return text, tokens
 

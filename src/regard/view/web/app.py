@@ -93,7 +93,7 @@ class App:
 
     @property
     def url(self) -> str:
-        """The address to open; who knows it can look."""
+        """The address to open: it gives access to anyone who knows it."""
         return f"http://127.0.0.1:{self.port}/{self.secret}/"
 
     def hold(

@@ -66,7 +66,7 @@ class Answers:
         except RegardError:
             raise
         except ValueError as error:
-            raise RegardError(f"{name} was asked in words that make no sense: {error}") from None
+            raise RegardError(f"{name} has an argument that cannot be read: {error}") from None
         return (JSON if name in TOLD else BYTES), found
 
     def _giving_way(self, go: Callable[[], bool]) -> Callable[[], None]:

@@ -115,7 +115,7 @@ def fitting(atlas: Atlas) -> Atlas:
 
 
 def _in_letters(what: Trace | Seen) -> Html:
-    """What a terminal shows; of a long text no map, which would take a walk of all pairs."""
+    """What a terminal shows; of a long text no map, which would take a pass over all pairs."""
     pairs = [H * Q * K for H, Q, K in (m.shape for m in Atlas.of(what).maps)]
     if sum(pairs) > MOST_PAIRS:
         return Html(

@@ -44,7 +44,7 @@ class PredictionAnswers:
         except RegardError:
             raise
         except ValueError as error:
-            raise RegardError(f"{name} was asked in words that make no sense: {error}") from None
+            raise RegardError(f"{name} has an argument that cannot be read: {error}") from None
         if isinstance(found, dict):
             return JSON, json.dumps(found).encode()
         return LINES, _lines(found, check)

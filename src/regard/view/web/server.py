@@ -213,27 +213,27 @@ class Handler(BaseHTTPRequestHandler):
         server = self.server
         host = self.headers.get("Host")
         if host not in (f"127.0.0.1:{server.port}", f"localhost:{server.port}"):
-            raise RefusedError(403, "this app answers to the loopback alone")
+            raise RefusedError(403, "this app answers requests from this machine only")
         first, _, name = self._path().removeprefix("/").partition("/")
         at_entrance = _same(first, server.secret)
         site, origin = (self.headers.get(name) for name in ("Sec-Fetch-Site", "Origin"))
         # Who knows the secret may come from anywhere: a file, a chat, another window.
         came_here = site in ("same-origin", "none", None) or (at_entrance and self.command == "GET")
         if not came_here or origin not in (f"http://{host}", None):
-            raise RefusedError(403, "another site asked")
+            raise RefusedError(403, "the request comes from another site")
         if at_entrance and self._path() == f"/{server.secret}/":
             return None
         if not _same(first, server.room) or not self._path().startswith(f"/{server.room}/"):
             raise RefusedError(404, "there is nothing here")
         if not self._has_key():
-            raise RefusedError(403, "this room is entered by the address that regard view printed")
+            raise RefusedError(403, "open the app by the address that regard view printed")
         return name
 
     def _path(self) -> str:
         try:
             return urlsplit(self.path).path
         except ValueError:
-            raise RefusedError(400, "this is no address") from None
+            raise RefusedError(400, "this is not a valid address") from None
 
     def _has_key(self) -> bool:
         given = ";".join(self.headers.get_all("Cookie") or []).split(";")
@@ -257,7 +257,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             query = parse_qs(urlsplit(self.path).query, max_num_fields=32)
         except ValueError:
-            raise RefusedError(400, "this is no question") from None
+            raise RefusedError(400, "this is not a valid request") from None
         asked = {name: values[-1] for name, values in query.items()}
         shown = asked.pop("edition", None)
         if name == "desk":
@@ -304,22 +304,22 @@ class Handler(BaseHTTPRequestHandler):
         """The JSON object that was sent."""
         kind = self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         if kind != JSON:
-            raise RefusedError(415, f"only {JSON} is heard")
+            raise RefusedError(415, f"only {JSON} is accepted")
         size = self.headers.get("Content-Length", "")
         if not size or self.headers.get("Transfer-Encoding"):
-            raise RefusedError(411, "a text is read whose length is told: Content-Length")
+            raise RefusedError(411, "the request needs its length: Content-Length")
         if not size.isdecimal() or len(size) > 12 or int(size) > LARGEST:
             raise RefusedError(413, f"a text of at most {LARGEST >> 20} MB is read")
         body = self.rfile.read(int(size))
         if len(body) < int(size):
-            raise RefusedError(408, "the text did not come whole")
+            raise RefusedError(408, "the request is incomplete")
         self.line.expect(None)
         try:
             asked = json.loads(body)
         except (ValueError, RecursionError):
             asked = None
         if not isinstance(asked, dict):
-            raise RefusedError(400, "this is no JSON object")
+            raise RefusedError(400, "this is not a JSON object")
         return asked
 
     def _wanted(self) -> bool:

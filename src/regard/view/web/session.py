@@ -252,9 +252,9 @@ def known_models(also: str = "") -> dict[str, str]:
 def _compared(text: str, tokens: int, tell: Tell) -> Atlas:
     if tokens:
         raise RegardError(
-            "words that are compared by their spelling do not go on",
+            "the comparison by spelling cannot generate text",
             got=f"{tokens} tokens",
-            do="choose a model that writes, or go on for 0 tokens",
+            do="choose a model that generates, or ask for 0 tokens",
         )
     many = len(words(text))
     if many > WORDS:

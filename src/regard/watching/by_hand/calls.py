@@ -53,7 +53,7 @@ class Call(NamedTuple):
         try:
             return dispatch.trace(**self._inputs())
         except UnplacedError:
-            raise LostError("its tensors cannot be laid side by side") from None
+            raise LostError("its tensors cannot be aligned") from None
 
     def differs(self, trace: Trace) -> bool:
         """Whether the weights that the model computed are others than those of the trace: by some

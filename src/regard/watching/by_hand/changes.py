@@ -119,7 +119,7 @@ def _over(scores: Scores, own: Tensor, args: Args, kwargs: Named, out: Tensor) -
 def _filled(scores: Scores, own: Tensor, args: Args, kwargs: Named, out: Tensor) -> Scores:
     mask, value = _argument(1, "mask", args, kwargs), _argument(2, "value", args, kwargs)
     if not hides(value):
-        raise LostError("masked_fill puts scores in their place that do not hide them")
+        raise LostError("masked_fill replaces scores by values that do not mask them")
     return scores.hide(mask.bool(), out)
 
 
@@ -132,7 +132,7 @@ def _chosen(scores: Scores, own: Tensor, args: Args, kwargs: Named, out: Tensor)
         return scores.hide(kept.logical_not(), out)
     if other is own and hides(taken):
         return scores.hide(kept.bool(), out)
-    raise LostError("where puts scores in their place that do not hide them")
+    raise LostError("where replaces scores by values that do not mask them")
 
 
 def _written(scores: Scores, own: Tensor, args: Args, kwargs: Named, out: Tensor) -> Scores:

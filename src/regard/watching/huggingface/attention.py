@@ -32,7 +32,7 @@ collector: Any = getattr(output_capturing, "_active_collector", None) or Context
 )
 """Holds, while a model runs, what of its insides its caller asked for."""
 
-# Known to say nothing about who may see whom, or how much.
+# Known not to change which query sees which key, or the weights.
 HARMLESS = frozenset({
     "cache_position", "deterministic", "ignore_index", "image_position_ids", "labels",
     "logits_to_keep", "mm_token_type_ids", "num_items_in_batch", "output_attentions",

@@ -55,8 +55,8 @@ class Switch:
             other = sdpa if own == "sdpa" and sdpa is not None else _other(own)
             if other is not None:
                 raise RegardError(
-                    "this model's attention is computed by somebody else's function, which "
-                    "watching would put aside",
+                    "this model's attention function is not transformers' own, and watching would "
+                    "replace it",
                     got=f"attn_implementation={own!r}, which is {other}",
                     accepted="the functions of transformers and PyTorch, and of regard",
                     do="watch without context or sequence parallelism (context_parallel, Ulysses, "

@@ -37,8 +37,8 @@ def refuse_on_ranks(who: str) -> None:
     running = distributed.is_available() and distributed.is_initialized()
     if running and distributed.get_world_size() > 1 and not who.startswith("torch.distributed."):
         raise RegardError(
-            "this model's attention is computed by somebody else's function on one of several "
-            "ranks, whose calls may be parts of a whole",
+            "this model's attention function is not PyTorch's own, and on one of several ranks "
+            "its calls may hold only some of the keys",
             got=f"F.scaled_dot_product_attention, which is {who}",
             accepted="PyTorch's own function",
             do="watch without sequence parallelism that replaces it (Ulysses, ring attention)",

@@ -32,7 +32,7 @@ def exact_lse(x: AttentionInputs, lse: Float[Tensor, "b h n"], lap: Lap) -> Tens
     size = _largest_sum(x, lse, lap.blocks.ranks)
     if size * torch.finfo(torch.float64).eps > SURE:
         raise RegardError(
-            "these logits are too large to be told apart block by block",
+            "these logits are too large to compute weights block by block",
             got=f"sums of up to {size:.3g}",
             accepted=f"up to {SURE / torch.finfo(torch.float64).eps:.3g} with method='ring'",
             do="method='all_gather' or method='ulysses'",

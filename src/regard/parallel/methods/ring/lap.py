@@ -119,7 +119,7 @@ class _Pulled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> None:
         raise RegardError(
-            "what went round the ranks is differentiable once",
+            "ring attention is differentiable once",
             got="a derivative of a derivative",
             accepted="method='all_gather' or method='ulysses' for second derivatives",
         )
