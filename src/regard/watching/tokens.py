@@ -113,6 +113,20 @@ def spelled(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     return found
 
 
+def with_spaces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The same, so that together they are the text: where a vocabulary writes no space before a
+    word, as WordPiece, the one that decoding puts there; and no mark before what goes on a word."""
+    tokens = spelled(tokenizer, ids)
+    if any(token[:1].isspace() for token in tokens):
+        return tokens
+    found = tokens[:1]
+    for i in range(1, len(tokens)):
+        before, both = (str(tokenizer.decode(list(ids[i - 1 : end]))) for end in (i, i + 1))
+        apart = BROKEN not in both and before and both.startswith(before)
+        found.append(both[len(before) :] if apart else tokens[i])
+    return found
+
+
 def _together(tokenizer: Any, ids: list[int]) -> list[str]:
     """What the first tokens are that make a text together; nothing, if none do."""
     for count in range(2, len(ids) + 1):

@@ -6,19 +6,26 @@ import math
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import WordPiece as Joined
+from tokenizers.models import WordPiece
+from tokenizers.pre_tokenizers import BertPreTokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from transformers import (
     BertConfig,
+    BertForMaskedLM,
     BertModel,
     BloomConfig,
     BloomForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedTokenizerFast,
 )
 
 import regard
@@ -671,3 +678,27 @@ def test_words_whose_characters_are_several_tokens_are_found(small: Any) -> None
     want = interpret.heads(small, text, links=[by_place], probes=False, random=False).links
     assert found[0].share == pytest.approx(want[0].share)
     assert found[0].share > 0
+
+
+def test_words_are_found_where_a_vocabulary_leaves_spaces_out(tmp_path: Path) -> None:
+    """WordPiece marks the pieces that go on a word, and writes no space before one."""
+    words = "[PAD] [UNK] [CLS] the ani ##mal ran as it was ##n ' t tired ."
+    vocabulary = {word: i for i, word in enumerate(words.split())}
+    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = BertPreTokenizer(), Joined()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]").save_pretrained(tmp_path)
+    config = BertConfig(
+        vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    BertForMaskedLM(config).save_pretrained(tmp_path)
+    reader = models.load(str(tmp_path), device="cpu")
+    text = "the animal ran as it wasn't tired."
+    assert reader.read(text)[1:3] == ["ani", "##mal"]
+    by_place = {("it", "animal"): ([5], [1, 2]), ("tired", "wasn"): ([10], [6, 7])}
+    for link, places in by_place.items():
+        found, want = (
+            interpret.heads(reader, text, links=[asked], **QUICK).links for asked in (link, places)
+        )
+        assert [row.share for row in found] == [row.share for row in want]

@@ -17,7 +17,7 @@ from regard.interpret.head_scores.sides import Side, Sides
 from regard.interpret.interventions.runs import Runner, arguments, items
 from regard.interpret.two_texts import refuse_untold_target
 from regard.traces import Trace
-from regard.watching.tokens import BROKEN, reads_two_texts, spelled
+from regard.watching.tokens import BROKEN, reads_two_texts, spelled, with_spaces
 
 TOKENS = 4096
 """Tokens that are run at once, at most, where texts are put together."""
@@ -243,11 +243,11 @@ class Texts:
         return torch.tensor(found, dtype=torch.long)
 
     def spelled(self, i: int) -> list[str]:
-        """The tokens of a text, as they are written."""
+        """The tokens of a text, as they are written, with the spaces between words."""
         side = self.sides[i][0]
         assert self.reader is not None
         assert side.ids is not None
-        return spelled(self.reader.tokenizer, side.ids[0].tolist())
+        return with_spaces(self.reader.tokenizer, side.ids[0].tolist())
 
 
 def sides_of(call: Any) -> tuple[Side, ...]:
