@@ -705,6 +705,22 @@ def test_padding_of_an_encoder_does_not_count_in_means() -> None:
     close([row.changed for row in found], [row.changed for row in want])
 
 
+@pytest.mark.parametrize("token", [32, -1, torch.tensor([40]), 2.5, True, torch.tensor([1, 2])])
+def test_a_token_that_the_model_does_not_know_is_refused(token: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
+    model, ids = llama(), torch.tensor([[5, 6, 7]])
+    asked: list[Callable[[], Any]] = [
+        lambda: interpret.ablate(model, ids, metrics.probability(token)),
+        lambda: interpret.ablate(model, ids, metrics.log_odds(token)),
+        lambda: interpret.ablate(model, ids, metrics.logit_difference(3, token)),
+        lambda: interpret.direct_logits(model, ids, token),
+        lambda: interpret.direct_logits(model, ids, 3, token),
+    ]
+    for ask in asked:
+        with pytest.raises(RegardError, match=r"(?s)token.*0 to 31"):
+            ask()
+
+
 def test_a_text_without_a_next_token_has_no_loss() -> None:
     with pytest.raises(RegardError, match="no next token"):
         interpret.ablate(llama(), torch.tensor([[5]]), metrics.loss())
@@ -727,6 +743,9 @@ def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: interpret.ablate(model, x, [mean, mean]), "2 metrics for 1 texts"),
         (lambda: interpret.ablate(model, x, lambda output: output), "a tensor [2, 7, 32]"),
         (lambda: interpret.ablate(model, x, metrics.loss()), "needs its tokens"),
+        (lambda: interpret.ablate(model, x, lambda output: "high"), "got:      'high' (str)"),
+        (lambda: interpret.ablate(model, x, lambda output: None), "got:      None"),
+        (lambda: interpret.ablate(model, x, metrics.kl), "gives a number"),
         (lambda: interpret.ablate(copy.deepcopy(model).train(), x, mean), "model.eval()"),
         (lambda: interpret.ablate(mean, x, mean), "torch.nn.Module"),
         (lambda: interpret.knock_out(model, x, mean, [3]), "(query, key)"),

@@ -78,7 +78,7 @@ def log_odds(token: Token, at: int = -1) -> Metric:
 
     def of(outcome: Outcome) -> Tensor:
         logits = _logits_at(outcome, at)
-        which = torch.as_tensor(token, device=logits.device).expand(len(logits))
+        which = tokens_of(token, logits)
         others = logits.scatter(1, which[:, None], -torch.inf).logsumexp(-1)
         return _taken(logits, token) - others
 
@@ -146,10 +146,16 @@ def differentiable(metric: Any, outcome: Outcome) -> Float[Tensor, "b"]:
             accepted="one of regard.interpret.metrics, or a function",
         )
     found = metric.of(outcome) if isinstance(metric, Metric) else metric(outcome.output)
-    numbers = torch.as_tensor(found)
+    asked = "a metric gives a number, or one for each sequence of the batch"
+    try:
+        numbers = torch.as_tensor(found)
+    except (TypeError, ValueError, RuntimeError):
+        raise RegardError(
+            asked, got=said(found), accepted="a number, or a tensor of them [batch]"
+        ) from None
     if numbers.ndim > 1:
         raise RegardError(
-            "a metric gives a number, or one for each sequence of the batch",
+            asked,
             got=f"a tensor {list(numbers.shape)}",
             do="take the mean over everything else",
         )
@@ -179,8 +185,31 @@ def logits_of(output: Any) -> Float[Tensor, "b n v"]:
 
 
 def _taken(numbers: Float[Tensor, "b v"], token: Token) -> Float[Tensor, "b"]:
-    which = torch.as_tensor(token, device=numbers.device).expand(len(numbers))
+    which = tokens_of(token, numbers)
     return numbers.gather(1, which[:, None])[:, 0]
+
+
+def tokens_of(token: Token, numbers: Float[Tensor, "b v"]) -> Int[Tensor, "b"]:
+    """The token that is meant in each sequence, where there is a number for every token.
+
+    >>> tokens_of(2, torch.zeros(2, 5))
+    tensor([2, 2])
+    """
+    B, V = numbers.shape
+    one = isinstance(token, int) and not isinstance(token, bool)
+    many = isinstance(token, Tensor) and token.shape in ((), (1,), (B,)) and _whole(token)
+    which = torch.as_tensor(token, device=numbers.device) if one or many else None
+    if which is None or not bool(((which >= 0) & (which < V)).all()):
+        raise RegardError(
+            "there is no such token",
+            got=f"{which.tolist()}" if which is not None else said(token),
+            accepted=f"a whole number from 0 to {V - 1}, or a tensor of {B}, one for each sequence",
+        )
+    return which.long().expand(B)
+
+
+def _whole(numbers: Tensor) -> bool:
+    return not (numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool)
 
 
 def real_places(

@@ -27,7 +27,13 @@ from regard.interpret.attribution.model_anatomy import (
 )
 from regard.interpret.attribution.output_projections import Output, output_projection
 from regard.interpret.attribution.probes import Probe
-from regard.interpret.metrics import Token, logits_of, places_at, real_places
+from regard.interpret.metrics import (
+    Token,
+    logits_of,
+    places_at,
+    real_places,
+    tokens_of,
+)
 from regard.visible import visible
 
 NEAR = 1e-2
@@ -129,9 +135,8 @@ def direct_logits(
         probe = Probe(model, text)
     refuse_other_width(model, body, stream.last.shape[-1])
     logits = stream.at_place(logits_of(probe.clean.output)).double()
-    right = logits.argmax(-1) if token is None else torch.as_tensor(token, device=logits.device)
-    right = right.expand(len(logits))
-    wrong = None if other is None else torch.as_tensor(other).to(right).expand(len(logits))
+    right = logits.argmax(-1) if token is None else tokens_of(token, logits)
+    wrong = None if other is None else tokens_of(other, logits)
     norm = None if body.norm is None else model.get_submodule(body.norm)
     frozen = FrozenNorm(norm, stream.last, stream.read)
     towards, bias = _direction(body, right), _bias(body, right)
