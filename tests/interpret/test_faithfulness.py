@@ -135,6 +135,13 @@ def test_one_text_of_several_in_which_something_decides_has_no_verdict() -> None
     assert "beyond position" in interpret.faithfulness(model, given[:1], metric).verdict
 
 
+def test_a_verdict_on_few_texts_says_that_its_interval_is_too_narrow() -> None:
+    model = TwoHeads(faithful=True).eval()
+    few, enough, alone = (interpret.faithfulness(model, texts(n), metric) for n in (2, 10, 1))
+    assert "interval 1.00 to 1.00, too narrow for 2 texts; position alone" in few.verdict
+    assert "too narrow" not in enough.verdict + alone.verdict
+
+
 def test_numbers_are_those_of_n_by_n() -> None:
     """Weights of the last row, its norms, and the effect of edges cut by hand."""
     torch.manual_seed(0)

@@ -74,6 +74,8 @@ class Faithfulness:
                 f"Here it cannot be told whether {name} {verb} at what decided: of "
                 f"{len(self.texts)} texts one alone has effects to rank ({found}; {place})."
             )
+        if 1 < len(self.texts) < FEW:
+            found += f", too narrow for {len(self.texts)} texts"
         if not row.correlation.low > 0:
             verb = "does not" if one else "do not"
             return f"Here {name} {verb} point at what decided ({found}; {place})."
