@@ -12,6 +12,7 @@ from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, MaxNLocator
+from matplotlib.transforms import offset_copy
 
 from regard.interpret import HeadScores
 from regard.interpret.head_scores.badge_rules import RULES
@@ -26,6 +27,8 @@ DRAWN = (
     "probe induction", "copying", "suppression", "entropy", "distance",
 )  # fmt: skip
 ACROSS = 5
+BELOW = 27.0
+"""How far the words of a panel reach below it, in points: numbers of heads, and what they are."""
 
 
 def head_scores_picture(
@@ -79,8 +82,10 @@ def _words(
     if there:
         axes.legend(
             handles=[Patch(color=colours[word], label=word) for word in there],
-            loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2, frameon=False,
-            fontsize=SIZE - 2, labelcolor=page.ink.text, handlelength=0.8, columnspacing=0.8,
+            loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2,
+            bbox_transform=offset_copy(axes.transAxes, page.figure, y=-BELOW, units="points"),
+            frameon=False, fontsize=SIZE - 2, labelcolor=page.ink.text, handlelength=0.8,
+            columnspacing=0.8,
         )  # fmt: skip
 
 
