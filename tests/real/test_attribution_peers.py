@@ -1,5 +1,5 @@
-"""Attribution beside TransformerLens (below 3, which has its own models) and captum, on the same
-weights: pip install both first."""
+"""Head scores and attribution beside TransformerLens (below 3, which has its own models) and
+captum, on the same weights. `make real` puts both beside what is installed."""
 
 from __future__ import annotations
 
@@ -50,6 +50,41 @@ def test_direct_logits(models: tuple[Any, Any]) -> None:
     want = scaled @ (theirs.W_U[:, 3] - theirs.W_U[:, 7])
     got = torch.stack([part.values for part in found.parts]).float()
     close(got, want, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_head_scores(models: tuple[Any, Any]) -> None:
+    """Its detection patterns say which pairs belong to a kind of head."""
+    ours, theirs = models
+    detector = pytest.importorskip("transformer_lens.head_detector")
+    words = torch.randperm(40, generator=torch.Generator().manual_seed(1))[None, :6]
+    ids = torch.cat([words, words], 1)
+    found = interpret.heads(ours, ids, probes=False, random=False)
+    _, cache = theirs.run_with_cache(ids)
+    of = {"previous": "previous_token", "duplicate": "duplicate_token", "induction": "induction"}
+    for name, kind in of.items():
+        pairs = getattr(detector, f"get_{kind}_head_detection_pattern")(ids)
+        rows = pairs.any(-1).sum()
+        want = [(cache["pattern", layer][0] * pairs).sum((-1, -2)) / rows for layer in range(3)]
+        close(torch.tensor(found.grid(name)), torch.stack(want), atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_norms_and_rollout(models: tuple[Any, Any]) -> None:
+    ours, theirs = models
+    _, cache = theirs.run_with_cache(IDS)
+    found = interpret.attribute(ours, IDS, method="norms", queries=-1)
+    mixed = torch.eye(9)
+    for layer in range(3):
+        pattern = cache["pattern", layer]
+        written = torch.einsum(
+            "bhk,bkhd,hdm->bhkm", pattern[:, :, -1], cache["v", layer], theirs.W_O[layer]
+        )
+        close(found.heads[f"transformer.h.{layer}.attn", 0], written.norm(dim=-1), atol=1e-4,
+              rtol=1e-4)  # fmt: skip
+        mixed = (pattern.mean(1) + torch.eye(9)) / 2 @ mixed
+    rolled = interpret.attribute(ours, IDS, method="rollout")
+    close(rolled.tokens, mixed[:, -1], atol=1e-5, rtol=1e-4)
 
 
 @torch.no_grad()
