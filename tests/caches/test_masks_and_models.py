@@ -247,7 +247,7 @@ def no_mask() -> None:
 WRONG = {
     "two caches in turn": (two_in_turn, r"(?s)was not told.*attn_implementation='sdpa'"),
     "latent attention": (latent, r"(?s)was not told.*'regard'.*not latent attention"),
-    "parts smaller than padding": (small_parts, r"(?s)ends with padding.*prefill_chunk_size"),
+    "parts smaller than padding": (small_parts, r"(?s)padded on the right.*prefill_chunk_size"),
     "no mask for more tokens": (no_mask, r"(?s)cannot follow.*no mask, for 3 more tokens after 24"),
 }
 

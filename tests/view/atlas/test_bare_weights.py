@@ -37,7 +37,7 @@ def test_every_question_has_the_answer_of_the_weights(traced: Trace, dtype: torc
     assert torch.allclose(mine.entropy.float(), traced.entropy, atol=near)
     assert torch.allclose(mine.received().float(), traced.received(), atol=4 * near)
     assert torch.equal(mine.top(1).indices, weights.float().argmax(-1, keepdim=True))
-    with pytest.raises(RegardError, match="no values"):
+    with pytest.raises(RegardError, match="without values"):
         _ = mine.out
 
 

@@ -173,7 +173,8 @@ def test_a_mask_for_other_lengths_is_refused_in_words() -> None:
             attend(call(5, 9) | {"attention_mask": given["attention_mask"]})
 
 
-def test_a_scale_that_is_no_number_is_refused_in_words() -> None:
+def test_a_scale_that_is_no_number_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     given = known()
     attend(given, scaling=0.5)
     given = given | {"attention_mask": symbolic(6, 9)}
