@@ -22,6 +22,7 @@ from regard.backends.triton.launches.binaries import Loaded as OnCard
 from regard.backends.triton.launches.cuda_driver import Parameter, Tiling
 from regard.backends.triton.launches.launched import Directly, Launched, One, recorded, together
 from regard.errors import RegardError
+from tests.test_progress import Heard
 
 
 class Two(NamedTuple):
@@ -183,10 +184,9 @@ def test_launches_are_recorded_where_that_is_asked_for(launches: list[tuple[Any,
     assert [one.grid for _, one in found] == [(3, 2, 1)]
 
 
-def test_a_long_compilation_is_told_of(
-    launches: list[tuple[Any, ...]],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_long_compilation_is_told_to_people_alone(
+    terminal: bool, launches: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Late(Future[int]):
         def result(self, timeout: float | None = None) -> int:
@@ -201,8 +201,9 @@ def test_a_long_compilation_is_told_of(
 
     monkeypatch.setattr(launching, "SLOW", 0.05)
     monkeypatch.setattr(launching, "_compilers", Compilers)
+    heard = Heard(monkeypatch, terminal=terminal)
     launch(Launched(Kernel()), torch.zeros(4))
-    assert "compiling the kernel fn" in caplog.text
+    assert heard.text().count("regard: compiling the kernel fn") == terminal
 
 
 def test_parameters_are_written_where_the_binary_has_them() -> None:

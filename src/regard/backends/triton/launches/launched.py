@@ -9,7 +9,6 @@ that another length compiles nothing.
 from __future__ import annotations
 
 import inspect
-import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,6 +27,7 @@ from regard.backends.triton.launches.assembler import without_faults
 from regard.backends.triton.launches.binaries import Loaded, load, taken_from
 from regard.backends.triton.launches.cuda_driver import Grid
 from regard.backends.triton.pairs import INTERPRETED
+from regard.notices import notice
 
 STRIDES = frozenset(("batch", "head", "row", "query", "key"))
 """Fields of arguments that are strides. Of these the compiler is told whether they are 1 or
@@ -260,8 +260,8 @@ def _compilers() -> ThreadPoolExecutor:
 @contextmanager
 def _said(name: str) -> Iterator[None]:
     """Say what takes so long, if it does."""
-    text = "regard is compiling the kernel %s for this kind of call: some seconds, once"
-    timer = threading.Timer(SLOW, logging.getLogger("regard").warning, (text, name))
+    line = f"compiling the kernel {name} for this kind of call: some seconds, once"
+    timer = threading.Timer(SLOW, notice, (line,))
     timer.daemon = True
     timer.start()
     try:
