@@ -1,5 +1,5 @@
-# Every verb sets up what it needs in .venv. Python 3.11+ has to be there first; for the tests and the
-# web views also node 18+ with npm.
+# Every verb sets up what it needs in .venv. Python 3.11+ has to be there first; for the tests, the
+# docs and the web views also node 18+ with npm.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
@@ -80,7 +80,7 @@ check: $(READY) $(PACKAGES)  ## style, types and layers
 collected: $(READY)
 	@$(BIN)/python -m pytest --collect-only -qq -m "$(PLAIN)" $(BARE:%=--ignore=%) $(SHAPES) > /dev/null 2>&1 || true
 
-docs: $(READY)  ## the site, in build/docs: runs every example of the pages, and stops at a broken link
+docs: $(READY) $(BUNDLE)  ## the site, in build/docs: runs every example of the pages, and stops at a broken link
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python -m pytest -n 2 --dist=worksteal tests/test_documentation.py docs README.md
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/docs-cache . build/docs

@@ -229,6 +229,24 @@ def test_extras_are_named_as_they_are_and_for_any_shell() -> None:
     assert named | {model.extra for model in installed.MODELS.values()} <= extras
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("verb", ["test", "docs", "images"])
+def test_verbs_whose_examples_write_pages_build_the_front_end(verb: str, tmp_path: Path) -> None:
+    # A checkout as it is cloned: nothing is built.
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    frontend = "src/regard/view/frontend"
+    for name in ("package.json", "package-lock.json", "build.mjs"):
+        (tmp_path / frontend).mkdir(parents=True, exist_ok=True)
+        (tmp_path / frontend / name).touch()
+    for name in ("pyproject.toml", "constraints.txt", "src/regard/version.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "tests").mkdir()
+    done = subprocess.run(
+        ["make", "--dry-run", verb], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert f"npm --prefix {frontend} run --silent build" in done.stdout
+
+
 def test_the_version_is_written_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     assert project["project"]["dynamic"] == ["version"]
