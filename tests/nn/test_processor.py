@@ -92,6 +92,32 @@ def test_a_model_gets_one_for_each_layer_and_is_told_the_path() -> None:
     assert seen == ["blocks.1.attn"]
 
 
+class Layer(torch.nn.Linear):
+    """A layer of diffusers."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 16)
+        self.set_processor(Own())
+
+    def set_processor(self, processor: Any) -> None:
+        self.processor = processor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.processor(super().forward, x).transpose(1, 2).flatten(2)
+
+
+def test_layers_are_found_in_a_model_that_does_not_list_them() -> None:
+    model = torch.nn.Sequential(Layer(), torch.nn.Linear(16, 16), Layer())
+    x, seen = torch.randn(1, 3, 16), []
+    want = model(x)
+    made = nn.attention_processors(model, lambda path, trace: seen.append(path))
+    assert list(made) == ["0.processor", "2.processor"]
+    for path, processor in made.items():
+        model.get_submodule(path.removesuffix(".processor")).set_processor(processor)
+    torch.testing.assert_close(model(x), want, atol=1e-5, rtol=1e-5)
+    assert seen == ["0", "2"]
+
+
 class ByHand:
     def __call__(self, attn: Any, hidden_states: Tensor) -> Tensor:
         return (hidden_states @ hidden_states.mT).softmax(-1) @ hidden_states

@@ -180,3 +180,20 @@ def test_processors_that_attend_by_hand_are_seen() -> None:
             model(timestep=5, **given)
         found.append(look.found.maps)
     assert torch.allclose(*found, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_model_that_does_not_list_its_processors() -> None:
+    model = diffusers.DiTTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=8, in_channels=4, num_layers=2, sample_size=8,
+        patch_size=2, num_embeds_ada_norm=10, norm_num_groups=4,
+    ).eval()  # fmt: skip
+    assert not hasattr(model, "set_attn_processor")
+    given = {"timestep": torch.tensor([5]), "class_labels": torch.tensor([1])}
+    picture, seen = torch.randn(1, 4, 8, 8), []
+    want = model(picture, **given).sample
+    made = nn.attention_processors(model, lambda path, trace: seen.append(path))
+    for path, processor in made.items():
+        model.get_submodule(path.removesuffix(".processor")).set_processor(processor)
+    torch.testing.assert_close(model(picture, **given).sample, want, atol=1e-5, rtol=1e-5)
+    assert seen == ["transformer_blocks.0.attn1", "transformer_blocks.1.attn1"]

@@ -104,9 +104,18 @@ def attention_processors(
         unet.set_attn_processor(regard.nn.attention_processors(unet))
         ...
         unet.set_attn_processor(own)                         # as it was
+
+    Models that have no `set_attn_processor` (the first DiT, Mochi, Lumina 2) take them layer by
+    layer: `model.get_submodule(path.removesuffix(".processor")).set_processor(processor)`.
     """
     found = getattr(model, "attn_processors", None)
-    if not isinstance(found, dict) or not found:
+    if not isinstance(found, dict):
+        found = {
+            f"{path}.processor": layer.processor
+            for path, layer in model.named_modules()
+            if hasattr(layer, "set_processor") and hasattr(layer, "processor")
+        }
+    if not found:
         raise RegardError(
             "this model has no attention processors",
             got=type(model).__name__,
