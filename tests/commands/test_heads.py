@@ -78,6 +78,17 @@ def test_what_cannot_be_asked_is_explained(texts: str, tmp_path: Path) -> None:
 
 
 def test_without_texts_passages_are_read() -> None:
-    found = command.passages()
+    found = command.passages(models.load("regard-small", device="cpu"))
+    assert found[0].startswith("in the beginning god created th")
     assert len({*found}) == 64
     assert all(100 < len(text) < 1500 for text in found)
+
+
+def test_of_passages_as_much_is_read_as_the_model_can() -> None:
+    whole = command.passages(models.load("regard-small", device="cpu"))
+    translator = models.load("regard-king-james", device="cpu")
+    found = command.passages(translator)
+    assert all(all_of.startswith(text) for all_of, text in zip(whole, found, strict=True))
+    lengths = [translator.ids(text).shape[1] for text in found]
+    assert 90 < max(lengths) <= translator.longest == 160
+    assert 1 < sum(all_of == text for all_of, text in zip(whole, found, strict=True)) < 64

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import regard
 from regard import RegardError, masks, models
+from regard.interpret.head_scores.text_batches import Texts
 from regard.models import (
     CausalConfig,
     CausalModel,
@@ -204,6 +205,16 @@ def test_a_translator_reads_one_text_and_writes_another(two: OwnTranslator) -> N
     assert again.lse.shape[2] == min(len(two.tokenizer.encode(said)) + 1, 48)
     with pytest.raises(RegardError, match="not sampled"):
         two.generate(text, temperature=0.5)
+
+
+def test_a_translation_that_does_not_end_is_read_as_far_as_it_can_be(two: OwnTranslator) -> None:
+    text = "The cat sat."
+    assert len(two.encode(two.generate(text))) + 2 > 49
+    source, written = Texts(two, [text]).calls[0]
+    assert torch.equal(source, two.ids(text))
+    assert written.shape == (1, 48)
+    assert torch.equal(written, two.own_targets(text)[:, :-1])
+    two.model(source, written)
 
 
 def test_weights_come_back_as_halves(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from regard.interpret.head_scores import heads as score_heads
 from regard.interpret.head_scores.score_names import shown
 from regard.lab.material.text import king_james
 from regard.models.opening import load
+from regard.models.readers import Reader
 from regard.seen import shown as size_of
 
 PASSAGES, VERSES = 64, 4
@@ -73,7 +74,7 @@ def heads(
     A word for each head, the heads that have most of each score, and, with --link, those that look
     from one word at another.
     """
-    given = passages() if texts is None else lines_of(texts)
+    given = None if texts is None else lines_of(texts)
     if out is not None:
         # Before the work: matplotlib is an extra, and may be missing.
         from regard.view.pictures import head_scores_picture, ink
@@ -84,7 +85,7 @@ def heads(
         reader = load(model, dtype=dtype, device=device, progress=shown_on(bar, task))
         bar.update(task, description="reading")
         found = score_heads(
-            reader, given, links=[link] if link else (), random=random,
+            reader, given or passages(reader), links=[link] if link else (), random=random,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )  # fmt: skip
     if json:
@@ -97,15 +98,26 @@ def heads(
         typer.echo(f"drawn into {out} ({size_of(out.stat().st_size)})", err=True)
 
 
-def passages() -> list[str]:
-    """What is read where no text is named.
-
-    >>> passages()[0][:31], len(passages())
-    ('in the beginning god created th', 64)
-    """
+def passages(reader: Reader) -> list[str]:
+    """What is read where no text is named; of each as much as the model can read."""
     verses = king_james().splitlines()
     step = len(verses) // PASSAGES
-    return [" ".join(verses[i * step : i * step + VERSES]) for i in range(PASSAGES)]
+    found = [" ".join(verses[i * step : i * step + VERSES]) for i in range(PASSAGES)]
+    return found if reader.longest is None else [_beginning(reader, text) for text in found]
+
+
+def _beginning(reader: Reader, text: str) -> str:
+    """As much of a text as a model can read."""
+    words = text.split()
+    while True:
+        try:
+            reader.ids(" ".join(words))
+        except RegardError:
+            if len(words) == 1:
+                raise
+            words = words[: len(words) * 3 // 4]
+        else:
+            return " ".join(words)
 
 
 def lines_of(name: str) -> list[str]:

@@ -136,6 +136,12 @@ class OwnTranslator(OwnReader):
         refuse_long(len(ids) - 1, self.model.config.longest)
         return torch.tensor([ids], device=self._device())
 
+    def own_targets(self, text: str) -> Int[Tensor, "1 n"]:
+        """The model's own translation as it is written, cut where it can read no more."""
+        # As text and back, so that rows are `writes(generate(text))` whatever was written.
+        ids = [MARK, *self.encode(self.generate(text)), MARK]
+        return torch.tensor([ids[: self.model.config.longest + 1]], device=self._device())
+
     def writes(self, text: str, *, ended: bool = True) -> list[str]:
         """The token that each row of the decoder writes."""
         return self.spelled(self.targets(text, ended=ended)[0, 1:].tolist())
@@ -156,12 +162,7 @@ class OwnTranslator(OwnReader):
         The rows of decoder.*.memory are the tokens of `writes(target)`, its keys those of
         `read(text)`. What is seen has no `tokens`, as there are two texts.
         """
-        if target is None:
-            # As text and back, so that rows are `writes(generate(text))` whatever was written.
-            ids = [MARK, *self.encode(self.generate(text)), MARK]
-            written = torch.tensor([ids[: self.model.config.longest + 1]], device=self._device())
-        else:
-            written = self.targets(target, ended=ended)
+        written = self.own_targets(text) if target is None else self.targets(target, ended=ended)
         with watch(self.model, keep=keep, layers=layers) as seen:
             self.model(self.ids(text), written[:, :-1])
         seen.model = self.name

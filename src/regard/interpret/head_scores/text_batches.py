@@ -88,7 +88,7 @@ class Texts:
                 )
             return reader.ids(text)
         source, target = (text, None) if isinstance(text, str) else text
-        written = reader.targets(reader.generate(source) if target is None else target)
+        written = reader.own_targets(source) if target is None else reader.targets(target)
         return reader.ids(source), written[:, :-1]
 
     def batches(self, only: Sequence[int] | None = None) -> Iterator[Batch]:
