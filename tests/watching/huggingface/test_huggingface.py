@@ -460,10 +460,11 @@ def test_gradients_are_the_same(family: str, checkpointing: bool | None) -> None
     with regard.watch(model) as seen:
         got = learn()
     assert got.keys() == want.keys()
-    # Rows of padding that see nothing differ; nothing that is real looks at them.
+    # Rows of padding that see nothing differ; nothing that is real looks at them. Each of the two
+    # errs by up to 2e-5 against float64, T5 most, whose logits are not scaled.
     for name, grad in want.items():
         torch.testing.assert_close(
-            got[name], grad, atol=2e-5 * float(grad.abs().max() + 1e-3), rtol=1e-4, msg=name
+            got[name], grad, atol=5e-5 * float(grad.abs().max() + 1e-3), rtol=1e-4, msg=name
         )
     assert {layer.calls for layer in seen.values()} == {1}
 
