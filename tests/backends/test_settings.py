@@ -47,12 +47,12 @@ def _calls() -> Iterator[tuple[str, AttentionInputs]]:
 
 
 def _call(
-    dtype: torch.dtype, width: int, kind: str, Q: int, K: int, groups: int
+    dtype: torch.dtype, width: int, kind: str, Q: int, K: int, groups: int, B: int = 1
 ) -> AttentionInputs:
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    k = empty(1, groups, K, width)
+    k = empty(B, groups, K, width)
     mask: masks.Mask | None = None
     bias: biases.Bias | None = None
     match kind:
@@ -69,7 +69,7 @@ def _call(
         case "relative":
             bias = biases.relative(empty(8, 65))
     return check(
-        empty(1, 8, Q, width), k, k, mask=mask, score=None, bias=bias, softcap=None, sink=None,
+        empty(B, 8, Q, width), k, k, mask=mask, score=None, bias=bias, softcap=None, sink=None,
         scale=None, dropout=0.0, training=False,
     )  # fmt: skip
 
@@ -84,6 +84,19 @@ def test_on_hopper_what_was_measured_there() -> None:
                 ), name
             assert backward_settings(x) == tuning._backward_settings(x), name
             assert looking_settings(x) == tuning._looking_settings(x), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "hopper"),
+    [("none", 256, False), ("none", 512, True), ("causal", 512, False), ("causal", 1000, True)],
+)
+def test_narrow_heads_have_the_kernel_for_hopper_from_some_length_on(
+    kind: str, n: int, hopper: bool
+) -> None:
+    with on(90):
+        x = _call(torch.bfloat16, 64, kind, n, n, 8, B=64)
+        how = forward_settings(x, statistics=True)
+        assert (how.hopper, how.queued) == (hopper, hopper)
 
 
 @pytest.mark.parametrize("capability", [80, 86, 89])

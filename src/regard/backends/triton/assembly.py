@@ -80,6 +80,63 @@ SHRINK_32, SHRINK_64 = tl.constexpr(_unless_one(32)), tl.constexpr(_unless_one(6
 SHRINK_32_FORM, SHRINK_64_FORM = tl.constexpr(_in_place(32)), tl.constexpr(_in_place(64))
 
 
+def _seen_bits(word: str, place: str, many: str, most: int) -> str:
+    """A bit for each of a thread's numbers of one row, whether the row sees its key: the first of
+    them is `place` keys behind the first that it sees, of `many`. They lie in twos, eight keys
+    apart, so that those below a key are a number of the lowest bits."""
+
+    def below(bits: str, key: str) -> str:
+        return f"""
+max.s32 {key}, {key}, 0;
+min.s32 {key}, {key}, {most};
+shr.u32 {bits}, {key}, 3;
+and.b32 {key}, {key}, 7;
+min.u32 {key}, {key}, 2;
+shl.b32 {bits}, {bits}, 1;
+add.u32 {bits}, {bits}, {key};
+shl.b32 {bits}, one, {bits};
+sub.u32 {bits}, {bits}, 1;"""
+
+    return f"""
+sub.s32 key, {many}, {place};{below(word, "key")}
+neg.s32 key, {place};{below("rest", "key")}
+not.b32 rest, rest;
+and.b32 {word}, {word}, rest;"""
+
+
+def _unless_hidden(numbers: int) -> str:
+    """This many numbers of a thread, minus infinity where a row does not see the key. They belong
+    to two rows, which alternate every two numbers. One comparison for each would be three
+    instructions a number, in tiles that are a good part of a short text."""
+    each = numbers // 2
+    place, many = 2 * numbers, 3 * numbers
+    words = [
+        _seen_bits(f"seen{row}", f"${place + 2 * row}", f"${many + 2 * row}", 4 * each)
+        for row in range(2)
+    ]
+    chosen = []
+    for i in range(numbers):
+        row, bit = i // 2 % 2, i // 4 * 2 + i % 2
+        chosen.append(
+            f"and.b32 key, seen{row}, {1 << bit:#x};\nsetp.ne.u32 p, key, 0;\n"
+            f"selp.f32 ${i}, ${numbers + i}, 0fFF800000, p;\n"
+        )
+    return f"""{{
+.reg .pred p;
+.reg .b32 key, rest, one, seen0, seen1;
+mov.b32 one, 1;{"".join(words)}
+{"".join(chosen)}}}"""
+
+
+def _form(numbers: int) -> str:
+    """Its constraints: this many numbers, their places and how many keys a row sees."""
+    return ",".join(["=&f"] * numbers + ["f"] * numbers + ["r"] * (2 * numbers))
+
+
+SEEN_32, SEEN_64 = tl.constexpr(_unless_hidden(32)), tl.constexpr(_unless_hidden(64))
+SEEN_32_FORM, SEEN_64_FORM = tl.constexpr(_form(32)), tl.constexpr(_form(64))
+
+
 RECIPROCAL = tl.constexpr("rcp.approx.ftz.f32 $0, $1;")
 """One over a number, as exactly as one instruction has it."""
 

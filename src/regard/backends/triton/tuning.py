@@ -42,7 +42,7 @@ SMALL = 2e9
 WORK = 5e9
 """Multiplications from which on a card takes longer for a call than it takes to reach cuDNN, some
 50 µs more than a kernel of our own."""
-LONG = {64: 8192, 128: 4096, 256: 4096}
+LONG = {64: 2048, 128: 2048, 256: 4096}
 """By the width of tiles, tokens from which on the kernel for Hopper is the quickest there."""
 SHORT = 8192
 """Queries up to which heads of 128 gain more from a second place for queries than from a third
@@ -179,13 +179,14 @@ def _forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
         if not outruns_cudnn(x):
             return Forward(64, 64, warps=4, cudnn=True)
     # Of narrower heads, what is measured: windows and short sequences could do with smaller tiles.
-    measured = x.mask is None or cudnn.is_plainly_causal(x)
-    long = min(x.shape.Q, x.shape.K) >= 4096
-    if fits_hopper(x) and (width >= 128 or (measured and long)):
+    tokens = min(x.shape.Q, x.shape.K)
+    measured = tokens >= 512 if x.mask is None else tokens >= 1000 and cudnn.is_plainly_causal(x)
+    if fits_hopper(x) and (width >= 128 or measured):
+        if width <= 64:
+            return Forward(128, 128, stages=3, hopper=True, queued=True)
         if width <= 128:
-            # Another place for queries takes the memory of a stage. (Narrow heads, which have room
-            # for both, are slower for it.)
-            queued = width == 128 and x.shape.Q <= SHORT
+            # Another place for queries takes the memory of a stage.
+            queued = x.shape.Q <= SHORT
             return Forward(128, 128, stages=2 if queued else 3, hopper=True, queued=queued)
         # Two stages of keys and values, and the queries, fill what memory a multiprocessor has.
         return Forward(128, 64, stages=3 if x.v.shape[-1] <= 128 else 2, hopper=True)

@@ -32,7 +32,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from regard.backends.triton.arguments import added, dropping, heads_as_rows, score, sheet, sizes
-from regard.backends.triton.assembly import LOGIT_BELOW
 from regard.backends.triton.forward_kernels import Parts
 from regard.backends.triton.hopper.barriers import (
     KEYS_FREE,
@@ -42,7 +41,6 @@ from regard.backends.triton.hopper.barriers import (
     free,
     give_turn,
     queries_free,
-    wait_until_free,
 )
 from regard.backends.triton.hopper.columns import (
     COLUMNS,
@@ -55,13 +53,13 @@ from regard.backends.triton.hopper.output import write_part, write_rows
 from regard.backends.triton.hopper.pairs import (
     described,
     dropped,
-    fetch,
-    only_allowed,
+    seen_logits,
     slope_of,
     span_of_row,
     width_on_hopper,
     words_of,
 )
+from regard.backends.triton.hopper.producer import FACTS, copy_tiles, item_of, told_of
 from regard.backends.triton.hopper.softmax import logits, own_sum, shrunk, softmax
 from regard.backends.triton.hopper.walk import keys_of_split, next_slot, place_of, walk_of_row_tile
 from regard.backends.triton.launches.launched import launched
@@ -70,63 +68,6 @@ from regard.backends.triton.pairs import GOLDEN, LEAST, NO_BIAS, UNSEEN
 from regard.backends.triton.rules import ALL, BAND, Rule
 from regard.backends.triton.tuning import Forward, processors
 from regard.inputs import AttentionInputs
-
-
-@gluon.jit
-def _copy(
-    q, k, v, c, rule, n, items, splits, taken, item_at, q_tiles, k_ring, v_ring, c_ring, q_full,
-    k_full, v_full,
-    BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, PLACES: gl.constexpr,
-):  # fmt: skip
-    """Copy the queries of tile after tile, then the keys and values of each step, as room becomes
-    free. Which tile comes next is counted by all programs together, where there are more tiles."""
-    HALF: gl.constexpr = BM // 2
-    ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    item = gl.program_id(0)
-    step = 0
-    slot = 0
-    turn = 0
-    while item < items:
-        tile, b, h, split = place_of(item, n, splits, BM)
-        g = h
-        if n.group > 1:
-            g = h // n.group
-        _, last, _, _, every = walk_of_row_tile(rule, n, b, h, tile, split, splits, BM, BN)
-        place = turn % PLACES
-        wait_until_free(queries_free(place), turn >= PLACES)
-        item_at.index(place).store(gl.full((1,), 0, gl.int32, ONE) + item)
-        mbarrier.expect(q_full.index(place), 2 * q.block_type.nbytes)
-        fetch(q, [b, h, tile * BM, 0], q_full.index(place), q_tiles.index(2 * place))
-        fetch(q, [b, h, tile * BM + HALF, 0], q_full.index(place), q_tiles.index(2 * place + 1))
-        turn += 1
-        for i in range(every):
-            key = last - i * BN
-            wait_until_free(KEYS_FREE + slot, step >= STAGES)
-            mbarrier.expect(k_full.index(slot), k.block_type.nbytes)
-            fetch(k, [b, g, key, 0], k_full.index(slot), k_ring.index(slot))
-            wait_until_free(VALUES_FREE + slot, step >= STAGES)
-            if c is None:
-                mbarrier.expect(v_full.index(slot), v.block_type.nbytes)
-            else:
-                mbarrier.expect(v_full.index(slot), v.block_type.nbytes + c.block_type.nbytes)
-                fetch(c, [b, h, key, 0], v_full.index(slot), c_ring.index(slot))
-            fetch(v, [b, g, key, 0], v_full.index(slot), v_ring.index(slot))
-            step += 1
-            slot = gl.where(slot == STAGES - 1, 0, slot + 1)
-        if taken is None:
-            item = items
-        else:
-            item = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
-    place = turn % PLACES
-    wait_until_free(queries_free(place), turn >= PLACES)
-    item_at.index(place).store(gl.full((1,), 0, gl.int32, ONE) + items)
-    mbarrier.arrive(q_full.index(place), count=1)
-    # No barrier is left with arrivals that nobody met.
-    if PLACES == 2:
-        wait_until_free(queries_free(1 - place), turn > 0)
-    for i in gl.static_range(STAGES):
-        wait_until_free(KEYS_FREE + i, step > i)
-        wait_until_free(VALUES_FREE + i, step > i)
 
 
 @gluon.jit
@@ -166,7 +107,7 @@ def _step(
     free(KEYS_FREE + slot)
     s, scale = logits(s, scoring, bias, slope, last - i * BN, row, BN, LOGITS)
     if PARTIAL:
-        s = only_allowed(LOGIT_BELOW, s, last - i * BN, first, many, BN, LOGITS)
+        s = seen_logits(s, last - i * BN, first, many, BN, LOGITS)
     p, shrink, largest, total, energy = softmax(
         s, scale, largest, total, energy, STATISTICS, PARTIAL, LOGITS
     )
@@ -183,13 +124,12 @@ def _step(
 @gluon.jit
 def _multiply(
     half, out, sent, staged, to, parts, flags, rule, scoring, bias, sink, drop, n, items, splits,
-    rows, sums, item_at, q_tiles, k_ring, v_ring, c_ring, q_full, k_full, v_full,
+    rows, sums, told, q_tiles, k_ring, v_ring, c_ring, q_full, k_full, v_full,
     E: gl.constexpr, BD: gl.constexpr, BE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, PLACES: gl.constexpr, STATISTICS: gl.constexpr,
 ):  # fmt: skip
     """Half of the queries of tile after tile, each against all its keys."""
     HALF: gl.constexpr = BM // 2
-    SAME: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BE, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUT, 2)
@@ -200,14 +140,18 @@ def _multiply(
     if half == 1:
         give_turn(half)
     mbarrier.wait(q_full.index(0), 0)
-    item = gl.max(item_at.index(0).load(SAME), 0)
+    item = item_of(told, 0)
     while item < items:
-        tile, b, h, split = place_of(item, n, splits, BM)
+        if BD > 64:
+            tile, b, h, split, limit, last, right, full, every = told_of(told, turn % PLACES)
+        else:
+            # With numbers from memory the compiler orders the loop of narrow heads worse.
+            tile, b, h, split = place_of(item, n, splits, BM)
+            limit, last, right, full, every = walk_of_row_tile(
+                rule, n, b, h, tile, split, splits, BM, BN
+            )
         q_tile = q_tiles.index(turn % PLACES * 2 + half).reshape((HALF, BD))
         slope = slope_of(bias, h)
-        limit, last, right, full, every = walk_of_row_tile(
-            rule, n, b, h, tile, split, splits, BM, BN
-        )
         row = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LOGITS))
 
         if splits is not None:
@@ -236,7 +180,7 @@ def _multiply(
         s = warpgroup_mma_wait(0, deps=(s,))
         free(KEYS_FREE + slot)
         s, scale = logits(s, scoring, bias, slope, last, row, BN, LOGITS)
-        s = only_allowed(LOGIT_BELOW, s, last, first, many, BN, LOGITS)
+        s = seen_logits(s, last, first, many, BN, LOGITS)
         p, shrink, largest, total, energy = softmax(
             s, scale, largest, total, energy, STATISTICS, True, LOGITS
         )
@@ -291,7 +235,7 @@ def _multiply(
             )  # fmt: skip
         turn += 1
         mbarrier.wait(q_full.index(turn % PLACES), (turn // PLACES) & 1)
-        item = gl.max(item_at.index(turn % PLACES).load(SAME), 0)
+        item = item_of(told, turn % PLACES)
     if half == 0:
         await_turn(half)
     if sent is not None:
@@ -316,7 +260,7 @@ def forward_on_hopper(
     gl.static_assert(PLACES <= 2)
     HALF: gl.constexpr = BM // 2
     ONE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    item_at = gl.allocate_shared_memory(gl.int32, [PLACES, 1], ONE)
+    told = gl.allocate_shared_memory(gl.int32, [PLACES * FACTS, 1], ONE)
     q_tiles = gl.allocate_shared_memory(q.dtype, [2 * PLACES, 1, 1, HALF, BD], q.layout)
     k_ring = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BN, BD], k.layout)
     v_ring = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BN, BE], v.layout)
@@ -341,7 +285,7 @@ def forward_on_hopper(
                 _multiply,
                 (
                     0, out, sent, staged, to, parts, flags, rule, scoring, bias, sink, drop, n,
-                    items, splits, rows, sums, item_at, q_tiles, k_ring, v_ring, c_ring, q_full,
+                    items, splits, rows, sums, told, q_tiles, k_ring, v_ring, c_ring, q_full,
                     k_full, v_full, E, BD, BE, BM, BN, STAGES, PLACES, STATISTICS,
                 ),
             ),
@@ -349,14 +293,14 @@ def forward_on_hopper(
                 _multiply,
                 (
                     1, out, sent, staged, to, parts, flags, rule, scoring, bias, sink, drop, n,
-                    items, splits, rows, sums, item_at, q_tiles, k_ring, v_ring, c_ring, q_full,
+                    items, splits, rows, sums, told, q_tiles, k_ring, v_ring, c_ring, q_full,
                     k_full, v_full, E, BD, BE, BM, BN, STAGES, PLACES, STATISTICS,
                 ),
             ),
             (
-                _copy,
+                copy_tiles,
                 (
-                    q, k, v, c, rule, n, items, splits, taken, item_at, q_tiles, k_ring, v_ring,
+                    q, k, v, c, rule, n, items, splits, taken, told, q_tiles, k_ring, v_ring,
                     c_ring, q_full, k_full, v_full, BM, BN, STAGES, PLACES,
                 ),
             ),

@@ -8,7 +8,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from regard.backends.triton.forward_kernels import finished
 from regard.backends.triton.hopper.pairs import send
-from regard.backends.triton.hopper.softmax import whole_sum
+from regard.backends.triton.hopper.softmax import own_sum, whole_sum
 from regard.backends.triton.pairs import LEAST, LN2, LOG2E
 
 _finished = gluon.jit(finished.fn)
@@ -20,45 +20,33 @@ def write_rows(
     E: gl.constexpr, BE: gl.constexpr, BM: gl.constexpr, STATISTICS: gl.constexpr,
     LOGITS: gl.constexpr, OUTPUT: gl.constexpr,
 ):  # fmt: skip
-    """Output and statistics of a group's rows, and a flag where the output has NaN."""
+    """Output and statistics of a group's rows, and a flag where the output has NaN. What the copy
+    engine takes is ready first: it waits for all that was written before."""
     HALF: gl.constexpr = BM // 2
     tiles = (n.queries + BM - 1) // BM
     row = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, LOGITS))
     total = whole_sum(total, LOGITS)
     at = (b * n.heads + h).to(gl.int64) * n.queries + row
     inside = row < n.queries
+    shift = largest
     if sink is None:
         # Further from its rounded maximum than exp2 reaches: NaN, as in forward_kernels.py.
         total = gl.where((total == 0) & (largest > LEAST), float("nan"), total)
         unseen = total == 0
         whole = gl.where(unseen, 1.0, total)
         lse = gl.where(unseen, float("-inf"), (largest + gl.log2(whole)) * LN2)
-        gl.store(to.lse + at, lse, mask=inside)
-        gl.store(to.norm + at, largest, mask=inside)
-        gl.store(to.norm + rows + at, 1.0 / whole, mask=inside)
+        inverse = 1.0 / whole
+        over = inverse
         if STATISTICS:
             seen = gl.where(unseen, float("-inf"), largest * LN2)
             seen = gl.where(total == total, seen, total)
-            gl.store(to.largest + at, seen, mask=inside)
             energy = whole_sum(energy, LOGITS)
             entropy = gl.where(unseen, 0.0, gl.log2(whole) - energy / whole) * LN2
-            gl.store(to.entropy + at, entropy, mask=inside)
-        inverse = 1.0 / whole
     else:
         lone = gl.zeros_like(total) + gl.load(sink + h).to(gl.float32) * LOG2E
         energy = whole_sum(energy, LOGITS)
         inverse, lse, seen, entropy, shift, over = _finished(largest, total, energy, lone)
-        gl.store(to.lse + at, lse, mask=inside)
-        gl.store(to.norm + at, shift, mask=inside)
-        gl.store(to.norm + rows + at, over, mask=inside)
-        if STATISTICS:
-            gl.store(to.largest + at, seen, mask=inside)
-            gl.store(to.entropy + at, entropy, mask=inside)
     mixed = mixed * gl.expand_dims(gl.convert_layout(inverse, gl.SliceLayout(1, OUTPUT)), 1)
-    if flags is not None:
-        spoiled = gl.max(gl.max((mixed != mixed).to(gl.int32), 1), 0)
-        if spoiled != 0:
-            gl.store(flags + (b * n.heads + h) * tiles + tile, 1)
     if sent is None:
         place = tile * BM + half * HALF + gl.arange(0, HALF, gl.SliceLayout(1, OUTPUT))
         column = gl.arange(0, BE, gl.SliceLayout(0, OUTPUT))
@@ -75,6 +63,17 @@ def write_rows(
         staged.index(half).reshape((HALF, BE)).store(mixed.to(sent.dtype))
         fence_async_shared()
         send(sent, [b, h, tile * BM + half * HALF, 0], staged.index(half))
+    gl.store(to.lse + at, lse, mask=inside)
+    gl.store(to.norm + at, shift, mask=inside)
+    gl.store(to.norm + rows + at, over, mask=inside)
+    if STATISTICS:
+        gl.store(to.largest + at, seen, mask=inside)
+        gl.store(to.entropy + at, entropy, mask=inside)
+    if flags is not None:
+        # Each thread tells of its own numbers: NaN stays in a sum.
+        own = own_sum(mixed)
+        flag = flags + (b * n.heads + h) * tiles + tile + gl.zeros_like(own).to(gl.int32)
+        gl.store(flag, gl.full_like(own, 1).to(gl.int32), mask=own != own)
 
 
 @gluon.jit

@@ -11,7 +11,13 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from regard.backends.triton.arguments import wide
-from regard.backends.triton.assembly import UNLESS_DROPPED
+from regard.backends.triton.assembly import (
+    SEEN_32,
+    SEEN_32_FORM,
+    SEEN_64,
+    SEEN_64_FORM,
+    UNLESS_DROPPED,
+)
 from regard.backends.triton.pairs import ALIBI, LOG2E, mixed_word
 from regard.backends.triton.rules import SPANS, band_at, edges_of, limit_of, span_of_rows
 
@@ -58,6 +64,23 @@ def only_allowed(HOW: gl.constexpr, x, key, first, many, BN: gl.constexpr, LAYOU
     return gl.inline_asm_elementwise(
         HOW, "=f,f,r,r", [x, place, gl.expand_dims(many, 1)], gl.float32, True, 1
     )
+
+
+@gluon.jit
+def seen_logits(s, key, first, many, BN: gl.constexpr, LAYOUT: gl.constexpr):
+    """Logits of the keys from `key` on, of a group's rows: minus infinity where a row does not see
+    them."""
+    column = gl.expand_dims(key + gl.arange(0, BN, gl.SliceLayout(0, LAYOUT)), 0)
+    place, _ = gl.broadcast(column - gl.expand_dims(first, 1), s)
+    count, _ = gl.broadcast(gl.expand_dims(many, 1), s)
+    if BN == 64:
+        return gl.inline_asm_elementwise(
+            SEEN_32, SEEN_32_FORM, [s, place, count], gl.float32, True, 32
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            SEEN_64, SEEN_64_FORM, [s, place, count], gl.float32, True, 64
+        )
 
 
 @gluon.jit

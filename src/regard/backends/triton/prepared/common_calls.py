@@ -24,6 +24,8 @@ from regard.inputs import AttentionInputs, check
 
 SHORT, MIDDLE, LONG = 256, 2048, 16384
 """Sequence lengths that the tuning distinguishes."""
+BATCH = 64
+"""Of short sequences, enough that together they are no small call."""
 Asked = Callable[[], Any]
 
 
@@ -34,6 +36,7 @@ def common_calls(
     for mask in given:
         for n in (SHORT, MIDDLE, LONG):
             yield from attended(call(dtype, width, n, mask=mask))
+        yield from attended(call(dtype, width, SHORT, mask=mask, batch=BATCH))
         yield from looked_at(call(dtype, width, MIDDLE, mask=mask))
         if gradients:
             for groups in (16, 2):
@@ -70,10 +73,10 @@ def learn(x: AttentionInputs) -> None:
 
 def call(
     dtype: torch.dtype, width: int, n: int, *, keys: int | None = None, groups: int = 16,
-    mask: masks.Mask | None = None,
+    mask: masks.Mask | None = None, batch: int = 1,
 ) -> AttentionInputs:  # fmt: skip
     def empty(heads: int, length: int) -> Tensor:
-        return torch.empty(1, heads, length, width, dtype=dtype, device="meta")
+        return torch.empty(batch, heads, length, width, dtype=dtype, device="meta")
 
     k = empty(groups, keys or n)
     return check(
