@@ -18,7 +18,7 @@ import pytest
 
 import regard
 from regard import RegardError
-from regard.models import installed, opening
+from regard.models import installed, named_models
 from regard.view.web import bundle
 
 pytest.importorskip("hatchling", reason="the build backend; pip install 'regard[dev]'")
@@ -201,7 +201,7 @@ def test_models_in_a_package_of_their_own_are_data_and_built_alike(tmp_path: Pat
         inside = archive.namelist()
         kept = archive.read(f"regard_models/{name}/model.safetensors")
         about = next(archive.read(n) for n in inside if n.endswith("METADATA")).decode()
-    assert kept == (opening.own_place(name) / "model.safetensors").read_bytes()
+    assert kept == (named_models.own_place(name) / "model.safetensors").read_bytes()
     assert [n for n in inside if n.endswith(".py")] == ["regard_models/__init__.py"]
     assert "Requires-Dist" not in about
 

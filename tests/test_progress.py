@@ -18,7 +18,7 @@ from regard import interpret, models
 from regard.backends.tiled.loop import library
 from regard.commands.console import progress_bar, shown_on
 from regard.commands.scan import _Bar
-from regard.models.fetching import fetching_bar
+from regard.models.download_bar import download_bar
 from regard.notices import notice
 
 NOTICE = "regard: building its loop in C for this CPU, once"
@@ -108,7 +108,7 @@ def test_a_closed_standard_error_is_no_terminal(monkeypatch: pytest.MonkeyPatch)
 
 def test_fetching_is_told_in_bytes() -> None:
     told: list[tuple[str, int, int]] = []
-    bar = fetching_bar(lambda *what: told.append(what))
+    bar = download_bar(lambda *what: told.append(what))
     assert bar is not None
     files, came, written = bar(total=2), bar(total=0, unit="B"), bar(total=0, unit="B", name="x")
     came.total += 10
@@ -118,12 +118,12 @@ def test_fetching_is_told_in_bytes() -> None:
     files.update(1)
     came.update(6)
     assert told == [("fetching", 4, 10), ("fetching", 10, 10)]
-    assert fetching_bar(None) is None
+    assert download_bar(None) is None
 
 
 def test_loading_tells_its_steps(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from tests.models.test_recording import write
+    from tests.models.test_recorded_text import write
 
     write(tmp_path)
     told: list[str] = []

@@ -19,7 +19,7 @@ from models.train.corpus import DATA, bibles, books, encoded
 from models.train.prepare import parted
 from models.train.sample import to_bytes
 from models.train.stories15m import pieces, weights
-from regard.models.opening import EMBEDDED
+from regard.models.named_models import EMBEDDED
 
 CARRIED = DATA / "carried"
 

@@ -33,7 +33,7 @@ from models.train.training import Training, device_of, options
 from regard import RegardError
 from regard.models.causal import CausalModel
 from regard.models.folder import read, save
-from regard.models.opening import EMBEDDED
+from regard.models.named_models import EMBEDDED
 from regard.models.tokenizer import Tokenizer
 
 LONG = {"stories": 0.5, "books": 0.3, "bibles": 0.2}

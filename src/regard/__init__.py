@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from regard import biases, cost, interpret, linear, masks, nn, scores
 from regard.calls.dispatch import attention, plan, trace
 from regard.calls.plans import Plan
-from regard.calls.warming import warm_up
+from regard.calls.warm_up import warm_up
 from regard.errors import RegardError, RegardWarning
 from regard.monitoring import Monitor
 from regard.trace_files import load

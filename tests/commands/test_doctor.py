@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import regard
 from regard import cli
-from regard.cost import measured
+from regard.cost import this_machine
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +42,9 @@ def test_doctor_reports_versions_and_every_backend() -> None:
 
 
 def test_doctor_measures_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "SECONDS", 0.01)
-    monkeypatch.setitem(measured.SIDE, "cpu", 128)
-    monkeypatch.setitem(measured.COPIED, "cpu", 1 << 20)
+    monkeypatch.setattr(this_machine, "SECONDS", 0.01)
+    monkeypatch.setitem(this_machine.SIDE, "cpu", 128)
+    monkeypatch.setitem(this_machine.COPIED, "cpu", 1 << 20)
     assert "copies" not in output("doctor")
     text = output("doctor", "--measure")
     for line in ("float32", "bfloat16", "copies", "--device here"):

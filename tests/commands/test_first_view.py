@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from regard import cli
-from regard.commands import first_view as opening
+from regard.commands import first_view
 from regard.commands import view as view_command
 from regard.view.subjects import Told
 from tests.view.drawing import seen_model
@@ -167,12 +167,12 @@ def test_why_the_app_does_not_open(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "regard.js").touch()
-    monkeypatch.setattr(opening.sys.stdout, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr(first_view.sys.stdout, "isatty", lambda: terminal, raising=False)
     monkeypatch.setattr(opening, "BUNDLE", tmp_path / ("regard.js" if built else "no.js"))
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(opening.sys, "platform", "linux")
-    monkeypatch.setattr(opening.webbrowser, "get", lambda: object())
+    monkeypatch.setattr(first_view.sys, "platform", "linux")
+    monkeypatch.setattr(first_view.webbrowser, "get", lambda: object())
     if browser:
         monkeypatch.setenv("DISPLAY", ":0")
-    assert (says in opening.why_not()) if says else not opening.why_not()
+    assert (says in first_view.why_not()) if says else not first_view.why_not()

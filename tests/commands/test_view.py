@@ -327,7 +327,7 @@ def test_the_small_model_reads_where_it_is_there(
     small = tmp_path / named_subject.SMALL
     tiny_models.causal(small)
     monkeypatch.setattr(named_subject, "EMBEDDED", tmp_path)
-    monkeypatch.setattr(models.opening, "EMBEDDED", tmp_path)
+    monkeypatch.setattr(models.named_models, "EMBEDDED", tmp_path)
     assert output("The cat sat").startswith("regard-small reads ")
     assert "blocks.0.attention" in output("The cat sat", "--layer", 0)
     for args in (["--model", "spelling"], ["--mask", "causal"]):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from regard import RegardError, cost
-from regard.cost import measured
+from regard.cost import this_machine
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_what_has_no_rate_of_its_own_is_computed_in_float32_but_float64_is_not()
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(measured, "SECONDS", 0.01)
-    monkeypatch.setitem(measured.SIDE, "cpu", 128)
-    monkeypatch.setitem(measured.COPIED, "cpu", 1 << 20)
+    monkeypatch.setattr(this_machine, "SECONDS", 0.01)
+    monkeypatch.setitem(this_machine.SIDE, "cpu", 128)
+    monkeypatch.setitem(this_machine.COPIED, "cpu", 1 << 20)
     return tmp_path
 
 
@@ -62,20 +62,20 @@ def test_this_machine_is_measured_kept_and_found(folder: Path) -> None:
     with pytest.raises(RegardError, match=r"not measured yet\n  do: .*regard doctor --measure"):
         cost.device("here")
     told: list[str] = []
-    found = measured.measure("cpu", progress=told.append)
+    found = this_machine.measure("cpu", progress=told.append)
     assert told[-1] == "copies"
     assert len(told) == 4
     assert set(found.rates) == {"float32", "bfloat16", "float16"}
     assert all(1e6 < rate < 1e15 for rate in found.rates.values())
     assert 1e6 < found.bandwidth < 1e14
-    assert measured.keep(found) == folder / "regard" / "here.json"
+    assert this_machine.keep(found) == folder / "regard" / "here.json"
     assert cost.device("here") == found
     assert cost.model("gpt2", 64, device="here").time().seconds > 0
 
 
 def test_twice_the_time_is_half_the_rate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "_best", lambda run, kind: 0.5)
-    found = measured.measure("cpu")
+    monkeypatch.setattr(this_machine, "_best", lambda run, kind: 0.5)
+    found = this_machine.measure("cpu")
     assert found.rates["float32"] == 2 * 128**3 / 0.5
     assert found.bandwidth == 2 * 2**20 / 0.5
 
@@ -83,8 +83,8 @@ def test_twice_the_time_is_half_the_rate(folder: Path, monkeypatch: pytest.Monke
 def test_types_without_instructions_are_measured_on_small_matrices(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measured, "SECONDS", 1.0)
-    monkeypatch.setitem(measured.SIDE, "cpu", 1024)
+    monkeypatch.setattr(this_machine, "SECONDS", 1.0)
+    monkeypatch.setitem(this_machine.SIDE, "cpu", 1024)
     now, largest = [0.0], dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), 0)
 
     def clock() -> float:
@@ -95,9 +95,9 @@ def test_types_without_instructions_are_measured_on_small_matrices(
         largest[a.dtype] = max(largest[a.dtype], len(a))
         now[0] += 2 * len(a) ** 3 / (1e8 if a.dtype == torch.bfloat16 else 1e11)
 
-    monkeypatch.setattr(measured.time, "perf_counter", clock)
+    monkeypatch.setattr(this_machine.time, "perf_counter", clock)
     monkeypatch.setattr(torch, "mm", product)
-    found = measured.measure("cpu")
+    found = this_machine.measure("cpu")
     assert list(largest.values()) == [1024, 256, 1024]
     assert found.rates["bfloat16"] == pytest.approx(1e8, rel=0.01)
     assert now[0] < 20
@@ -119,7 +119,7 @@ def test_a_damaged_file_asks_to_measure_again(folder: Path, content: str) -> Non
 def test_a_folder_that_cannot_be_written_is_named(folder: Path) -> None:
     (folder / "regard").write_text("in the way")
     with pytest.raises(RegardError, match=r"cannot be kept[\s\S]*XDG_CACHE_HOME"):
-        measured.keep(cost.device("L4"))
+        this_machine.keep(cost.device("L4"))
 
 
 def test_a_file_that_cannot_be_replaced_is_named_and_nothing_is_left(folder: Path) -> None:
@@ -127,5 +127,5 @@ def test_a_file_that_cannot_be_replaced_is_named_and_nothing_is_left(folder: Pat
     with pytest.raises(
         RegardError, match=r"cannot be written[\s\S]*is a folder[\s\S]*XDG_CACHE_HOME"
     ):
-        measured.keep(cost.device("L4"))
+        this_machine.keep(cost.device("L4"))
     assert [path.name for path in (folder / "regard").iterdir()] == ["here.json"]

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import regard
 from regard import interpret
 from regard.errors import RegardError
+from regard.interpret.word_maps.common_grid import resized
 from regard.interpret.word_maps.components import labelled
 from regard.interpret.word_maps.counts import counted
 from regard.interpret.word_maps.prompt_words import asked_number, words_of
-from regard.interpret.word_maps.resizing import resized
 
 PROMPT = ["<s>", "three</w>", "red</w>", "cir", "cles</w>", "<e>", "<e>"]
 

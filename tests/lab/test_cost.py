@@ -10,8 +10,8 @@ import torch
 
 import regard
 from regard import masks
-from regard.cost.measured import processor
 from regard.cost.rates import Device
+from regard.cost.this_machine import processor
 from regard.lab import cost
 from regard.lab.apparatus.experiments import seeded
 

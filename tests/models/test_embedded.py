@@ -8,7 +8,7 @@ import torch
 import regard
 from regard import models
 from regard.models import OwnReader, OwnTranslator
-from regard.models.opening import own_place
+from regard.models.named_models import own_place
 
 pytest.importorskip("tokenizers")
 

@@ -16,12 +16,12 @@ import torch
 
 from regard import RegardError, models
 from tests.models.test_own_models import causal, written
-from tests.models.test_recording import TEXT, Trap, write
+from tests.models.test_recorded_text import TEXT, Trap, write
 
 pytest.importorskip("transformers")
 from safetensors.torch import load_file, save_file
 
-from regard.models.loading import load_model
+from regard.models.huggingface_models import load_model
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 from regard import RegardError, models
 from regard.scanning import Job, Options, scan
-from tests.models.test_recording import write
+from tests.models.test_recorded_text import write
 
 TEXTS = [
     "the cat sat on the mat .",

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from regard.cost import DEVICES, PRESETS, Configuration, compare, device, model, preset
-from regard.cost.measured import keep, measure
 from regard.cost.rates import Device
 from regard.cost.tables import table
+from regard.cost.this_machine import keep, measure
 from regard.cost.units import counted, sized
 from regard.errors import RegardError
 from regard.files import is_there

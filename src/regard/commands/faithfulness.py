@@ -11,7 +11,7 @@ from rich.text import Text
 from regard.commands.console import plain_console, progress_bar, shown_on
 from regard.commands.named_subject import SMALL, STORY, text_of
 from regard.errors import RegardError
-from regard.models.opening import load
+from regard.models.named_models import load
 from regard.models.readers import OwnTranslator
 
 

@@ -19,7 +19,7 @@ from regard.interpret.head_scores import HeadScores, Links
 from regard.interpret.head_scores import heads as score_heads
 from regard.interpret.head_scores.score_names import shown
 from regard.lab.material.text import king_james
-from regard.models.opening import load
+from regard.models.named_models import load
 from regard.models.readers import Reader
 from regard.seen import shown as size_of
 

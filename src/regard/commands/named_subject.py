@@ -9,7 +9,7 @@ from pathlib import Path
 
 from regard import models
 from regard.errors import RegardError
-from regard.models.opening import EMBEDDED
+from regard.models.named_models import EMBEDDED
 from regard.seen import Seen
 from regard.trace_files import load
 from regard.view.atlas import read

@@ -16,8 +16,8 @@ from regard.commands.console import plain_console, progress_bar, shown_on
 from regard.commands.named_subject import text_of
 from regard.errors import RegardError
 from regard.files import claimed
-from regard.models.opening import load
-from regard.models.recording import record as record_text
+from regard.models.named_models import load
+from regard.models.recorded_text import record as record_text
 from regard.seen import shown
 from regard.watching import Keep
 

@@ -18,12 +18,12 @@ from regard.cost.counting import (
 )
 
 if TYPE_CHECKING:
-    from regard.cost.building import call, layer, model
     from regard.cost.cache import cache_bytes
     from regard.cost.comparison import Comparison, compare
     from regard.cost.configuration import Configuration
     from regard.cost.costs import Cost
     from regard.cost.devices import DEVICES, device
+    from regard.cost.model_costs import call, layer, model
     from regard.cost.parts import Part
     from regard.cost.presets import PRESETS, preset
     from regard.cost.rates import Device
@@ -53,12 +53,12 @@ __all__ = [
 # Every call of attention needs the counting, few programs the rest: it is imported when asked for,
 # so that `import regard` stays quick.
 _HOMES = {
-    "building": ("call", "layer", "model"),
     "cache": ("cache_bytes",),
     "comparison": ("Comparison", "compare"),
     "configuration": ("Configuration",),
     "costs": ("Cost",),
     "devices": ("DEVICES", "device"),
+    "model_costs": ("call", "layer", "model"),
     "parts": ("Part",),
     "presets": ("PRESETS", "preset"),
     "rates": ("Device",),

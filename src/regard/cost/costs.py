@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from regard.cost.attending import Memory
 from regard.cost.cache import CacheBytes, Decoding
+from regard.cost.call_memory import Memory
 from regard.cost.configuration import Configuration
 from regard.cost.devices import device as find_device
 from regard.cost.parts import Count, Counts, Part, Step

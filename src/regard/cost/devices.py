@@ -19,8 +19,8 @@ Real programs reach 60 to 80 % of such peaks, so a time from here is a bound. `r
 from __future__ import annotations
 
 from regard.arguments import said
-from regard.cost.measured import here
 from regard.cost.rates import Device
+from regard.cost.this_machine import here
 from regard.errors import RegardError
 
 

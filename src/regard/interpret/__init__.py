@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from regard.interpret.alignment import Word, token_times, word_times
-from regard.interpret.choosing import Kept
 from regard.interpret.citations import Citation, Citations, citations
 from regard.interpret.eviction import heavy_hitters, window_votes
+from regard.interpret.kept_positions import Kept
 from regard.interpret.pruning import prune
 from regard.interpret.word_alignment import alignment_error_rate, word_alignment, word_links
 

@@ -15,7 +15,7 @@ from torch.nn.functional import avg_pool1d, max_pool1d
 
 from regard.arguments import said
 from regard.errors import RegardError
-from regard.interpret.choosing import Kept, strongest
+from regard.interpret.kept_positions import Kept, strongest
 from regard.interpret.rows import received_from
 from regard.traces import Trace
 from regard.values import whole

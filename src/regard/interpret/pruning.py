@@ -8,8 +8,8 @@ import torch
 
 from regard.arguments import is_number, said
 from regard.errors import RegardError
-from regard.interpret.choosing import Kept, strongest
 from regard.interpret.eviction import refuse_no_trace
+from regard.interpret.kept_positions import Kept, strongest
 from regard.interpret.rows import received_from
 from regard.traces import Chosen, Trace, places
 

@@ -20,8 +20,8 @@ from torch.nn.functional import cross_entropy
 
 import regard
 from regard import cost, masks
-from regard.cost.measured import processor
 from regard.cost.rates import Device
+from regard.cost.this_machine import processor
 from regard.lab.apparatus.experiments import About, Progress, Result, Tell, seeded
 from regard.lab.apparatus.held_memory import peak
 from regard.lab.reports.cost import (

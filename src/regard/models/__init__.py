@@ -2,7 +2,7 @@
 
 from regard.models.card import Card
 from regard.models.causal import CausalConfig, CausalModel
-from regard.models.opening import NAMES, load
+from regard.models.named_models import NAMES, load
 from regard.models.readers import HuggingFaceReader, OwnReader, OwnTranslator, Reader
 from regard.models.tokenizer import Tokenizer
 from regard.models.translator import TranslatorConfig, TranslatorModel

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from regard.errors import RegardError
 from regard.files import read_json
 from regard.models.causal import CausalConfig, CausalModel
-from regard.models.staging import stored_shapes
+from regard.models.staged_folder import stored_shapes
 from regard.models.tokenizer import Tokenizer
 from regard.models.translator import TranslatorConfig, TranslatorModel
 

@@ -14,11 +14,11 @@ from regard.nn.cache import Cache
 from regard.nn.dot import DotAttention
 from regard.nn.dropin import DropIn, DropInError, replace_attention
 from regard.nn.linear import LinearAttention, elu_plus_one, linear_attention
-from regard.nn.loading import from_torch, load_weights
 from regard.nn.multihead import MultiHeadAttention
 from regard.nn.processor import AttentionProcessor, attention_processors
 from regard.nn.rotary import Rotary
 from regard.nn.static import StaticAttention
+from regard.nn.stored_weights import from_torch, load_weights
 
 __all__ = [
     "AdditiveAttention",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.masks.tiles import count
 from regard.parallel.call import Call
-from regard.parallel.placed import SomeKeys, placed_mask
+from regard.parallel.placed_masks import SomeKeys, placed_mask
 
 
 def busiest(call: Call) -> float:

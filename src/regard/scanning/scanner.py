@@ -18,7 +18,7 @@ from regard.interpret.head_scores.sides import Sides
 from regard.interpret.head_scores.text_batches import Batch, Texts
 from regard.interpret.interventions.runs import Runner
 from regard.interpret.rows import matching
-from regard.models.opening import load
+from regard.models.named_models import load
 from regard.models.readers import OwnReader, OwnTranslator, Reader
 from regard.models.tokenizer import MARK
 from regard.scanning import shard_file

@@ -21,7 +21,7 @@ import regard
 from regard import RegardError
 from regard.commands.first_view import first_view
 from regard.commands.named_subject import subject_of
-from regard.models import load, opening
+from regard.models import load, named_models
 from regard.view.atlas import Atlas
 from regard.view.subjects import Spelling, Told, Wanted, known_heads, look
 from regard.view.terminal import show
@@ -118,7 +118,7 @@ def test_a_model_goes_on_in_the_same_map(causal: str) -> None:
 
 def test_a_model_of_transformers_goes_on_past_its_window(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    from tests.models.test_recording import write
+    from tests.models.test_recorded_text import write
 
     sizes = {"sliding_window": 4, "num_key_value_heads": 1}
     folder = str(write(tmp_path / "mistral", "MistralForCausalLM", **sizes))
@@ -360,7 +360,7 @@ def test_the_text_before_and_the_model_before_are_freed(
 
 
 def test_models_that_are_there_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "EMBEDDED", tmp_path)
+    monkeypatch.setattr(named_models, "EMBEDDED", tmp_path)
     assert list(known_models("spelling"))[-1] == "spelling"
     assert "regard-small" not in known_models()
     assert "owner/name" in known_models("owner/name")

@@ -2,14 +2,14 @@
 `regard.interpret.grounding`: a module of that name would stand in its place."""
 
 from regard.interpret.word_maps.counts import Counted, Span, Spot, counted
-from regard.interpret.word_maps.looking import Looking, grounding
+from regard.interpret.word_maps.grounded_run import GroundedRun, grounding
 from regard.interpret.word_maps.maps import Grounding
 from regard.interpret.word_maps.prompt_words import asked_number, words_of
 
 __all__ = [
     "Counted",
+    "GroundedRun",
     "Grounding",
-    "Looking",
     "Span",
     "Spot",
     "asked_number",

@@ -1,7 +1,7 @@
 """Masks cut into tiles: their states, how many pairs they allow, and how they look."""
 
 from regard.masks.tiles.area_table import AreaTable
-from regard.masks.tiles.drawing import draw
+from regard.masks.tiles.mask_text import draw
 from regard.masks.tiles.pair_counts import (
     band_edges,
     count,

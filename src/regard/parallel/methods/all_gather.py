@@ -21,7 +21,7 @@ from regard.parallel.call import Call
 from regard.parallel.collectives import Gather, Replicated, Scatter, Sum
 from regard.parallel.layout import run_inside
 from regard.parallel.methods.one_part import OnePart
-from regard.parallel.placed import placed_bias, placed_mask
+from regard.parallel.placed_masks import placed_bias, placed_mask
 from regard.traces import Trace
 
 HELD = 1 << 26

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from regard.errors import RegardError
 from regard.models.installed import MODELS
-from regard.models.opening import load, own_names
+from regard.models.named_models import load, own_names
 from regard.models.readers import Reader
 from regard.stopping import telling
 from regard.view.atlas import Atlas

@@ -13,7 +13,7 @@ from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask
 from regard.masks.tiles import EMPTY, Tiles
 from regard.parallel.layout import Layout, Run
-from regard.parallel.placed import SomeKeys, placed_bias, placed_mask
+from regard.parallel.placed_masks import SomeKeys, placed_bias, placed_mask
 from regard.parallel.ranks import Ranks
 
 JUDGED = 1 << 16

@@ -9,7 +9,7 @@ import torch
 
 from regard import biases, masks, parallel
 from regard.masks.tiles import EMPTY, FULL, count, grid
-from regard.parallel.placed import PlacedMask, SomeKeys, placed_bias, placed_mask
+from regard.parallel.placed_masks import PlacedMask, SomeKeys, placed_bias, placed_mask
 from regard.values import Shape
 from tests.fresh_process import FreshProcesses
 

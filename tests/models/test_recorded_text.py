@@ -17,9 +17,9 @@ transformers = pytest.importorskip("transformers")
 
 from tokenizers import Tokenizer, models, pre_tokenizers  # noqa: E402
 
-from regard.models.loading import load_model  # noqa: E402
-from regard.models.opening import load as open_model  # noqa: E402
-from regard.models.recording import record  # noqa: E402
+from regard.models.huggingface_models import load_model  # noqa: E402
+from regard.models.named_models import load as open_model  # noqa: E402
+from regard.models.recorded_text import record  # noqa: E402
 
 WORDS = ["[UNK]", "the", "cat", "sat", "on", "mat", "."]
 TEXT = "the cat sat on the mat ."

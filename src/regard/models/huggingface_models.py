@@ -17,8 +17,8 @@ from transformers.utils import logging
 from regard.errors import RegardError
 from regard.files import expanded, is_folder, is_there
 from regard.models.devices import chosen_device, chosen_dtype
-from regard.models.fetching import Tell, fetching_bar
-from regard.models.staging import CONFIG, INDEX, WEIGHTS, WORDS, configuration, shards, staged
+from regard.models.download_bar import Tell, download_bar
+from regard.models.staged_folder import CONFIG, INDEX, WEIGHTS, WORDS, configuration, shards, staged
 from regard.stopping import UnwantedError
 
 
@@ -110,7 +110,7 @@ def _fetched(name: str, tell: Tell | None) -> Path:
     """What is read of a model on the hub, and nothing else of it."""
     from huggingface_hub import snapshot_download
 
-    words, bar = [f"*{ending}" for ending in WORDS], fetching_bar(tell)
+    words, bar = [f"*{ending}" for ending in WORDS], download_bar(tell)
     patterns = [*words, WEIGHTS]
     found = snapshot_download(name, allow_patterns=patterns, ignore_patterns="*/*", tqdm_class=bar)
     folder = Path(found)

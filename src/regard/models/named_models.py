@@ -15,7 +15,7 @@ from regard.files import expanded, is_folder
 from regard.models import folder as own
 from regard.models.card import Card
 from regard.models.devices import chosen_device, chosen_dtype
-from regard.models.fetching import Tell
+from regard.models.download_bar import Tell
 from regard.models.installed import MODELS, OWN
 from regard.models.readers import HuggingFaceReader, OwnReader, OwnTranslator, Reader
 from regard.models.translator import TranslatorModel
@@ -116,7 +116,7 @@ def load(
     # Imported late: importing transformers takes seconds.
     if progress is not None:
         progress("importing transformers", 0, 0)
-    from regard.models.loading import load_model
+    from regard.models.huggingface_models import load_model
 
     loaded = load_model(source, dtype=dtype, device=device, gguf=gguf, tell=progress)
     return HuggingFaceReader(name, loaded.model, loaded.tokenizer, Card({}), loaded.longest)

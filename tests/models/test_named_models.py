@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from regard import RegardError, models
-from regard.models import HuggingFaceReader, OwnReader, installed, opening
+from regard.models import HuggingFaceReader, OwnReader, installed, named_models
 from tests.fresh_process import FreshProcesses
 from tests.models.test_own_models import causal, translator, written
-from tests.models.test_recording import TEXT, write
+from tests.models.test_recorded_text import TEXT, write
 
 pytest.importorskip("transformers")
 
@@ -22,19 +22,19 @@ pytest.importorskip("transformers")
 def test_embedded_weights_that_are_not_there_can_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "EMBEDDED", tmp_path)
+    monkeypatch.setattr(named_models, "EMBEDDED", tmp_path)
     with pytest.raises(RegardError) as refused:
         models.load("regard-small")
     for part in ("the weights of 'regard-small' are not there", "docs/models.md", "models.train"):
         assert part in str(refused.value)
-    assert "regard-small" not in opening.own_names()
+    assert "regard-small" not in named_models.own_names()
 
 
 def test_models_of_the_package_beside_this_one_are_found_where_that_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "regard-king-james"
-    cloned = opening.own_place(name)
+    cloned = named_models.own_place(name)
     assert cloned.is_relative_to(installed.CLONE / "packages/regard-models")
     monkeypatch.setattr(installed, "CLONE", tmp_path / "no-clone")
     monkeypatch.setattr(installed, "find_spec", lambda module: None)
@@ -42,22 +42,22 @@ def test_models_of_the_package_beside_this_one_are_found_where_that_is_installed
         models.load(name)
     for part in ("not installed", "no package regard-models", "pip install 'regard[models]'"):
         assert part in str(refused.value)
-    assert name not in opening.own_names()
+    assert name not in named_models.own_names()
     monkeypatch.setattr(installed, "find_spec", find_spec)
     package = tmp_path / "regard_models"
     written(translator(), package / name)
     (package / "__init__.py").write_text("raise SystemExit('code of the package was run')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert opening.own_place(name) == package / name
+    assert named_models.own_place(name) == package / name
     assert models.load(name, device="cpu").longest == 48
-    assert name in opening.own_names()
+    assert name in named_models.own_names()
 
 
 def test_embedded_models_are_read_from_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("tokenizers")
-    monkeypatch.setattr(opening, "EMBEDDED", tmp_path)
+    monkeypatch.setattr(named_models, "EMBEDDED", tmp_path)
     written(causal(), tmp_path / "regard-small")
     reader = models.load("regard-small", device="cpu")
     assert isinstance(reader, OwnReader)
@@ -145,7 +145,7 @@ def test_smollm2_is_one_file_of_its_package(
     monkeypatch.syspath_prepend(tmp_path)
     real = find_spec
     monkeypatch.setattr(installed, "find_spec", lambda m: real("sys" if m == "gguf" else m))
-    monkeypatch.setattr("regard.models.loading.load_model", load_model)
+    monkeypatch.setattr("regard.models.huggingface_models.load_model", load_model)
     with pytest.raises(RegardError, match="asked"):
         models.load("smollm2")
     assert asked["source"] == str(package)
@@ -166,7 +166,7 @@ def test_names_that_cannot_be_reached_say_what_to_do(monkeypatch: pytest.MonkeyP
 def test_without_transformers_the_own_models_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "find_spec", lambda name: None)
+    monkeypatch.setattr(named_models, "find_spec", lambda name: None)
     with pytest.raises(RegardError, match=r"without it: regard-small, regard-king-james"):
         models.load(str(write(tmp_path / "llama")))
 

@@ -10,34 +10,34 @@ from torch import nn
 
 from regard.arguments import counted, refuse_no_list
 from regard.errors import RegardError
-from regard.interpret.word_maps.gathering import Gathering, Steps
+from regard.interpret.word_maps.common_grid import Resize
 from regard.interpret.word_maps.layout import Layout, Text
+from regard.interpret.word_maps.map_sums import MapSums, Steps
 from regard.interpret.word_maps.maps import Axis, Grounding
 from regard.interpret.word_maps.prompt_words import Places, chosen_words, words_of
-from regard.interpret.word_maps.resizing import Resize
 from regard.seen import Layer
 from regard.values import whole
 from regard.watching.choices import Layers, matches, numbers, patterns
 from regard.watching.onlooker import Onlooker
 
 
-class Looking:
+class GroundedRun:
     """A model whose words are followed while it paints, inside a `with`."""
 
-    def __init__(self, model: nn.Module, gathering: Gathering, layers: Layers) -> None:
-        self._gathering = gathering
-        self._onlooker = Onlooker(model, gathering.add, gathering.layout.fits, layers)
-        tokens = gathering.layout.tokens
+    def __init__(self, model: nn.Module, sums: MapSums, layers: Layers) -> None:
+        self._sums = sums
+        self._onlooker = Onlooker(model, sums.add, sums.layout.fits, layers)
+        tokens = sums.layout.tokens
         joint = f"as many keys as queries, and more than the {tokens} tokens of the prompt"
         self._onlooker.accepted = (
-            f"keys: the {tokens} tokens of the prompt" if gathering.layout.text == "keys" else joint
+            f"keys: the {tokens} tokens of the prompt" if sums.layout.text == "keys" else joint
         )
         self._onlooker.mend = (
             "give all tokens that the model was given, padding and marks too; say text='first' or "
             "'last' if words and picture are one sequence; name layers="
         )
 
-    def __enter__(self) -> Looking:
+    def __enter__(self) -> GroundedRun:
         self._onlooker.__enter__()
         return self
 
@@ -52,7 +52,7 @@ class Looking:
     @property
     def found(self) -> Grounding:
         """The maps of what was seen so far; all of it, after the `with`."""
-        return self._gathering.grounding()
+        return self._sums.grounding()
 
 
 Words = Mapping[str, Places] | Sequence[str] | str | None
@@ -77,7 +77,7 @@ class How(TypedDict, total=False):
 @overload
 def grounding(
     what: nn.Module, tokens: Sequence[str], words: Words = ..., **how: Unpack[How]
-) -> Looking: ...
+) -> GroundedRun: ...
 @overload
 def grounding(
     what: Mapping[str, Layer], tokens: Sequence[str], words: Words = ..., **how: Unpack[How]
@@ -98,7 +98,7 @@ def grounding(
     passes: int = 1,
     which: int = 0,
     resize: Resize = "area",
-) -> Looking | Grounding:
+) -> GroundedRun | Grounding:
     """Where the words of a prompt are in the picture, or the film, that a model makes of it.
 
     The tokens of the picture are queries, those of the prompt keys, so a word's column of attention
@@ -135,7 +135,7 @@ def grounding(
     batch, which = whole("batch", batch), whole("which", which)
     counted("passes", passes)
     chosen = numbers(heads)
-    gathering = Gathering(
+    sums = MapSums(
         Layout(len(tokens), text, grid, frames),
         chosen_words(tokens, words),
         tuple(words_of(tokens)),
@@ -149,7 +149,7 @@ def grounding(
         named=layers is not None,
     )
     if isinstance(what, nn.Module):
-        return Looking(what, gathering, layers)
+        return GroundedRun(what, sums, layers)
     if not isinstance(what, Mapping):
         raise RegardError(
             "grounding looks at a model, or at what was seen of one",
@@ -157,13 +157,11 @@ def grounding(
             accepted="a torch.nn.Module (of a pipeline: its unet or transformer), or what "
             "watch(model, keep='traces') saw",
         )
-    _add_seen(gathering, what, patterns(layers))
-    return gathering.grounding()
+    _add_seen(sums, what, patterns(layers))
+    return sums.grounding()
 
 
-def _add_seen(
-    gathering: Gathering, seen: Mapping[str, Layer], named: tuple[str, ...] | None
-) -> None:
+def _add_seen(sums: MapSums, seen: Mapping[str, Layer], named: tuple[str, ...] | None) -> None:
     for path, layer in seen.items():
         if not matches(path, named):
             continue
@@ -173,5 +171,5 @@ def _add_seen(
             )
         for trace, run in zip(layer.traces, layer.runs, strict=True):
             shape = trace.inputs.shape
-            if named is not None or gathering.layout.fits(shape.Q, shape.K):
-                gathering.add(path, run, trace)
+            if named is not None or sums.layout.fits(shape.Q, shape.K):
+                sums.add(path, run, trace)

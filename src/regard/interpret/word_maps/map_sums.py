@@ -11,9 +11,9 @@ from torch import Tensor
 
 from regard.errors import RegardError
 from regard.interpret.word_maps.columns import word_shares
+from regard.interpret.word_maps.common_grid import Resize, resized
 from regard.interpret.word_maps.layout import Layout
 from regard.interpret.word_maps.maps import AXES, Axis, Grounding
-from regard.interpret.word_maps.resizing import Resize, resized
 from regard.traces import Trace
 
 Steps = int | slice | Collection[int] | None
@@ -28,7 +28,7 @@ class _Sum:
 
 
 @dataclass
-class Gathering:
+class MapSums:
     """The maps of words, growing call by call.
 
     Of each call the columns of the words are added up over what is not kept: heads at once, steps

@@ -10,7 +10,7 @@ Tell = Callable[[str, int, int], None]
 """Told what is being done, how much of it is, and of how much: 0 if that is not known."""
 
 
-def fetching_bar(tell: Tell | None) -> type[Any] | None:
+def download_bar(tell: Tell | None) -> type[Any] | None:
     """A bar as huggingface_hub asks for one, that draws nothing and tells the bytes; without
     anybody to tell, none: its own are shown at a terminal."""
     if tell is None:

@@ -10,7 +10,7 @@ from torch import nn
 
 import regard
 from regard import RegardError
-from regard.calls.warming import _width_of
+from regard.calls.warm_up import _width_of
 
 
 @pytest.mark.parametrize("gradients", [False, True])

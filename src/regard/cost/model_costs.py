@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from regard.biases.bias import Bias
-from regard.cost.attending import Memory, attention_parts, eager_memory, fused_memory
 from regard.cost.cache import cache_bytes, decoding
+from regard.cost.call_memory import Memory, attention_parts, eager_memory, fused_memory
 from regard.cost.configuration import Configuration
 from regard.cost.costs import Cost
 from regard.cost.devices import device as find_device
