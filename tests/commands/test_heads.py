@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from regard import cli, interpret, models
 from regard.commands import heads as command
-from regard.interpret.head_scores import probes
+from regard.interpret.head_scores.texts import probes
 
 TEXTS = [
     "The animal didn't cross the street because it was too tired.",

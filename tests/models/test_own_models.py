@@ -14,7 +14,7 @@ from torch import Tensor
 
 import regard
 from regard import RegardError, masks, models
-from regard.interpret.head_scores.text_batches import Texts
+from regard.interpret.head_scores.texts.text_batches import Texts
 from regard.models import (
     CausalConfig,
     CausalModel,

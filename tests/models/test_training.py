@@ -16,7 +16,7 @@ import regard
 from models.train import causal, corpus, heads, sample, translate
 from models.train.training import Training, options
 from regard import RegardError, interpret, models
-from regard.interpret.head_scores.badge_rules import RULES
+from regard.interpret.head_scores.tables.badge_rules import RULES
 from regard.models import CausalConfig, CausalModel, OwnReader, OwnTranslator
 from regard.models.tokenizer import MARK
 from tests.models.test_own_models import causal as causal_model

@@ -17,7 +17,7 @@ from regard.errors import RegardError
 from regard.files import finite_or_null
 from regard.interpret.head_scores import HeadScores, Links
 from regard.interpret.head_scores import heads as score_heads
-from regard.interpret.head_scores.score_names import shown
+from regard.interpret.head_scores.tables.score_names import shown
 from regard.lab.material.text import king_james
 from regard.models.named_models import load
 from regard.models.readers import Reader

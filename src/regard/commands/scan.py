@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.commands.console import plain_console
-from regard.interpret.head_scores.score_names import shown
+from regard.interpret.head_scores.tables.score_names import shown
 from regard.notices import at_terminal
 from regard.scanning import OBSERVED, STATISTICS, Job, Options, Scan, observed, view_command
 from regard.scanning import scan as scan_corpus

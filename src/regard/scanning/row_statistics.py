@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.interpret.head_scores.pairs.weight_blocks import Block, distances
-from regard.interpret.head_scores.sides import Sides
+from regard.interpret.head_scores.texts.sides import Sides
 from regard.traces import Trace
 
 FROM_WEIGHTS = ("first", "distance")

@@ -11,7 +11,7 @@ import torch
 
 from regard.errors import RegardError
 from regard.interpret.head_scores.pairs.pair_totals import REACH
-from regard.interpret.head_scores.score_names import SCORES
+from regard.interpret.head_scores.tables.score_names import SCORES
 from regard.interpret.head_scores.tally import ratio
 from regard.scanning.scales import SCALES
 from regard.scanning.states import ENDS, TOP, LayerState, State

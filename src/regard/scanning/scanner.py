@@ -14,8 +14,8 @@ from regard.errors import RegardError
 from regard.interpret.head_scores.interruptions import Enough, Leaks
 from regard.interpret.head_scores.pairs.pair_sums import call_sums
 from regard.interpret.head_scores.pairs.weight_blocks import blocks, open_pairs
-from regard.interpret.head_scores.sides import Sides
-from regard.interpret.head_scores.text_batches import Batch, Texts
+from regard.interpret.head_scores.texts.sides import Sides
+from regard.interpret.head_scores.texts.text_batches import Batch, Texts
 from regard.interpret.interventions.runs import Runner
 from regard.interpret.rows import matching
 from regard.models.named_models import load

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.files import read_json, replacing
-from regard.interpret.head_scores.text_batches import TOKENS
+from regard.interpret.head_scores.texts.text_batches import TOKENS
 from regard.models.causal import CausalConfig
 from regard.models.readers import HuggingFaceReader, OwnReader, Reader
 from regard.scanning.corpus import Corpus, usual_shards

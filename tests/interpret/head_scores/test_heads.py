@@ -30,13 +30,13 @@ from transformers import (
 
 import regard
 from regard import RegardError, interpret, masks, models
-from regard.interpret.head_scores import probes
-from regard.interpret.head_scores.copying import Unembedding, unembedding_of
-from regard.interpret.head_scores.head_table import Column, HeadRow, OwnScores, Score
-from regard.interpret.head_scores.model_form import Last
+from regard.interpret.head_scores.copied_tokens.copying_score import Unembedding, unembedding_of
+from regard.interpret.head_scores.copied_tokens.model_form import Last
 from regard.interpret.head_scores.pairs import weight_blocks
 from regard.interpret.head_scores.pairs.pair_sums import NEAR, call_sums
-from regard.interpret.head_scores.sides import Side, Sides
+from regard.interpret.head_scores.tables.head_table import Column, HeadRow, OwnScores, Score
+from regard.interpret.head_scores.texts import probes
+from regard.interpret.head_scores.texts.sides import Side, Sides
 from regard.models import CausalConfig, CausalModel, TranslatorConfig, TranslatorModel
 from tests.interpret.constructed import (
     SHARP,

@@ -22,13 +22,15 @@ from regard.backends.tiled.second_pass import TiledPass
 from regard.calls import watchers
 from regard.inputs import AttentionInputs, check
 from regard.interpret import heads
-from regard.interpret.head_scores import guessed_form, model_form, probes, survey, text_batches
-from regard.interpret.head_scores.copying import Unembedding
-from regard.interpret.head_scores.head_table import HeadScores
+from regard.interpret.head_scores import survey
+from regard.interpret.head_scores.copied_tokens import guessed_form, model_form
+from regard.interpret.head_scores.copied_tokens.copying_score import Unembedding
 from regard.interpret.head_scores.pairs import asked_totals
 from regard.interpret.head_scores.pairs.key_columns import MOST, can_be_weighed
 from regard.interpret.head_scores.pairs.pair_sums import call_sums
-from regard.interpret.head_scores.sides import Side, Sides
+from regard.interpret.head_scores.tables.head_table import HeadScores
+from regard.interpret.head_scores.texts import probes, text_batches
+from regard.interpret.head_scores.texts.sides import Side, Sides
 from regard.models import CausalConfig, CausalModel
 from regard.nn import MultiHeadAttention
 from regard.traces import Trace

@@ -16,7 +16,7 @@ from regard.interpret.head_scores.pairs.asked_totals import asked_totals
 from regard.interpret.head_scores.pairs.pair_sums import call_sums
 from regard.interpret.head_scores.pairs.row_totals import row_totals
 from regard.interpret.head_scores.pairs.weight_blocks import blocks
-from regard.interpret.head_scores.sides import Side, Sides
+from regard.interpret.head_scores.texts.sides import Side, Sides
 from regard.masks.algebra import pairs
 from tests.parity import cases
 from tests.parity.cases import Case, Sizes

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.backends.reference import Reference, ReferencePass
 from regard.inputs import AttentionInputs
-from regard.interpret.head_scores.copying import _value_forms
+from regard.interpret.head_scores.copied_tokens.copying_score import _value_forms
 from tests.parity.cases import Case, Sizes
 from tests.parity.test_triton import _is_hopper
 

@@ -13,18 +13,18 @@ from torch import Tensor
 
 from regard.arguments import flag, refuse_no_list
 from regard.errors import RegardError
-from regard.interpret.head_scores.copying import writing_of
-from regard.interpret.head_scores.guessed_form import guess_of
-from regard.interpret.head_scores.head_table import Column, HeadRow, HeadScores, OwnScores
+from regard.interpret.head_scores.copied_tokens.copying_score import writing_of
+from regard.interpret.head_scores.copied_tokens.guessed_form import guess_of
+from regard.interpret.head_scores.links.link_scores import links_of
 from regard.interpret.head_scores.links.link_table import Links
-from regard.interpret.head_scores.links.linking import links_of
-from regard.interpret.head_scores.probes import repeats
 from regard.interpret.head_scores.random_weights import FEW, shuffled
-from regard.interpret.head_scores.score_names import SCORES
 from regard.interpret.head_scores.survey import Kinds, Progress, Survey
 from regard.interpret.head_scores.syntax.arcs import Arc, arcs_of
+from regard.interpret.head_scores.tables.head_table import Column, HeadRow, HeadScores, OwnScores
+from regard.interpret.head_scores.tables.score_names import SCORES
 from regard.interpret.head_scores.tally import Tally
-from regard.interpret.head_scores.text_batches import Texts
+from regard.interpret.head_scores.texts.probes import repeats
+from regard.interpret.head_scores.texts.text_batches import Texts
 from regard.interpret.interventions.runs import Runner
 from regard.values import whole
 

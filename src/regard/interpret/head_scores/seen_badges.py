@@ -9,10 +9,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard.interpret.head_scores.badge_rules import Held, badge_of
 from regard.interpret.head_scores.pairs.pair_sums import call_sums
-from regard.interpret.head_scores.sides import Side, Sides
+from regard.interpret.head_scores.tables.badge_rules import Held, badge_of
 from regard.interpret.head_scores.tally import ratio
+from regard.interpret.head_scores.texts.sides import Side, Sides
 from regard.interpret.interventions.intervention import observed
 from regard.scores.comparison import Dot
 from regard.seen import Layer

@@ -13,18 +13,18 @@ from torch import Tensor, nn
 
 from regard.backends.contract import SecondPass, Weighed
 from regard.inputs import AttentionInputs
-from regard.interpret.head_scores.copying import CLEAR, Writing, writing_of
+from regard.interpret.head_scores.copied_tokens.copying_score import CLEAR, Writing, writing_of
+from regard.interpret.head_scores.copied_tokens.guessed_form import Guess
 from regard.interpret.head_scores.device_answers import answers
-from regard.interpret.head_scores.guessed_form import Guess
 from regard.interpret.head_scores.interruptions import Doubts, Enough, Leaks, Misjudged
 from regard.interpret.head_scores.pairs.key_columns import beside, can_be_weighed
 from regard.interpret.head_scores.pairs.pair_sums import CallSums, Sum, call_sums
 from regard.interpret.head_scores.pairs.pair_totals import Weighed as Weights
 from regard.interpret.head_scores.random_weights import FEW
-from regard.interpret.head_scores.sides import Side, Sides
 from regard.interpret.head_scores.syntax.arcs import Arc, ArcSums, in_batch, tensor_of
 from regard.interpret.head_scores.tally import Tally
-from regard.interpret.head_scores.text_batches import Batch, Texts
+from regard.interpret.head_scores.texts.sides import Side, Sides
+from regard.interpret.head_scores.texts.text_batches import Batch, Texts
 from regard.interpret.interventions.outputs import Place
 from regard.interpret.interventions.runs import Runner
 from regard.traces import Trace

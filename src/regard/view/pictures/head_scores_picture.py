@@ -15,8 +15,8 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 from matplotlib.transforms import offset_copy
 
 from regard.interpret import HeadScores
-from regard.interpret.head_scores.badge_rules import RULES
-from regard.interpret.head_scores.score_names import COUNTS
+from regard.interpret.head_scores.tables.badge_rules import RULES
+from regard.interpret.head_scores.tables.score_names import COUNTS
 from regard.view.pictures.line_ends import COLOURS, ON_DARK
 from regard.view.pictures.trace_pictures import _ticks
 

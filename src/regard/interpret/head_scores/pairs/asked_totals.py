@@ -13,7 +13,7 @@ from regard.interpret.head_scores.pairs.key_columns import PLACE
 from regard.interpret.head_scores.pairs.pair_totals import OFFSETS, REACH, PairTotals, Weighed
 from regard.interpret.head_scores.pairs.row_totals import RowTotals
 from regard.interpret.head_scores.pairs.weight_blocks import looks_back, open_at
-from regard.interpret.head_scores.sides import Side, Sides
+from regard.interpret.head_scores.texts.sides import Side, Sides
 from regard.traces import Trace
 
 

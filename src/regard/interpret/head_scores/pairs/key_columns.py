@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
 from regard.interpret.head_scores.pairs.weight_blocks import apart, looks_back
-from regard.interpret.head_scores.sides import Sides
+from regard.interpret.head_scores.texts.sides import Sides
 
 Numbers = Mapping[str, Shaped[Tensor, "b #h k"]]
 """By name, of each key, the same for all heads or for each its own."""

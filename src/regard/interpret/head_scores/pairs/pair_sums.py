@@ -19,7 +19,7 @@ from regard.interpret.head_scores.pairs.weight_blocks import (
     apart,
     blocks,
 )
-from regard.interpret.head_scores.sides import Sides
+from regard.interpret.head_scores.texts.sides import Sides
 from regard.traces import Chosen, Trace
 
 NEAR = 4

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.biases.dense import Dense
 from regard.inputs import AttentionInputs
 from regard.interpret.head_scores.pairs.weight_blocks import seeing_rows
-from regard.interpret.head_scores.sides import Side
+from regard.interpret.head_scores.texts.sides import Side
 from regard.seen import open_places
 from regard.traces import Trace
 

@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from regard.backends.passes import no_autocast
 from regard.interpret.head_scores.pairs.pair_totals import OFFSETS, REACH, PairTotals
 from regard.interpret.head_scores.pairs.weight_blocks import Block, distances, open_pairs
-from regard.interpret.head_scores.sides import Sides
+from regard.interpret.head_scores.texts.sides import Sides
 from regard.traces import Trace
 
 

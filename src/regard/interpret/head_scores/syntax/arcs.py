@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.arguments import said
 from regard.errors import RegardError
 from regard.interpret.head_scores.syntax.syntax_table import Follows, Syntax
-from regard.interpret.head_scores.text_batches import Batch, Texts
+from regard.interpret.head_scores.texts.text_batches import Batch, Texts
 
 
 class Arc(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, overload
 
-from regard.interpret.head_scores.plain_table import PlainTable, cut
+from regard.interpret.head_scores.tables.plain_table import PlainTable, cut
 from regard.visible import visible
 
 

@@ -13,15 +13,15 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.interpret.head_scores.copying import Unembedding, unembedding_of
-from regard.interpret.head_scores.model_form import (
+from regard.interpret.head_scores.copied_tokens.copying_score import Unembedding, unembedding_of
+from regard.interpret.head_scores.copied_tokens.model_form import (
     Form,
     Last,
     likely_end,
     matrix_of,
     output_projection,
 )
-from regard.interpret.head_scores.text_batches import Texts
+from regard.interpret.head_scores.texts.text_batches import Texts
 from regard.interpret.interventions.outputs import Place
 
 LONG = 2048

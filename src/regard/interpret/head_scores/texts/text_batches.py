@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
-from regard.interpret.head_scores.sides import Side, Sides
+from regard.interpret.head_scores.texts.sides import Side, Sides
 from regard.interpret.interventions.runs import Runner, arguments, items
 from regard.interpret.two_texts import refuse_untold_target
 from regard.traces import Trace

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.interpret.head_scores.text_batches import Texts
+from regard.interpret.head_scores.texts.text_batches import Texts
 
 PERIOD, SEQUENCES = 128, 8
 

@@ -13,8 +13,8 @@ from regard import biases, masks
 from regard.interpret.head_scores.pairs.asked_totals import _rows_by_offset
 from regard.interpret.head_scores.pairs.pair_totals import REACH
 from regard.interpret.head_scores.pairs.row_totals import row_totals
-from regard.interpret.head_scores.sides import Side
-from regard.interpret.head_scores.text_batches import Texts
+from regard.interpret.head_scores.texts.sides import Side
+from regard.interpret.head_scores.texts.text_batches import Texts
 
 IDS = torch.randint(40, (1, 9), generator=torch.Generator().manual_seed(1))
 

@@ -21,7 +21,13 @@ from torch import Tensor, nn
 from regard.backends.contract import SecondPass
 from regard.backends.passes import no_autocast
 from regard.inputs import AttentionInputs
-from regard.interpret.head_scores.model_form import Form, Last, Size, form_of, matrix_of
+from regard.interpret.head_scores.copied_tokens.model_form import (
+    Form,
+    Last,
+    Size,
+    form_of,
+    matrix_of,
+)
 from regard.interpret.interventions.outputs import Place
 from regard.interpret.interventions.runs import Runner
 from regard.interpret.rows import matching

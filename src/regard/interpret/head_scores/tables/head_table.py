@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, overload
 
 from regard.errors import RegardError
-from regard.interpret.head_scores.badge_rules import Held, badge_of
 from regard.interpret.head_scores.links.link_table import Links
-from regard.interpret.head_scores.plain_table import PlainTable, cut
-from regard.interpret.head_scores.score_names import SCORES, shown
 from regard.interpret.head_scores.syntax.syntax_table import Syntax
+from regard.interpret.head_scores.tables.badge_rules import Held, badge_of
+from regard.interpret.head_scores.tables.plain_table import PlainTable, cut
+from regard.interpret.head_scores.tables.score_names import SCORES, shown
 from regard.visible import visible
 
 Grid = tuple[tuple[float, ...], ...]

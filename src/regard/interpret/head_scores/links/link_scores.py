@@ -15,7 +15,7 @@ from regard.errors import RegardError
 from regard.interpret.head_scores.links.link_table import Link, Links
 from regard.interpret.head_scores.links.word_places import Found, places_of
 from regard.interpret.head_scores.pairs.weight_blocks import blocks, open_pairs
-from regard.interpret.head_scores.text_batches import Texts
+from regard.interpret.head_scores.texts.text_batches import Texts
 from regard.interpret.interventions.runs import Runner
 from regard.interpret.rows import matching
 from regard.traces import Trace
