@@ -104,14 +104,14 @@ $(COMPILER): $(READY)
 	$(BIN)/pip install --quiet --no-deps --target $@ triton==3.6.0
 
 bench: $(READY)  ## measure on this machine; results go to benchmarks/results
-	$(BIN)/python benchmarks/cpu.py
-	$(BIN)/python benchmarks/watching.py
-	$(BIN)/python benchmarks/view.py
-	$(BIN)/python benchmarks/viewer.py
+	$(BIN)/python -m benchmarks.calls.cpu
+	$(BIN)/python -m benchmarks.models.watching
+	$(BIN)/python -m benchmarks.views.view
+	$(BIN)/python -m benchmarks.views.viewer
 
 gpu:  ## check and measure on a CUDA GPU, with the Python that has PyTorch and Triton for it
-	PYTHONPATH=src $(PYTHON) benchmarks/gpu.py
-	PYTHONPATH=src $(PYTHON) benchmarks/gpu_grid.py
+	PYTHONPATH=src $(PYTHON) -m benchmarks.kernels.gpu
+	PYTHONPATH=src $(PYTHON) -m benchmarks.kernels.gpu_grid
 
 # The version is part of what is installed. Two thirds of the packages' files are never imported here:
 # bytecode is left to the first import.

@@ -168,7 +168,7 @@ def test_why_the_app_does_not_open(
 ) -> None:
     (tmp_path / "regard.js").touch()
     monkeypatch.setattr(first_view.sys.stdout, "isatty", lambda: terminal, raising=False)
-    monkeypatch.setattr(opening, "BUNDLE", tmp_path / ("regard.js" if built else "no.js"))
+    monkeypatch.setattr(first_view, "BUNDLE", tmp_path / ("regard.js" if built else "no.js"))
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(first_view.sys, "platform", "linux")

@@ -1,0 +1,1 @@
+"""The grid of calls that gpu_grid.py measures: cases, peers, checks, clock, tables."""

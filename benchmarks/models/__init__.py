@@ -1,0 +1,1 @@
+"""Whole models: watched, monitored, scored, and run with regard by name."""

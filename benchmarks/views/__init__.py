@@ -1,0 +1,1 @@
+"""What the views take: the command, pages, the app."""
