@@ -1,6 +1,6 @@
 /** Where the app starts: its markup says where the data are. */
 
-import { AppDesk } from "./desk/app_desk";
+import { AppPanels } from "./panels/app_panels";
 import { mount } from "./shell/mount";
 import { AppSource } from "./sources/app_source";
 import { laterFrom } from "./stage/later_part";
@@ -12,5 +12,5 @@ void mount(root, source, {
   // What is shown inside a notebook's cell has no address of its own.
   address: location.protocol !== "about:",
   later: () => laterFrom(new URL(`${base}later.js`, document.baseURI).href),
-  desk: (hands) => new AppDesk(source, hands),
+  panels: (hands) => new AppPanels(source, hands),
 });

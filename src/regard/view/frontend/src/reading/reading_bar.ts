@@ -1,7 +1,7 @@
 /** Type a text, choose who reads it, see how far that is, and stop it. */
 
 import { el } from "../elements/element";
-import { roving } from "../elements/roving";
+import { roving } from "../elements/roving_tabindex";
 import type {
   Example,
   ExampleRequest,

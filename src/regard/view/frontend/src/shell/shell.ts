@@ -1,7 +1,7 @@
 /** The frame around all views: tabs, the choice of a head, keys, theme and address. */
 
 import { el } from "../elements/element";
-import { roving } from "../elements/roving";
+import { roving } from "../elements/roving_tabindex";
 import { LayerPicker } from "../selection/layer_picker";
 import {
   linked,
@@ -15,7 +15,7 @@ import {
 import { SentenceView } from "../sentence/sentence_view";
 import type { Source } from "../sources/source";
 import type { Index, MapInfo } from "../sources/wire_format";
-import type { Desk, Hands } from "../stage/desk";
+import type { Hands, Panels } from "../stage/panels";
 import type { Given, LaterViews, MakeLater, Shown } from "../stage/later_part";
 import { Address } from "./address";
 import { TITLES, viewsOf } from "./view_list";
@@ -31,7 +31,7 @@ export interface Options {
   /** Loads the views that are not needed first. */
   later: () => Promise<MakeLater>;
   /** Made where other texts can be read. */
-  desk?: (hands: Hands) => Desk;
+  panels?: (hands: Hands) => Panels;
   /** A view to start from, and who is told when it changes. */
   view?: Partial<State>;
   changed?: (view: State) => void;
@@ -46,7 +46,7 @@ export class Shell {
   /** Made of the index when one of them is opened. */
   private later: LaterViews | null = null;
   private shown: Shown | null = null;
-  private desk: Desk | null = null;
+  private panels: Panels | null = null;
   private model = el("span", { class: "model" });
   private stage = el("main", { class: "stage" });
   private layerPicker = new LayerPicker();
@@ -72,8 +72,8 @@ export class Shell {
       // A page from disk may have no storage; then the system's theme holds.
     }
     this.open(index);
-    this.desk =
-      options.desk?.({
+    this.panels =
+      options.panels?.({
         change: (part) => this.change(part),
         visit: (where) => this.change(read(where, this.defaults)),
         reopen: () => this.reopen(),
@@ -102,8 +102,8 @@ export class Shell {
           "◐",
         ),
       ),
-      this.desk?.bar ?? "",
-      el("div", { class: "body" }, this.stage, this.desk?.panel),
+      this.panels?.bar ?? "",
+      el("div", { class: "body" }, this.stage, this.panels?.panel),
     );
     this.system.addEventListener("change", () => this.render());
     // A page of its own hears keys wherever they are pressed; a cell of a notebook only its own.
@@ -139,7 +139,7 @@ export class Shell {
       change: (part, quiet) => this.change(part, quiet),
       theme: () => this.theme,
       jump: (query, key) => this.jump(query, key),
-      gallery: this.desk?.gallery ?? null,
+      gallery: this.panels?.gallery ?? null,
     };
   }
 
@@ -285,7 +285,7 @@ export class Shell {
     }
     if (shown) void shown.show();
     else this.wait("Opening …");
-    this.desk?.show(this.state, this.index);
+    this.panels?.show(this.state, this.index);
   }
 
   /** Past all that stands above: to the first thing in the view that takes keys. */

@@ -1,6 +1,6 @@
 /** The text, shaded by where one token looks, or by who looks at it. */
 
-import { css, ink, place, ramp, type Range } from "../drawing/colour";
+import { css, ink, place, ramp } from "../drawing/colour";
 import { figure } from "../drawing/figure";
 import { inksOf } from "../drawing/inks";
 import { legendBox, type Legend } from "../drawing/legend";
@@ -27,11 +27,12 @@ import {
 import type { State } from "../selection/view_state";
 import { edgesOf, seenBy, type Line, type Source } from "../sources/source";
 import type { Index, MapInfo } from "../sources/wire_format";
+import { strongestWords } from "./strongest_words";
 import { textBody } from "./text_figure";
+import { largest, mean, range } from "./weight_line";
 import { words, type Colours, type Shading, type Words } from "./words";
 
 const WINDOW = 1500;
-const STRONGEST = 12;
 
 /** One token, and the line of weights that it gives or gets. */
 interface Answer {
@@ -162,7 +163,9 @@ export class TextView {
         name === undefined ? "" : el("bdi", { class: "token" }, spelled(name, 32)),
         ` #${token} ${verb(direction)}, in ${this.layer}${this.which()}`,
       ),
-      this.strongest(answer),
+      strongestWords(answer.line, this.names(this.looks ? "key" : "query"), (at) =>
+        this.looks ? this.jump(token, at) : this.jump(at, token),
+      ),
       legendBox(this.legend(answer), this.theme()),
       ...this.texts(answer),
     );
@@ -196,36 +199,6 @@ export class TextView {
       this.state().layers,
       (layers) => this.change({ layers }),
     );
-  }
-
-  /** The words with the most weight; each leads to its pair on the map. */
-  private strongest({ token, line }: Answer): HTMLElement {
-    const { weights, exact } = line;
-    const names = this.names(this.looks ? "key" : "query");
-    const order = [...weights.keys()]
-      .filter((at) => weights[at]! > 0 && (!exact || exact.has(at)))
-      .sort((a, b) => weights[b]! - weights[a]!)
-      .slice(0, STRONGEST);
-    if (!order.length)
-      return el("p", { class: "note" }, "Nothing: every pair is masked, or all weights are zero.");
-    const most = weights[order[0]!]!;
-    const item = (at: number) =>
-      el(
-        "button",
-        {
-          title: "Show this pair on the map",
-          onclick: () => (this.looks ? this.jump(token, at) : this.jump(at, token)),
-        },
-        el("bdi", { class: "token" }, names?.[at] === undefined ? "" : spelled(names[at]!, 24)),
-        el("span", { class: "place" }, `#${at}`),
-        el(
-          "span",
-          { class: "meter" },
-          el("span", { style: `width:${(100 * weights[at]!) / most}%` }),
-        ),
-        el("span", { class: "figure" }, percent(weights[at]!)),
-      );
-    return el("ol", { class: "strongest" }, ...order.map((at) => el("li", {}, item(at))));
   }
 
   /** The first and the last word that the mask lets a token see, or be seen by. */
@@ -392,26 +365,4 @@ export class TextView {
       turn(WINDOW, "Later →", stop >= n),
     );
   }
-}
-
-function largest(weights: Float32Array): number {
-  let most = 0;
-  for (const weight of weights) most = Math.max(most, weight);
-  return most;
-}
-
-/** The weights where the colours begin and end: on a logarithmic scale, at a thousandth. */
-function range(weights: Float32Array): Range {
-  const high = largest(weights) || 1;
-  return { low: high * 1e-3, high };
-}
-
-/** The mean of lines; exact where all of them are. */
-function mean(lines: Line[]): Line {
-  const weights = new Float32Array(lines[0]!.weights.length);
-  for (const line of lines)
-    for (const [at, weight] of line.weights.entries()) weights[at]! += weight / lines.length;
-  const sets = lines.flatMap(({ exact }) => (exact ? [exact] : []));
-  const sure = sets[0] && [...sets[0]].filter((at) => sets.every((set) => set.has(at)));
-  return { weights, exact: sure ? new Set(sure) : null };
 }

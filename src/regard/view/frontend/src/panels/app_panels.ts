@@ -1,14 +1,14 @@
-/** The desk of the app: the bar that has texts read, and the panel of predictions. */
+/** The panels of the app: the bar that has texts read, and the panel of predictions. */
 
 import { PredictionsPanel } from "../predictions/predictions_panel";
 import { ReadingBar } from "../reading/reading_bar";
 import type { State } from "../selection/view_state";
 import type { AppSource } from "../sources/app_source";
 import type { Index } from "../sources/wire_format";
-import type { Desk, Hands } from "../stage/desk";
+import type { Hands, Panels } from "../stage/panels";
 
-export class AppDesk implements Desk {
-  readonly gallery: Desk["gallery"];
+export class AppPanels implements Panels {
+  readonly gallery: Panels["gallery"];
   private reading: ReadingBar;
   private says: PredictionsPanel;
   private opening: Promise<void> | null = null;

@@ -4,7 +4,7 @@ import type { State } from "../selection/view_state";
 import type { Index } from "../sources/wire_format";
 import type { Given } from "./later_part";
 
-/** What a desk can do to the views. */
+/** What the panels can do to the views. */
 export interface Hands {
   change(part: Partial<State>): void;
   /** Show what an address says. */
@@ -13,7 +13,7 @@ export interface Hands {
   reopen(): Promise<void>;
 }
 
-export interface Desk {
+export interface Panels {
   /** Above the views. */
   readonly bar: HTMLElement;
   /** Beside them. */
