@@ -82,7 +82,7 @@ collected: $(READY)
 
 docs: $(READY) $(BUNDLE)  ## the site, in build/docs: runs every example of the pages, and stops at a broken link
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/python -m pytest -n 2 --dist=worksteal tests/test_documentation.py docs README.md
+	$(BIN)/python -m pytest -n 2 --dist=worksteal tests/project/test_documentation.py docs README.md
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -c docs -d build/docs-cache . build/docs
 	@echo "the site: build/docs/index.html"
 

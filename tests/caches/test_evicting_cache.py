@@ -12,7 +12,7 @@ import regard
 from regard import RegardError, caches
 from regard.caches import HeavyHitters, PerHead, WindowVotes
 from regard.caches.budgets import shared
-from tests.test_traces import largest
+from tests.traces.test_traces import largest
 
 transformers = pytest.importorskip("transformers")
 

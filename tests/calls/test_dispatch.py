@@ -18,7 +18,7 @@ from regard.calls import remembered
 from regard.calls.dispatch import BACKENDS
 from regard.values import Shape
 from tests.fresh_process import FreshProcesses
-from tests.test_traces import Largest
+from tests.traces.test_traces import Largest
 
 N = 300
 

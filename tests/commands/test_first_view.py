@@ -12,7 +12,7 @@ from regard import cli
 from regard.commands import first_view
 from regard.commands import view as view_command
 from regard.view.subjects import Told
-from tests.view.drawing import seen_model
+from tests.view.text_drawings import seen_model
 
 pytestmark = pytest.mark.usefixtures("by_spelling")
 TOKENS = ["<s>", " the", " cat", " sat", ".", " The"]

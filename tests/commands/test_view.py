@@ -17,7 +17,7 @@ from regard.commands import named_subject
 from regard.seen import Seen
 from regard.view.subjects import TOKEN, Look, Subject, Wanted, look
 from tests.view import tiny_models
-from tests.view.drawing import seen_model
+from tests.view.text_drawings import seen_model
 
 pytestmark = pytest.mark.usefixtures("by_spelling")
 runner = CliRunner()

@@ -12,7 +12,7 @@ import warnings
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from tests.fuzz import http_requests
-from tests.fuzz.running import run
+from tests.fuzz.case_runner import run
 from tests.fuzz.targets import targets
 
 HTTP = "http requests"

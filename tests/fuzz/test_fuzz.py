@@ -17,7 +17,7 @@ from regard import RegardError
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="bounds are set as Linux has them")
 
 if sys.platform == "linux":
-    from tests.fuzz.running import run
+    from tests.fuzz.case_runner import run
     from tests.fuzz.targets import Case, Target, targets
 
 CASES = {"trace files": 40, "own folders": 25, "model folders": 6, "command line": 10}

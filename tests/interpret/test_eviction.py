@@ -14,7 +14,7 @@ import regard
 from regard import RegardError, interpret, masks
 from regard.caches import WindowVotes
 from tests.interpret.conftest import Case, numbers
-from tests.test_traces import largest
+from tests.traces.test_traces import largest
 
 B, H, G, N = 2, 6, 2, 23
 

@@ -11,7 +11,7 @@ import torch
 import regard
 from regard import RegardError, interpret
 from tests.interpret.conftest import Case, numbers
-from tests.test_traces import largest
+from tests.traces.test_traces import largest
 
 IMAGE = range(3, 15)
 QUERIES: dict[str, tuple[Any, list[int]]] = {

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.view.visiting import Visitor
+from tests.view.visitor import Visitor
 
 SERVE = """
 from regard.view.web import serve

@@ -22,8 +22,8 @@ from regard.view.atlas import Atlas
 from regard.view.subjects import Subject, Wanted
 from regard.view.web import App, notebook, page, widget
 from regard.view.web.atlas_queries import Answers
-from tests.view.browsing import Open
-from tests.view.drawing import drawn, seen_model
+from tests.view.browser_page import Open
+from tests.view.text_drawings import drawn, seen_model
 
 KEEP = 'watch(model, keep="traces")'
 

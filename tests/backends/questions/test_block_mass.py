@@ -11,7 +11,7 @@ from torch import Tensor
 
 import regard
 from regard import RegardError, Trace, masks
-from tests.test_traces import largest
+from tests.traces.test_traces import largest
 
 B, H, G, Q, K, D = 2, 6, 3, 45, 45, 8
 

@@ -12,7 +12,7 @@ import regard.view
 from regard.commands.named_subject import subject_of
 from regard.view.web import App
 from regard.view.web import page as write_page
-from tests.view.browsing import MAP, Open, until
+from tests.view.browser_page import MAP, Open, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -13,7 +13,7 @@ import torch
 from regard.seen import Seen
 from regard.view.web import App
 from regard.view.web import page as write_page
-from tests.view.browsing import MAP, Open, hover, spot, tip_weight, until, weights
+from tests.view.browser_page import MAP, Open, hover, spot, tip_weight, until, weights
 from tests.view.toys import seen, tokens
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from regard.seen import Layer, Seen
 from regard.view.atlas import tiles
 from regard.view.web import App
 from regard.view.web import page as write_page
-from tests.view.browsing import MAP, Open, until, weights
+from tests.view.browser_page import MAP, Open, until, weights
 from tests.view.toys import HOSTILE, seen, tokens
 
 if TYPE_CHECKING:

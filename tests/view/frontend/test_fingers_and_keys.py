@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.view.browsing import MAP, Open, spot, tip_weight, until
+from tests.view.browser_page import MAP, Open, spot, tip_weight, until
 
 pytestmark = pytest.mark.xdist_group("browser")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.view.web import App, page
-from tests.view.browsing import MAP, Open
+from tests.view.browser_page import MAP, Open
 from tests.view.toys import seen, tokens
 
 

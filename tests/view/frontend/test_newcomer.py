@@ -11,7 +11,7 @@ from regard.commands.first_view import first_view
 from regard.commands.named_subject import subject_of
 from regard.view.subjects import Subject, Wanted
 from regard.view.web import App
-from tests.view.browsing import Open, until
+from tests.view.browser_page import Open, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page

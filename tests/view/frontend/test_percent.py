@@ -10,7 +10,7 @@ import torch
 import regard
 from regard.view import Patches
 from regard.view.web import App
-from tests.view.browsing import MAP, Open, hover, tip_weight, until
+from tests.view.browser_page import MAP, Open, hover, tip_weight, until
 from tests.view.toys import drawn
 
 pytestmark = pytest.mark.xdist_group("browser")

@@ -13,7 +13,7 @@ from regard.view.subjects import Told
 from regard.view.web import App
 from regard.view.web import session as sessions
 from tests.view import tiny_models
-from tests.view.browsing import MAP, Open, until
+from tests.view.browser_page import MAP, Open, until
 from tests.view.toys import seen, tokens
 
 if TYPE_CHECKING:

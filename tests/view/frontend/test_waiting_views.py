@@ -8,7 +8,7 @@ import pytest
 
 from regard.seen import Seen
 from regard.view.web import App
-from tests.view.browsing import MAP, Open, spot, until
+from tests.view.browser_page import MAP, Open, spot, until
 from tests.view.toys import seen, tokens
 
 if TYPE_CHECKING:

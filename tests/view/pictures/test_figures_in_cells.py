@@ -14,7 +14,7 @@ import torch
 import regard
 from regard import cost
 from regard.lab import scaling
-from tests.view.drawing import seen_model
+from tests.view.text_drawings import seen_model
 
 pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure

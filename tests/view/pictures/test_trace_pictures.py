@@ -19,7 +19,7 @@ import regard
 from regard import masks
 from regard.traces import Trace
 from regard.view.atlas import HeadFigures, head_figures
-from tests.view.drawing import seen_model
+from tests.view.text_drawings import seen_model
 
 pytest.importorskip("matplotlib")
 

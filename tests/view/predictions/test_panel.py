@@ -13,7 +13,7 @@ from regard.models import load
 from regard.view.subjects import run
 from regard.view.web import App
 from tests.view import tiny_models
-from tests.view.browsing import MAP, Open, until
+from tests.view.browser_page import MAP, Open, until
 from tests.view.toys import seen
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from regard.view.web import App
 from regard.view.web.prediction_queries import PredictionAnswers
 from tests.view import tiny_models
 from tests.view.toys import seen
-from tests.view.visiting import Visitor, asked
+from tests.view.visitor import Visitor, asked
 
 TEXT = "the cat sat on the mat and the cat"
 

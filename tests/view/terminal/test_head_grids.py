@@ -16,7 +16,7 @@ from regard.traces import Trace
 from regard.view import head_grid
 from regard.view.atlas import HeadFigures, head_figures, heads
 from regard.view.terminal.colours import colour
-from tests.view.drawing import bare, coloured, drawn, seen_model
+from tests.view.text_drawings import bare, coloured, drawn, seen_model
 
 
 def by_hand(weights: torch.Tensor) -> tuple[list[float], list[float], list[float]]:

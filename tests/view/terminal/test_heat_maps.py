@@ -16,7 +16,7 @@ from regard.view import heat_map, shaded
 from regard.view.atlas import clean, figures
 from regard.view.terminal.colours import colour, luminance
 from regard.view.terminal.map_layout import CAP
-from tests.view.drawing import bare, coloured, drawn, seen_model
+from tests.view.text_drawings import bare, coloured, drawn, seen_model
 
 WORDS = ["to", "be", "or", "not"]
 WIDE = ["漢字", "🙂", "read", "naïve", "👍🏽", "한국어のながいことば"]

@@ -26,7 +26,7 @@ from regard.view.web import App, redirect_file, serve
 from regard.view.web import app as apps
 from regard.view.web import atlas_queries as answers
 from tests.view.toys import HOSTILE, seen, tokens
-from tests.view.visiting import Answer, Visitor, asked, sent
+from tests.view.visitor import Answer, Visitor, asked, sent
 
 
 @pytest.fixture(scope="module")

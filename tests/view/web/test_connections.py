@@ -17,7 +17,7 @@ from regard.seen import Seen
 from regard.view.web import App, connections, server
 from regard.view.web.connections import Connections
 from tests.view.toys import seen
-from tests.view.visiting import Visitor, sent
+from tests.view.visitor import Visitor, sent
 
 
 def until(what: Callable[[], bool], seconds: float = 5.0) -> bool:

@@ -21,7 +21,7 @@ from regard.view.atlas.tiles import HEADER, decoded
 from regard.view.web import App, bundle
 from regard.view.web.html_page import chosen_levels, page
 from tests.view.toys import HOSTILE, drawn, seen, tokens
-from tests.view.visiting import Visitor
+from tests.view.visitor import Visitor
 
 
 def parts(path: Path) -> tuple[dict[str, Any], list[bytes]]:

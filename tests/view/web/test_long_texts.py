@@ -7,7 +7,7 @@ import time
 import pytest
 
 from regard.view.web import App
-from tests.view.browsing import Open, until
+from tests.view.browser_page import Open, until
 from tests.view.toys import seen
 
 pytestmark = pytest.mark.xdist_group("browser")

@@ -16,8 +16,8 @@ import regard
 from regard.view.atlas.tiles import CancelledError, decoded
 from regard.view.web import widget
 from regard.view.web.atlas_queries import Answers
-from tests.view.browsing import spot
-from tests.view.drawing import seen_model
+from tests.view.browser_page import spot
+from tests.view.text_drawings import seen_model
 from tests.view.toys import seen, tokens
 
 pytest.importorskip("anywidget")

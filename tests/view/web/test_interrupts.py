@@ -19,7 +19,7 @@ from regard.models import load
 from regard.view.atlas import Atlas
 from regard.view.web.session import Session
 from tests.view.toys import seen
-from tests.view.visiting import Visitor
+from tests.view.visitor import Visitor
 
 LETTERS = "abcdefghij" * 40_000
 WORDS = " ".join(f"word{i}" for i in range(20_000))

@@ -18,7 +18,7 @@ from regard.view.atlas import Atlas, CancelledError, head_badges
 from regard.view.web import App, atlas_queries
 from regard.view.web.atlas_queries import Answers
 from regard.view.web.html_page import page
-from tests.view.browsing import Open, until
+from tests.view.browser_page import Open, until
 from tests.view.toys import seen, tokens
 from tests.view.web.test_html_page import parts
 

@@ -11,7 +11,7 @@ from regard.view.gallery import example
 from regard.view.tour import tour
 from regard.view.web import App
 from regard.view.web import page as write_page
-from tests.view.browsing import Open, until
+from tests.view.browser_page import Open, until
 from tests.view.toys import seen, tokens
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 from regard.lab.apparatus.experiments import NAMES, Check, Result, experiment
 
 pytest.importorskip("IPython")
-CHAPTERS = Path(__file__).parents[1] / "docs/chapters"
+CHAPTERS = Path(__file__).parents[2] / "docs/chapters"
 LONG = {"heads", "counting"}
 """Experiments that show nothing in seconds: their chapters show what came out of minutes."""
 CELL = re.compile(r"^```\{code-cell\}\n((?::[^\n]*\n)*)(.*?)^```$", re.DOTALL | re.MULTILINE)

@@ -74,7 +74,7 @@ TOLD = [
     ("regard.view.spelling", "vectors"),
 ]
 PICTURES = "arcs entropy_by_layer head_grid heat_map save word_maps"
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", FACE)

@@ -14,7 +14,7 @@ import regard
 from regard import masks
 from regard.view import App, Patches
 from regard.view.web import page as write_page
-from tests.view.browsing import MAP, Open, until
+from tests.view.browser_page import MAP, Open, until
 from tests.view.toys import drawn, seen, tokens
 
 if TYPE_CHECKING:

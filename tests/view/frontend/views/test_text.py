@@ -12,7 +12,7 @@ from regard import masks
 from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.web import page as write_page
-from tests.view.browsing import Open, until, weights
+from tests.view.browser_page import Open, until, weights
 from tests.view.toys import tokens
 
 pytestmark = pytest.mark.xdist_group("browser")

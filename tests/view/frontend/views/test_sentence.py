@@ -15,8 +15,8 @@ from regard.view.atlas import Atlas
 from regard.view.subjects import Wanted
 from regard.view.web import App
 from regard.view.web import page as write_page
-from tests.view.browsing import MAP, Open, until, weights
-from tests.view.frontend.test_head_badges import WORDS, plain
+from tests.view.browser_page import MAP, Open, until, weights
+from tests.view.frontend.views.test_head_badges import WORDS, plain
 from tests.view.toys import seen, tokens
 
 if TYPE_CHECKING:

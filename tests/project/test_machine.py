@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-CI = Path(__file__).parents[1] / ".ci"
+CI = Path(__file__).parents[2] / ".ci"
 BASH = shutil.which("bash")
 pytestmark = pytest.mark.skipif(
     not CI.exists() or BASH is None, reason="a checkout, on a machine with bash"

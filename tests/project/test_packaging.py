@@ -22,7 +22,7 @@ from regard.models import installed, named_models
 from regard.view.web import bundle
 
 pytest.importorskip("hatchling", reason="the build backend; pip install 'regard[dev]'")
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BUNDLE = "src/regard/view/bundle/regard.js"
 MODELS = ROOT / "packages/regard-models"
 LARGEST = 20e6

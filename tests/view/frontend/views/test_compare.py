@@ -13,7 +13,7 @@ from regard.commands.named_subject import subject_of
 from regard.seen import Seen
 from regard.view.atlas import Atlas
 from regard.view.web import App
-from tests.view.browsing import Open, until, weights
+from tests.view.browser_page import Open, until, weights
 from tests.view.tiny_models import causal
 from tests.view.toys import seen, tokens
 

@@ -12,7 +12,7 @@ import pytest
 
 import regard
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 TOP = [ROOT / f"{name}.md" for name in ("README", "SECURITY", "CONTRIBUTING")]
 PAGES = sorted([*DOCS.rglob("*.md"), *TOP])
