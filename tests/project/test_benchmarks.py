@@ -1,8 +1,9 @@
-"""Benchmarks find what they import: nothing else would notice that it has moved."""
+"""Benchmarks find what they import, and pages the benchmarks: nothing else would notice a move."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def _bound(file: Path) -> set[str]:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_are_there(script: Path) -> None:
     assert not missing(script.read_text("utf-8"))
+
+
+PAGES = [*(ROOT / "docs").rglob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "Makefile"]
+
+
+def test_pages_name_benchmarks_that_are_there() -> None:
+    told = " ".join(page.read_text("utf-8") for page in PAGES)
+    named = re.findall(r"\bbenchmarks/[\w/]+\.py", told)
+    named += [f"{name.replace('.', '/')}.py" for name in re.findall(r"-m (benchmarks[\w.]+)", told)]
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
 @pytest.mark.parametrize(
