@@ -1,8 +1,9 @@
-"""What one call of attention moves and holds: eager, step by step, and fused.
+"""Bytes that one call of attention reads, writes and holds: eager, step by step, and fused.
 
 Eager is the code that models run when they are asked for weights: keys and values repeated for the
-heads that share them, scores, scaled, plus a mask that is written out, softmax in float32, back to
-the precision of the values, and mixed. Fused is one kernel that keeps the log-sum-exp of each row.
+heads that share them, scores, scaled, plus a mask that is written out, softmax in float32, cast
+back to the precision of the values, and the weighted sum. Fused is one kernel that keeps the
+log-sum-exp of each row.
 """
 
 from __future__ import annotations

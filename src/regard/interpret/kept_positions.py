@@ -1,4 +1,4 @@
-"""What stays when some tokens or keys are dropped."""
+"""The tokens or keys that are kept when others are dropped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class Kept(NamedTuple):
-    """Scores, and the places that stay, in order."""
+    """Scores, and the positions that are kept, in order."""
 
     scores: Float[Tensor, "b *g scored"]
     keep: Int[Tensor, "b *g kept"]
@@ -22,9 +22,8 @@ def strongest(
     places: Int[Tensor, "scored"],
     always: Int[Tensor, "always"],
 ) -> Kept:
-    """The so many places with the largest scores, of equals the first, and the places that stay
-    anyway. Pooled votes are often equal, and `topk` promises no order: a cache that chooses by them
-    keeps the earlier token."""
+    """The `many` positions with the largest scores, and those that are always kept. Of equal scores
+    the earlier position is kept: pooled votes are often equal, and `topk` promises no order."""
     best = places[scores.argsort(dim=-1, descending=True, stable=True)[..., :many]]
     keep = torch.cat([best, always.expand(*best.shape[:-1], -1)], dim=-1)
     return Kept(scores, keep.sort(dim=-1).values)

@@ -1,4 +1,4 @@
-"""How far fetching a model from the hub is."""
+"""Progress of a download from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Tell = Callable[[str, int, int], None]
 
 
 def download_bar(tell: Tell | None) -> type[Any] | None:
-    """A bar as huggingface_hub asks for one, that draws nothing and tells the bytes; without
-    anybody to tell, none: its own are shown at a terminal."""
+    """A progress bar class for huggingface_hub that draws nothing and reports bytes to `tell`. None
+    without `tell`: huggingface_hub then shows its own at a terminal."""
     if tell is None:
         return None
     # Imported late, as transformers is.

@@ -122,9 +122,9 @@ def _fetched(name: str, tell: Tell | None) -> Path:
 
 
 def _auto(config: Any, gguf: str | None) -> Any:
-    """Models that write come with their last layer, others without."""
+    """Models that generate text are loaded with their language-model head, others without."""
     if gguf is not None:
-        # The format holds models that write, and does not say so.
+        # GGUF files hold models that generate text, and do not say so.
         return transformers.AutoModelForCausalLM
     writes = ("ForCausalLM", "LMHeadModel")
     kinds = getattr(config, "architectures", None) or []
@@ -149,7 +149,8 @@ def _refuse_foreign(folder: Path) -> None:
 
 
 def _refuse_size(name: str, auto: Any, config: Any, numbers: int) -> None:
-    """What a configuration asks for and the weights do not hold would be made up, in memory."""
+    """transformers would fill parameters that are not in the files with random numbers, however
+    many a configuration asks for."""
     with torch.device("meta"):
         asked = sum(p.numel() for p in auto.from_config(copy.deepcopy(config)).parameters())
     # Quantized weights are packed, several to a number.
@@ -162,7 +163,7 @@ def _refuse_size(name: str, auto: Any, config: Any, numbers: int) -> None:
 
 
 def _refuse_gaps(name: str, info: Any) -> None:
-    """What is not in the files would be made up."""
+    """transformers would fill weights that are not in the files with random numbers."""
     # Poolers come after all attention, and many files leave them out.
     missing = sorted(key for key in info["missing_keys"] if "pooler" not in key)
     if missing:
@@ -188,13 +189,14 @@ def _type(dtype: str, device: torch.device) -> torch.dtype | str:
 
 @contextmanager
 def _explained(name: str) -> Iterator[dict[str, str]]:
-    """Gives a table of what is said otherwise in errors: folders that were made to be read."""
+    """Errors of transformers as a RegardError. The table that it gives says which temporary folders
+    are called by other names there."""
     as_named: dict[str, str] = {}
     try:
         yield as_named
     except (RegardError, UnwantedError):
         raise
-    # A folder that says odd things makes transformers fail in every way there is.
+    # A malformed folder makes transformers raise any kind of exception.
     except Exception as error:
         first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         for made, named in as_named.items():
@@ -212,7 +214,7 @@ def _explained(name: str) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' own notes and bars."""
+    """Without the log lines and progress bars of transformers."""
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

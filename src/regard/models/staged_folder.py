@@ -1,9 +1,9 @@
 """A model's folder as transformers is shown it: only files that cannot run code.
 
-A folder may name other files than those one sees: an index names its weights, config.json can name
-an adapter's, and a folder of a distributed checkpoint is read before any of them; some of these are
-pickles, which run code when they are read. So what was looked at is linked into a folder of its own
-and transformers reads that.
+What transformers reads is not only what lies in the folder under the usual names: an index names
+files of weights, config.json can name an adapter's, and a folder of a distributed checkpoint comes
+before any of them. Some of these are pickles, which run code when they are read. So the files that
+were checked are linked into a temporary folder, and transformers reads that.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Staged(NamedTuple):
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Staged]:
-    """The files of a model that are read, in a folder that is gone afterwards."""
+    """The checked files of a model, in a temporary folder."""
     there = _names(folder)
     if CONFIG not in there:
         raise RegardError(

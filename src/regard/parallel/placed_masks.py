@@ -28,18 +28,18 @@ Rule = TypeVar("Rule", Mask, Bias)
 
 
 class SomeKeys(NamedTuple):
-    """Keys that are not all there are."""
+    """Some of the keys of a call."""
 
     places: Tensor
-    """Where they stand; the places rise."""
+    """Their positions, ascending."""
     length: int
     """How many keys the whole call has."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlacedMask(Mask):
-    """A bound mask for queries, and maybe keys, at some places, which rise. Where both are runs,
-    `start` is the place of the first query behind that of the first key."""
+    """A bound mask for some queries, and maybe some keys, in ascending order. Where both are
+    contiguous, `start` is the position of the first query less that of the first key."""
 
     mask: Mask
     places: Tensor
@@ -47,9 +47,9 @@ class PlacedMask(Mask):
     """How many queries the whole call has."""
     start: int | None
     keys: Tensor | None = None
-    """Where the keys stand; None where all are there."""
+    """The positions of the keys; None for all of them."""
     key_length: int = 0
-    """How many keys the whole call has, if not all are there."""
+    """How many keys the whole call has, if these are some of them."""
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
         k = k if self.keys is None else self.keys[k]

@@ -1,4 +1,4 @@
-"""Maps of generation: of what was seen, or while a model runs."""
+"""Maps of words from what was seen of a model that generates pictures, or while it runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from regard.watching.onlooker import Onlooker
 
 
 class GroundedRun:
-    """A model whose words are followed while it paints, inside a `with`."""
+    """Adds up the maps of words while a model generates a picture inside a `with`."""
 
     def __init__(self, model: nn.Module, sums: MapSums, layers: Layers) -> None:
         self._sums = sums

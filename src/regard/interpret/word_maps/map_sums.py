@@ -1,4 +1,4 @@
-"""Maps gathered from calls, one after another: sums, not traces, are held."""
+"""Maps of words added up call by call: sums are held, not traces."""
 
 from __future__ import annotations
 

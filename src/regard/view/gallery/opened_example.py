@@ -1,4 +1,4 @@
-"""An example, read: its maps, and what is told of them."""
+"""An example of the gallery that a model has read: its maps, and what is said of them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Whether what a head writes raises the token that it looks at: read from the weights of a model
 whose form allows it.
 
-A head that looks at a token writes W_O v. Straight to the prediction, past all other layers, that
-adds W_U N W_O v to the logits, where N is what the last norm does to a direction, up to its scale.
+A head that looks at a token writes W_O v. On the direct path, past all later layers, that adds
+W_U N W_O v to the logits, where N is what the last norm does to a direction, up to its scale.
 How the token's own logit stands among those of all tokens, in standard deviations, depends neither
-on that scale nor on how loud the head is.
+on that scale nor on the norm of what the head writes.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _value_forms(
 
 @dataclass(frozen=True, eq=False)
 class Writing:
-    """What of a model's form could be made sure of: its layers, the unembedding, and each layer's
+    """What is certain of a model's form: its layers, the unembedding, and each layer's
     output projection; or why not."""
 
     form: Form

@@ -95,7 +95,7 @@ def likely_end(model: nn.Module) -> Last | None:
 
 
 def matrix_of(module: nn.Module) -> Float[Tensor, "out inner"]:
-    """[out, in], whichever way it is kept."""
+    """[out, in], however the module stores it."""
     weight = module.weight
     assert isinstance(weight, Tensor)
     return weight.detach() if isinstance(module, (nn.Linear, nn.Embedding)) else weight.detach().T
