@@ -19,7 +19,7 @@ import regard
 from regard import biases, masks, scores
 from regard.backends.tiled import fused, pieces
 from regard.backends.tiled.fused import fusing
-from regard.backends.tiled.loop import inner_loop, library
+from regard.backends.tiled.loop import AGAIN, inner_loop, library
 from regard.backends.tiled.loop.compiled import Loop
 from regard.inputs import check
 from tests.fresh_process import FreshProcesses
@@ -303,12 +303,14 @@ LARGER = "larger(floats s, floats most)\n{\n"
         ("tile.h", LARGER, LARGER + "return either(s > most, s, most);\n"),
         ("tile.h", "? value : s[k]", "? s[k] : value"),
         ("tile.h", "* moved) * shrink", "* moved)"),
-        ("call.h", "row[d] * factor", "row[d]"),
+        ("call.h", "+ d] * factor", "+ d]"),
         ("call.h", "r->start + j % r->span, first", "r->start + j, first"),
         ("call.h", "query + c->low", "query + c->low + 1"),
         ("call.h", "query + c->high + 1", "query + c->high"),
         ("forward.c", " - own;", ";"),
         ("forward.c", "all - all == 0", "1"),
+        ("forward.c", "f.largest + known->apart", "f.largest"),
+        ("forward.c", "return !c->harmed", "return 1"),
         ("forward.c", "(shift - lse) + log_total", "log_total"),
         ("backward.c", "pull + f->shift", "pull"),
         ("backward.c", "f->heat * either", "either"),
@@ -532,13 +534,14 @@ def test_a_long_call_is_cut_into_lots(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = fused.loop_for(X.device, X.dtype)
     assert loop is not None
     lots = []
-    attend = loop.attend_tiles
+    attend = loop.attend_again
 
-    def counted(call: fused.Attend, threads: int) -> None:
-        lots.append((call.first_tile, call.last_tile))
-        attend(call, threads)
+    def counted(packed: bytes) -> int:
+        kind = fused.Attend.from_address(AGAIN.unpack(packed)[0])
+        lots.append((kind.first_tile, kind.last_tile))
+        return attend(packed)
 
-    monkeypatch.setattr(loop, "attend_tiles", counted)
+    monkeypatch.setattr(loop, "attend_again", counted)
     monkeypatch.setattr(pieces, "LOT", 1)
     x = numbers(1, 1, 400, 8)
     regard.trace(x, x, x, backend="tiled")

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard import masks
 from regard.backends.contract import Rows, run_again
 from regard.backends.reference import Reference
-from regard.backends.tiled import Tiled, pieces, prepared_call
+from regard.backends.tiled import Tiled, call_memory, pieces, prepared_call
 from regard.backends.tiled.loop import loop_for
 from regard.backends.tiled.operators import run
 from regard.inputs import AttentionInputs, check
@@ -164,12 +164,74 @@ def test_a_loop_that_is_not_there_any_more_is_not_called(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     x = draw("plain")
-    observe = prepared(x)
+    observe, loop = prepared(x), loop_for(x.q.device, x.q.dtype)
     request.getfixturevalue("uncompiled")
+    monkeypatch.setattr(loop, "attend_again", lambda _: pytest.fail("it was called"))
     monkeypatch.setattr(
         "regard.backends.tiled.loop.compiled.Loop.attend", lambda *_: pytest.fail("it was called")
     )
     assert_right(observe(x.q, x.k, x.v), x)
+
+
+@pytest.fixture
+def poison(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Fills memory that nobody has written to with NaN, and lists what was asked for."""
+    asked: list[Any] = []
+
+    def empty(*how: Any) -> Tensor:
+        asked.append(how)
+        made: Tensor = call_memory._through_the_dispatcher(*how)
+        return made.fill_(255 if made.dtype == torch.uint8 else math.nan)
+
+    monkeypatch.setattr(call_memory, "_spare", [])
+    monkeypatch.setattr(call_memory, "empty", empty)
+    monkeypatch.setattr(prepared_call, "empty", empty)
+    return asked
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_memory_is_not_read_before_it_is_written(shape: str, mask: str, poison: list[Any]) -> None:
+    x = draw(shape, MASKS[mask])
+    assert_right(prepared(x)(x.q, x.k, x.v), x)
+    assert len(poison) == 3
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_packed_matrices_in_memory_that_nobody_has_written_to(
+    mask: str, product: Product, poison: list[Any]
+) -> None:
+    given = [torch.randn(1, heads, 70, 9).to(product.dtype) for heads in (4, 2, 2)]
+    x = inputs(*given, mask=MASKS[mask])
+    found, alone = prepared(x)(*given), run(x, statistics=True)
+    for name in ("out", "lse", "max_logit", "entropy"):
+        assert torch.equal(getattr(found, name), getattr(alone, name)), name
+
+
+def test_room_is_used_once_more_and_by_one_call_at_a_time(poison: list[Any]) -> None:
+    one = call_memory.borrow(100)
+    other = call_memory.borrow(100)
+    assert one.address != other.address
+    call_memory.give_back(one, 100)
+    assert call_memory.borrow(200) is one
+    # What is large is not kept.
+    size = call_memory.SPARE + 1
+    call_memory.give_back(call_memory.borrow(size), size)
+    assert [how[0][0] for how in poison] == [call_memory.SPARE] * 2 + [size]
+    assert not call_memory._spare
+
+
+@pytest.mark.parametrize("under", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_what_comes_out_is_a_tensor_like_any_other(under: Any) -> None:
+    x = draw("plain")
+    with under():
+        rows = prepared(x)(x.q, x.k, x.v)
+        for t, like in ((rows.out, x.q.new_empty(2, 4, 5, 3)), (rows.lse, x.q.new_empty(2, 4, 5))):
+            assert t.is_inference() == like.is_inference()
+            assert t.stride() == like.stride()
+            assert not t.requires_grad
+    assert rows.out.untyped_storage().nbytes() == rows.out.nbytes
+    assert rows.out.untyped_storage().data_ptr() != rows.lse.untyped_storage().data_ptr()
 
 
 def test_threads_do_not_share_a_call() -> None:

@@ -149,6 +149,7 @@ def attend(x: AttentionInputs, loop: Loop, *, statistics: bool) -> Passed | None
         packed = Packed.of(piece, plan, backward=False)
         call = Attend(
             **{"out_halves" if plan.narrow else "out": piece.address(out)},
+            whole_heads=plan.whole_heads(piece.heads_of_keys),
             lse=piece.address(lse),
             rest=piece.address(rest),
             largest=piece.address(largest) if statistics else None,

@@ -37,6 +37,10 @@ class Piece(NamedTuple):
     halves: tuple[Tensor, Tensor, Tensor] | None
     """q, k and v as they were given, if such matrices are multiplied."""
 
+    @property
+    def heads_of_keys(self) -> int:
+        return self.k.shape[0] * self.k.shape[1]
+
     def address(self, t: Float[Tensor, "b h q *rest"]) -> int:
         """Where this piece begins in a contiguous tensor of rows."""
         batch, head = self.batch.start or 0, self.heads.start or 0
@@ -57,7 +61,9 @@ class Packed(NamedTuple):
             widths |= {"v_packed": plan.E}
         elif plan.narrow_backward:
             widths |= {"k_mixed": plan.D, "v_compared": even(plan.E)}
-        heads = piece.k.shape[0] * piece.k.shape[1]
+        heads = piece.heads_of_keys
+        if not backward:
+            heads = plan.packed_heads(heads)
         assert piece.halves is not None
         given = piece.halves[1]
         return cls({name: given.new_empty(heads * plan.runs * n) for name, n in widths.items()})

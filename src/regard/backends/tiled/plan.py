@@ -21,6 +21,8 @@ PACKED_ROWS = 32
 """Rows that look at the same keys, from which on packing these pays."""
 PACKED_KEYS = 64
 """Keys are packed in runs of a multiple of this (KEYS in packed.h)."""
+SHARES = 8
+"""Heads for each thread, from which on it matters little that one has more of them."""
 
 
 def fused_size(x: AttentionInputs) -> TileSize:
@@ -125,6 +127,21 @@ class Plan(NamedTuple):
         rows, keys = self.tile
         return self.threads * rows * (keys + self.D + 3 + (self.E if self.narrow else 0))
 
+    def whole_heads(self, heads: int) -> bool:
+        """Whether each thread takes all rows of one of so many key heads after the other, and packs
+        its keys for itself: nobody waits until all keys are packed, and memory for one head's is
+        enough. Not where threads would be left without work."""
+        if self.product is not Product.PACKED:
+            return False
+        if self.group * self.Q <= self.rows:
+            return True
+        share, left = divmod(heads, self.threads)
+        return self.keys >= self.K and (share >= SHARES or (share > 0 and left == 0))
+
+    def packed_heads(self, heads: int) -> int:
+        """How many key heads there must be room for, of so many that are packed."""
+        return min(heads, self.threads) if self.whole_heads(heads) else heads
+
     @property
     def runs(self) -> int:
         """Keys in all runs that are packed, those that fill up the last one included."""
@@ -134,7 +151,7 @@ class Plan(NamedTuple):
     def held(self) -> int:
         """All memory that the forward pass takes, in float32 numbers."""
         packed = self.runs * (even(self.D) + self.E) if self.product is Product.PACKED else 0
-        return self.scratch + self.B * self.G * packed // 2
+        return self.scratch + self.packed_heads(self.B * self.G) * packed // 2
 
     @property
     def pairs(self) -> int | None:

@@ -3,21 +3,26 @@ needs no more than memory of its own and the addresses of its tensors."""
 
 from __future__ import annotations
 
+import ctypes
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from regard.backends.contract import Repeated, Rows, Tabled, empty_table, table_step
+from regard.backends.contract import Repeated, Rows, Tabled, table_step
+from regard.backends.tiled.call_memory import borrow, empty, give_back
 from regard.backends.tiled.fused import described, fusing
-from regard.backends.tiled.loop import Attend, Loop, loop_for
-from regard.backends.tiled.pieces import Packed, lots, pieces
+from regard.backends.tiled.loop import AGAIN, Attend, Loop, inner_loop
+from regard.backends.tiled.pieces import Lot, Packed, lots, pieces
 from regard.backends.tiled.plan import Plan, Product
 from regard.backends.tiled.walk import takes_all
 from regard.inputs import AttentionInputs
 from regard.stopping import step
+from regard.transforms import recorded
 
 _FLOAT = torch.float32.itemsize
-_LINE = 64 // _FLOAT
-"""Numbers in a line of the cache."""
+_LINE = 64
+"""Bytes in a line of the cache."""
 
 
 def prepared(x: AttentionInputs, plainly: Repeated, *, statistics: bool) -> Repeated | None:
@@ -34,80 +39,77 @@ def prepared(x: AttentionInputs, plainly: Repeated, *, statistics: bool) -> Repe
     piece, *others = pieces(x, plan, wide=not plan.narrow)
     # Narrow numbers that this CPU cannot multiply are copied first.
     copied = dtype != torch.float32 and not plan.narrow
-    given = [t.to(torch.float32) if copied else t for t in (x.q, x.k, x.v)]
-    if others or not all(map(_lies_like, (piece.q, piece.k, piece.v), given)):
+    as_multiplied = [t.to(torch.float32) if copied else t for t in (x.q, x.k, x.v)]
+    if others or not all(map(_lies_like, (piece.q, piece.k, piece.v), as_multiplied)):
         # Rows must be put side by side first, or some heads after others.
         return None
     packed = Packed.of(piece, plan, backward=False)
     B, H, Q, E, threads = plan.B, plan.H, plan.Q, plan.E, plan.threads
     scratch = x.v.new_empty(plan.scratch, dtype=torch.float32)
-    alike = bytes(Attend(**described(x, loop, piece, plan, scratch, packed)))
-    parts = [*lots(piece, plan)]
-    tiles, rows = -(-Q // plan.rows), B * H * Q
-    room = Room(plan, rows, packed, statistics=statistics)
-    apart = table_step(rows, _FLOAT) * _FLOAT
-    out_dtype = dtype if plan.narrow else torch.float32
-    narrow, multiplied_by = plan.narrow, _narrow_product(plan, loop)
+    fields = described(x, loop, piece, plan, scratch, packed)
+    fields["whole_heads"] = plan.whole_heads(piece.heads_of_keys)
+    places, size = _places(plan, packed)
+    # What tables of a mask point to is held beside them.
+    parts = [(lot, *_kind(fields | places, lot)) for lot in lots(piece, plan)]
+    tiles = -(-Q // plan.rows)
+    out_like = (B, H, Q, E), (H * Q * E, Q * E, E, 1), dtype if plan.narrow else torch.float32
+    apart = table_step(B * H * Q, _FLOAT)
+    table_like = (3, B, H, Q), (apart, H * Q, Q, 1), torch.float32
+    narrow, is_packed, multiplied_by = plan.narrow, packed is not None, _narrow_product(plan, loop)
 
     def again(q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
-        if loop_for(q.device, torch.float32) is not loop:
+        if inner_loop.found()[0] is not loop or recorded():
+            return plainly(q, k, v)
+        # oneDNN can be switched off between calls.
+        if is_packed and not torch._C._get_mkldnn_enabled():
             return plainly(q, k, v)
         if narrow and _narrow_product(plan, loop) != multiplied_by:
             return plainly(q, k, v)
-        # Held until the call is over.
-        tensors = [t.to(torch.float32) for t in (q, k, v)] if copied else (q, k, v)
-        out = v.new_empty((B, H, Q, E), dtype=out_dtype)
-        memory = v.new_empty(room.size, dtype=torch.float32)
-        call = Attend.from_buffer_copy(alike)
-        addresses = [t.data_ptr() for t in tensors]
-        if narrow:
-            call.q_halves, call.k_halves, call.v_halves = addresses
-            call.out_halves = out.data_ptr()
-        else:
-            call.q, call.k, call.v = addresses
-            call.out = out.data_ptr()
-        room.put(call, memory.data_ptr())
-        if statistics:
-            table = empty_table(v, B, H, Q, dtype=torch.float32)
-            place = table.data_ptr()
-            call.largest, call.entropy, call.lse = place, place + apart, place + 2 * apart
-        for lot in parts:
+        if copied:
+            # Held until the call is over.
+            q, k, v = q.to(torch.float32), k.to(torch.float32), v.to(torch.float32)
+        out = empty(*out_like)
+        table = empty(*table_like) if statistics else None
+        memory = borrow(size)
+        given = (
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
+            0 if table is None else table.data_ptr(), memory.address, apart, threads,
+        )  # fmt: skip
+        for lot, _, kind in parts:
             step(lot.first, tiles)
-            lot.put(call)
-            if not loop.attend(call, threads):
+            if not loop.attend_again(AGAIN.pack(kind, *given)):
                 return plainly(q, k, v)
+        give_back(memory, size)
         out = out.to(dtype) if copied else out
-        return Tabled(out, table) if statistics else out
+        return out if table is None else Tabled(out, table)
 
     return again
 
 
-class Room:
-    """Memory that a call has for itself, and where in it each thing lies: scratch memory, what
-    rounding took from lse (for gradients that nobody asks for), lse where nobody asks for that
-    either, and packed matrices."""
+def _places(plan: Plan, packed: Packed | None) -> tuple[dict[str, int], int]:
+    """Where in the memory of a call each thing lies, and how much of it there is: scratch memory,
+    and packed matrices."""
+    sizes = {"scratch": plan.scratch * _FLOAT}
+    if packed is not None:
+        sizes |= {name: t.nbytes for name, t in packed.memory.items()}
+    places, size = {}, 0
+    for name, n in sizes.items():
+        places[name] = size
+        size += -(-n // _LINE) * _LINE
+    return places, size
 
-    def __init__(self, plan: Plan, rows: int, packed: Packed | None, *, statistics: bool) -> None:
-        sizes = {"scratch": plan.scratch, "rest": rows, "lse": 0 if statistics else rows}
-        if packed is not None:
-            sizes |= {name: -(-t.nbytes // _FLOAT) for name, t in packed.memory.items()}
-        self.places: list[tuple[str, int]] = []
-        self.size = 0
-        for name, size in sizes.items():
-            self.places.append((name, self.size * _FLOAT))
-            self.size += -(-size // _LINE) * _LINE
 
-    def put(self, call: Attend, address: int) -> None:
-        for name, offset in self.places:
-            setattr(call, name, address + offset)
+def _kind(fields: dict[str, Any], lot: Lot) -> tuple[Attend, int]:
+    """All that calls of a kind share, and its address."""
+    kind = Attend(**fields)
+    lot.put(kind)
+    return kind, ctypes.addressof(kind)
 
 
 def _narrow_product(plan: Plan, loop: Loop) -> int | None:
-    """Where that is which multiplies narrow matrices; oneDNN can be switched off between calls."""
-    if plan.product is Product.PACKED:
-        on = torch._C._get_mkldnn_enabled()
-        return loop.multiply_packed.get(plan.dtype) if on else None
-    return loop.multiply_halves.get(plan.dtype)
+    """Where that is which multiplies narrow matrices."""
+    by_type = loop.multiply_packed if plan.product is Product.PACKED else loop.multiply_halves
+    return by_type.get(plan.dtype)
 
 
 def _lies_like(part: Tensor, whole: Tensor) -> bool:

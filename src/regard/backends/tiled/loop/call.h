@@ -22,6 +22,7 @@ what is added up, three strides, whether to add to what is there, the matrices, 
 typedef void packed_product(long, long, long, long, long, long, bool, const uint16_t *,
                             const uint16_t *, float *, bool);
 
+#define BATCH 16   /* narrow numbers that are copied at once */
 #define ALIGNED 16 /* keys of which packed products begin with the first */
 
 typedef struct {
@@ -50,7 +51,9 @@ typedef struct {
     long q_half_steps[3], k_half_steps[3], v_half_steps[3];
     /* Memory for them: both as keys are packed, both as values are. Only the first is always there. */
     uint16_t *k_packed, *v_packed, *k_mixed, *v_compared;
-    long unpacked;                 /* whether that is still to be written */
+    long unpacked;    /* whether that is still to be written */
+    long whole_heads; /* whether each thread takes all rows of a key head, and has such memory of its
+                         own, for one head */
     long rows_step;                /* rows [.., G R, Q] from one batch entry to the next */
     long B, G, R, Q, K, D, E;
     long stacked;   /* whether a row tile holds the same queries of all R heads of a group */
@@ -97,25 +100,31 @@ static inline long place_of(const call *c, const rows_at *r)
 static inline void gather(const rows_at *r, const float *from, const long steps[3], long width,
                           float factor, float *into)
 {
-    for (long j = 0; j < r->n; j++) {
-        const float *row = from + r->b * steps[0] + (r->h + j / r->span) * steps[1] +
-                           (r->start + j % r->span) * steps[2];
-        for (long d = 0; d < width; d++)
-            into[j * width + d] = row[d] * factor;
-    }
+    const float *head = from + r->b * steps[0] + r->h * steps[1] + r->start * steps[2];
+    for (long j = 0; j < r->n; j += r->span, head += steps[1])
+        for (long i = 0; i < r->span; i++)
+            for (long d = 0; d < width; d++)
+                into[(j + i) * width + d] = head[i * steps[2] + d] * factor;
 }
 
 /* The same of narrow numbers, as they are; rows have room for `stride` of them. */
 static inline void gather_halves(const rows_at *r, const uint16_t *from, const long steps[3],
                                  long width, long stride, uint16_t *into)
 {
-    for (long j = 0; j < r->n; j++) {
-        memcpy(into + j * stride,
-               from + r->b * steps[0] + (r->h + j / r->span) * steps[1] +
-                   (r->start + j % r->span) * steps[2],
-               width * sizeof *into);
-        memset(into + j * stride + width, 0, (stride - width) * sizeof *into);
-    }
+    const uint16_t *head = from + r->b * steps[0] + r->h * steps[1] + r->start * steps[2];
+    for (long j = 0; j < r->n; j += r->span, head += steps[1])
+        for (long i = 0; i < r->span; i++) {
+            const uint16_t *row = head + i * steps[2];
+            long d = 0;
+            /* Of a size that is known here, so that no function is called. */
+            for (; d + BATCH <= width; d += BATCH)
+                memcpy(into + d, row + d, BATCH * sizeof *into);
+            for (; d < width; d++)
+                into[d] = row[d];
+            for (; d < stride; d++)
+                into[d] = 0;
+            into += stride;
+        }
 }
 
 /* The keys of the cut number i of some rows; false when there are no more. */

@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +38,7 @@ class Call(ctypes.Structure):
         *((name, _pointer) for name in ("q_halves", "k_halves", "v_halves")),
         *((name, _long * 3) for name in ("q_half_steps", "k_half_steps", "v_half_steps")),
         *((name, _pointer) for name in ("k_packed", "v_packed", "k_mixed", "v_compared")),
-        ("unpacked", _long),
+        *((name, _long) for name in ("unpacked", "whole_heads")),
         *((name, _long) for name in ("rows_step", "B", "G", "R", "Q", "K", "D", "E")),
         *((name, _long) for name in ("stacked", "low", "high", "rows", "keys")),
         *((name, _long) for name in ("first_tile", "last_tile")),
@@ -82,6 +84,11 @@ class Units(ctypes.Structure):
     )
 
 
+AGAIN = struct.Struct("7P2l")
+"""What `known_call` is in forward.c. It is passed as bytes: they are made and handed over in half
+the time that ctypes takes for as many arguments."""
+
+
 class Loop:
     """The C functions, for float32 tensors on the CPU."""
 
@@ -105,6 +112,9 @@ class Loop:
             self.absorb_rows, self.fill_rows, self.attend_tiles, self.pull_tiles, *of_units
         ):  # fmt: skip
             function.restype = None
+        self.attend_again: Callable[[bytes], int] = functions.regard_attend_again
+        """A call of a known kind, as `AGAIN` packs it. Whether no masked value can have done harm.
+        Without argument types: bytes are passed as the address of what they hold."""
         self.compares_units = True
         self.multiply, self.multiply_halves = runtime.multiply, runtime.multiply_halves
         self.multiply_packed, self.release = runtime.multiply_packed, runtime.release

@@ -6,7 +6,7 @@ typedef struct {
     call of;
     float *out;                           /* [B, G R, Q, E], with rows side by side */
     uint16_t *out_halves;                 /* the same in the type of values, or absent; else out is */
-    float *lse, *rest, *largest, *entropy; /* [B, G R, Q]; the last two may be absent */
+    float *lse, *rest, *largest, *entropy; /* [B, G R, Q]; each may be absent */
     const float *sink;                    /* [G R], or absent */
 } forward;
 
@@ -22,8 +22,10 @@ static float finish_row(forward *f, long row, float largest, float keys, float e
     }
     int nothing = total == 0, unseen = keys == 0;
     float log_total = nothing ? 0 : logf(total), lse = nothing ? -INFINITY : shift + log_total;
-    f->lse[row] = lse;
-    f->rest[row] = nothing ? 0 : (shift - lse) + log_total;
+    if (f->lse)
+        f->lse[row] = lse;
+    if (f->rest)
+        f->rest[row] = nothing ? 0 : (shift - lse) + log_total;
     if (f->largest)
         f->largest[row] = unseen ? -INFINITY : largest;
     if (f->entropy) {
@@ -135,25 +137,43 @@ static void attend(forward *f, long b, long h, long index, float *s)
             finite &= put_row(o, c->E, factor, FLOAT16, narrow);
     }
     if (!finite && hides)
-        __atomic_store_n(&c->harmed, 1, __ATOMIC_RELAXED);
+        c->harmed = 1;
+}
+
+/* All rows of a key head, by the thread that packs its keys. */
+static void attend_head(forward *f, long b, long g, long together, float *s)
+{
+    const call *c = &f->of;
+    const long head = (b * c->G + g) * runs_of(c);
+    for (long run = 0; run < runs_of(c); run++)
+        pack_run(c, head + run);
+    for (long h = g * c->R; h < (g + 1) * c->R; h += together)
+        for (long index = c->last_tile; index-- > c->first_tile;)
+            attend(f, b, h, index, s);
 }
 
 static void attend_share(void *what)
 {
-    forward *f = what;
-    call *c = &f->of;
-    float *scratch = c->scratch + thread_number() * c->scratch_step;
+    forward *shared = what, own = *shared;
+    call *c = &own.of;
+    const long me = thread_number(), tiles = c->last_tile - c->first_tile;
     const long together = c->stacked ? c->R : 1, heads = c->G * c->R / together;
-    const long tiles = c->last_tile - c->first_tile, n = c->B * heads * tiles;
-    long i;
-    while ((i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED)) < n) {
-        long head = i / tiles;
-        if (c->unpacked)
-            for (long run = head * runs_of(c); run < (head + 1) * runs_of(c); run++)
-                pack_run(c, run);
-        /* The last tiles first: under a causal mask they are the longest. */
-        attend(f, head / heads, head % heads * together, c->last_tile - 1 - i % tiles, scratch);
+    const long n = c->whole_heads ? c->B * c->G : c->B * heads * tiles;
+    float *scratch = c->scratch + me * c->scratch_step;
+    if (c->whole_heads) {
+        c->k_packed += me * runs_of(c) * c->keys * up_to(c->D, 2);
+        c->v_packed += me * runs_of(c) * c->keys * c->E;
     }
+    long i;
+    while ((i = __atomic_fetch_add(&shared->of.next, 1, __ATOMIC_RELAXED)) < n)
+        if (c->whole_heads)
+            attend_head(&own, i / c->G, i % c->G, together, scratch);
+        else
+            /* The last tiles first: under a causal mask they are the longest. */
+            attend(&own, i / tiles / heads, i / tiles % heads * together,
+                   c->last_tile - 1 - i % tiles, scratch);
+    if (c->harmed)
+        __atomic_store_n(&shared->of.harmed, 1, __ATOMIC_RELAXED);
     if (c->multiply_packed)
         c->release(true);
 }
@@ -161,11 +181,47 @@ static void attend_share(void *what)
 void regard_attend(forward *f, int threads)
 {
     call *c = &f->of;
-    long pieces = c->B * c->G * c->R * (c->last_tile - c->first_tile);
-    /* Where the keys of a head are for one row tile, whoever takes that packs them. */
-    const bool alone = c->last_tile == c->first_tile + 1 && (c->stacked || c->R == 1);
-    if (!alone || !c->multiply_packed)
+    const long tiles = c->last_tile - c->first_tile;
+    const long pieces = c->B * c->G * (c->whole_heads ? 1 : c->R * tiles);
+    if (!c->whole_heads)
         pack(c, threads);
     c->next = c->harmed = 0;
     in_parallel(attend_share, f, pieces < threads ? pieces : threads, 0);
+}
+
+/* A call of a kind that is known: what all of them share, in which places of memory are counted from
+the start of this one's, and where its tensors lie. */
+typedef struct {
+    const forward *kind;
+    const void *q, *k, *v;
+    void *out;
+    float *table; /* the largest logits, entropies and log-sum-exps, so far apart; or absent */
+    char *memory;
+    long apart, threads;
+} known_call;
+
+/* Whether no masked value can have done harm. */
+int regard_attend_again(const known_call *known)
+{
+    forward f = *known->kind;
+    call *c = &f.of;
+    if (c->type == FLOAT32) {
+        c->q = known->q, c->k = known->k, c->v = known->v;
+        f.out = known->out;
+    } else {
+        c->q_halves = known->q, c->k_halves = known->k, c->v_halves = known->v;
+        f.out_halves = known->out;
+    }
+    if (known->table) {
+        f.largest = known->table;
+        f.entropy = f.largest + known->apart;
+        f.lse = f.entropy + known->apart;
+    }
+    c->scratch = (float *)(known->memory + (uintptr_t)c->scratch);
+    if (c->multiply_packed) {
+        c->k_packed = (uint16_t *)(known->memory + (uintptr_t)c->k_packed);
+        c->v_packed = (uint16_t *)(known->memory + (uintptr_t)c->v_packed);
+    }
+    regard_attend(&f, known->threads);
+    return !c->harmed;
 }

@@ -14,32 +14,39 @@ What fills up an odd width and the last run is 0. */
 
 #define BLOCK 16 /* keys, and pairs of numbers, that are turned at once: a line of the cache each */
 typedef uint32_t pairs __attribute__((vector_size(4 * BLOCK), aligned(2), may_alias));
+typedef uint16_t singles __attribute__((vector_size(4 * BLOCK), aligned(2), may_alias));
 
 static inline long up_to(long n, long step) { return (n + step - 1) / step * step; }
 
 static inline long runs_of(const call *c) { return (c->K + c->keys - 1) / c->keys; }
 
+/* Which of the packed heads one is. */
+static inline long packed_head(const call *c, long b, long g)
+{
+    return c->whole_heads ? 0 : b * c->G + g;
+}
+
 /* Where a run begins in k_packed or v_compared, whose numbers are added up over `width`. */
 static inline uint16_t *packed_run(const call *c, uint16_t *packed, long width, long b, long g,
                                    long run)
 {
-    return packed + ((b * c->G + g) * runs_of(c) + run) * up_to(width, 2) * c->keys;
+    return packed + (packed_head(c, b, g) * runs_of(c) + run) * up_to(width, 2) * c->keys;
 }
 
 /* Where an even key lies in v_packed or k_mixed. */
 static inline uint16_t *packed_row(const call *c, uint16_t *packed, long width, long b, long g,
                                    long key)
 {
-    return packed + ((b * c->G + g) * runs_of(c) * c->keys + key) * width;
+    return packed + (packed_head(c, b, g) * runs_of(c) * c->keys + key) * width;
 }
 
 #ifdef __has_builtin
 #if __has_builtin(__builtin_shufflevector)
-#define SHUFFLED(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define SHUFFLED(kind, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #endif
 #endif
 #ifndef SHUFFLED
-#define SHUFFLED(a, b, ...) __builtin_shuffle(a, b, (pairs){__VA_ARGS__})
+#define SHUFFLED(kind, a, b, ...) __builtin_shuffle(a, b, (kind){__VA_ARGS__})
 #endif
 
 /* Rows i and i + step of a block change places in half of their columns. Four such rounds turn it. */
@@ -47,8 +54,8 @@ static inline uint16_t *packed_row(const call *c, uint16_t *packed, long width, 
     for (int i = 0; i < BLOCK; i++)                                                                \
         if (!(i & step)) {                                                                         \
             const pairs one = rows[i], other = rows[i + step];                                     \
-            rows[i] = SHUFFLED(one, other, LOW);                                                   \
-            rows[i + step] = SHUFFLED(one, other, HIGH);                                           \
+            rows[i] = SHUFFLED(pairs, one, other, LOW);                                            \
+            rows[i + step] = SHUFFLED(pairs, one, other, HIGH);                                    \
         }
 #define LOW1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
 #define HIGH1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
@@ -90,19 +97,32 @@ static inline void pack_keys(const uint16_t *from, long step, long n, long width
         memset(into + 2 * (p * room + filled), 0, 2 * (room - filled) * sizeof *into);
 }
 
+#define LOW_ROWS                                                                                   \
+    0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44,  \
+        13, 45, 14, 46, 15, 47
+#define HIGH_ROWS                                                                                  \
+    16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27,    \
+        59, 28, 60, 29, 61, 30, 62, 31, 63
+
 static inline void pack_values(const uint16_t *from, long step, long n, long width, uint16_t *into,
                                long room)
 {
     for (long key = 0; key < n; key += 2) {
         const uint16_t *one = from + key * step, *other = one + step;
         uint16_t *there = into + key * width;
-        if (key + 1 < n)
-            for (long e = 0; e < width; e++) {
+        long e = 0;
+        if (key + 1 < n) {
+            for (; e + 2 * BLOCK <= width; e += 2 * BLOCK) {
+                const singles a = *(singles *)(one + e), b = *(singles *)(other + e);
+                *(singles *)(there + 2 * e) = SHUFFLED(singles, a, b, LOW_ROWS);
+                *(singles *)(there + 2 * e + 2 * BLOCK) = SHUFFLED(singles, a, b, HIGH_ROWS);
+            }
+            for (; e < width; e++) {
                 uint32_t both = one[e] | (uint32_t)other[e] << 16;
                 memcpy(there + 2 * e, &both, sizeof both);
             }
-        else
-            for (long e = 0; e < width; e++) {
+        } else
+            for (; e < width; e++) {
                 there[2 * e] = one[e];
                 there[2 * e + 1] = 0;
             }

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from regard.backends.tiled.loop.compiled import TYPES, Attend, Loop, Pull
+from regard.backends.tiled.loop.compiled import AGAIN, TYPES, Attend, Loop, Pull
 from regard.backends.tiled.loop.trust_units import MODES, compares
 
 LEAST = -(2 - 2**-23) * 2.0**125
@@ -102,7 +102,11 @@ def _whole(
     cuts = array("l", (0, split, 0, 0, split, K, 0, 1))
     parts = array("l", (0, K - split, ctypes.addressof(table), 0, 0, 0, K - split))
     sink = _floats([0.5, -1.0])
-    lse, rest, largest, entropy = (_floats([9.0] * (R * Q)) for _ in range(4))
+    rest, statistics = _floats([9.0] * (R * Q)), _floats([9.0] * (3 * R * Q))
+    largest, entropy, lse = (
+        (ctypes.c_float * (R * Q)).from_buffer(statistics, ctypes.sizeof(rest) * i)
+        for i in range(3)
+    )
     out, dq = _floats([9.0] * (R * Q * E)), _floats([9.0] * (R * Q * D))
     turned, n = narrow == torch.bfloat16 and "multiply_packed" in (products or {}), 2 * split
     dk, dv = (_floats([0.0] * (hands * (n if turned else K) * width)) for width in (D, E))
@@ -131,6 +135,7 @@ def _whole(
     if narrow is not None:
         # Numbers of few digits: narrow ones hold them as they are, and only weights are rounded.
         shared |= {"type": TYPES[narrow], "unpacked": True, **(products or {})}
+        shared["whole_heads"] = band and "multiply_packed" in (products or {})
         for name in ("q", "k", "v"):
             arrays[f"{name}_halves"] = _narrow(list(arrays[name]), narrow)
             shared[f"{name}_half_steps"] = shared[f"{name}_steps"]
@@ -147,12 +152,21 @@ def _whole(
                 setattr(call, name, ctypes.addressof(numbers))
         return call
 
+    def attended() -> bool:
+        call = filled(Attend)
+        if not band:
+            return loop.attend(call, 1)
+        # As a call of a known kind.
+        names = [f"{name}_halves" if narrow else name for name in ("q", "k", "v", "out")]
+        places = (ctypes.addressof(numbers) for numbers in (*map(arrays.get, names), statistics))
+        return bool(loop.attend_again(AGAIN.pack(ctypes.addressof(call), *places, 0, R * Q, 1)))
+
     # A value that some rows may not see and that is no number must be noticed.
     values, place = arrays["v_halves" if narrow else "v"], split * E
     before, values[place] = values[place], 0x7FC0 if narrow else math.nan
-    good = not loop.attend(filled(Attend), 1)
+    good = not attended()
     values[place] = before
-    good = loop.attend(filled(Attend), 1) and good
+    good = attended() and good
     if narrow is not None:
         out = _wide(arrays["out_halves"], narrow)
     for row in range(R * Q):
