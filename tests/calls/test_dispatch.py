@@ -93,6 +93,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The backends that really run, in order; none is known from earlier calls."""
     names: list[str] = []
     monkeypatch.setattr(remembered, "KNOWN", {})
+    monkeypatch.setattr(remembered, "RECENT", {False: (), True: ()})
     for name, backend in BACKENDS.items():
         for method in ("attend", "observe"):
             run = getattr(backend, method)
@@ -126,6 +127,7 @@ def test_a_function_that_stands_in_for_pytorchs_is_called_while_it_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(remembered, "KNOWN", {})
+    monkeypatch.setattr(remembered, "RECENT", {False: (), True: ()})
     x = torch.randn(1, 2, 5, 8)
     own = regard.attention(x, x, x)
     with monkeypatch.context() as patched:

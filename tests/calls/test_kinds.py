@@ -288,6 +288,7 @@ def test_a_step_is_checked_once_and_right_for_any_number_of_keys(
 
     monkeypatch.setattr(dispatch, "check", counted)
     monkeypatch.setattr(remembered, "KNOWN", {})
+    monkeypatch.setattr(remembered, "RECENT", {False: (), True: ()})
     q = torch.randn(1, 4, 1, 8)
     for keys in (40, 41, 42, 63):
         k, v = torch.randn(2, 1, 2, keys, 8)

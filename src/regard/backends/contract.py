@@ -68,7 +68,8 @@ class Tabled(Rows):
     first key."""
 
     def __new__(cls, out: Tensor, table: Tensor) -> Tabled:
-        self = super().__new__(cls, out, table, table, table)
+        # As the constructor of named tuples does it, but for its names.
+        self = tuple.__new__(cls, (out, table, table, table))
         self.table = table
         return self
 

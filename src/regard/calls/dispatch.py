@@ -17,7 +17,7 @@ from regard.calls.choice import BACKENDS, choose, refusals
 from regard.calls.kinds import kind_of, step_of
 from regard.calls.peer_arguments import Unknown, refuse_arguments
 from regard.calls.plans import Plan
-from regard.calls.remembered import found, remember
+from regard.calls.remembered import found, note, recent, remember
 from regard.calls.watchers import changed, show, unwatched, watched, watchers
 from regard.cost.counting import dense_pairs, forward_flops, least_bytes, needed_pairs
 from regard.inputs import AttentionInputs, check
@@ -71,6 +71,12 @@ def attention(
     """
     if others:
         refuse_arguments("attention", others, ARGUMENTS)
+    compiled = torch.compiler.is_compiling()
+    plain = score is None and bias is None and sink is None and not compiled
+    if plain and softcap is cu_seqlens is None and not watchers.get() and dropout == 0:
+        known = recent(q, k, v, mask, scale, backend, statistics=False)
+        if known is not None:
+            return known.run(q, k, v)  # type: ignore[return-value]
     if _is_one_query(q, k):
         return attention(
             q[None], k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink,
@@ -83,14 +89,14 @@ def attention(
             scale=scale, dropout=dropout, training=training, backend=backend,
         )  # fmt: skip
     kind = known = None
-    compiled = torch.compiler.is_compiling()
     seen = watched() if compiled else bool(watchers.get())
-    plain = score is None and bias is None and sink is None and not compiled
     if plain and (dropout == 0 or _drops_none(dropout, training)):
         # Watchers are shown a trace, so one is made, unless a backend is asked for by name.
         kind = kind_of(q, k, v, mask, scale, softcap, backend, seen and backend is None)
         known = None if kind is None else found(kind)
     if known is not None and not seen:
+        if softcap is None and dropout == 0:
+            note(known, kind, (q, k, v), mask, scale, backend, statistics=False)
         return known.run(q, k, v)  # type: ignore[return-value]
     if kind is not None and seen and backend is None:
         if known is not None:
@@ -152,6 +158,11 @@ def trace(
     """
     if others:
         refuse_arguments("trace", others, ARGUMENTS)
+    plain = score is None and bias is None and sink is None and not torch.compiler.is_compiling()
+    if plain and softcap is cu_seqlens is None and not watchers.get() and dropout == 0:
+        known = recent(q, k, v, mask, scale, backend, statistics=True)
+        if known is not None:
+            return known.trace(q, k, v, mask)
     if _is_one_query(q, k):
         q = q[None]
     if cu_seqlens is not None:
@@ -160,12 +171,15 @@ def trace(
             scale=scale, dropout=dropout, training=training, backend=backend,
         )  # fmt: skip
     kind = known = None
-    plain = score is None and bias is None and sink is None and not torch.compiler.is_compiling()
     if plain and _drops_none(dropout, training):
         kind = kind_of(q, k, v, mask, scale, softcap, backend, True)
         known = None if kind is None else found(kind)
     if known is not None:
-        return known.shown(q, k, v, mask) if watched() else known.trace(q, k, v, mask)
+        if watched():
+            return known.shown(q, k, v, mask)
+        if softcap is None and dropout == 0:
+            note(known, kind, (q, k, v), mask, scale, backend, statistics=True)
+        return known.trace(q, k, v, mask)
     if any_nested(q, k, v):
         return _trace_packed(
             pack(q, k, v, mask, bias), mask, score=score, bias=bias, softcap=softcap, sink=sink,

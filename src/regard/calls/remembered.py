@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.contract import Backend, Repeated, Rows, SecondPass
+from regard.calls.alike import Alike, alike
 from regard.calls.kinds import Kind, step_of
 from regard.calls.watchers import columns_for, show, weighs
 from regard.inputs import AttentionInputs
@@ -18,7 +19,7 @@ from regard.masks.algebra import Mask
 from regard.traces import Trace
 
 
-@dataclass(frozen=True)
+@dataclass
 class Known:
     """How calls of one kind are run."""
 
@@ -30,6 +31,9 @@ class Known:
     """Answers questions about its traces."""
     mask: Mask | None
     """As it was given: while it is held, no other tensor can get the address of one of its own."""
+    like: Alike | None = None
+    """Recognises calls like one that came again, if guards can."""
+    came_again: bool = False
 
     def trace(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
         rows: Rows = self.run(q, k, v)  # type: ignore[assignment]
@@ -69,6 +73,11 @@ class Known:
 
 
 KNOWN: dict[Hashable, Known] = {}
+RECENT: dict[bool, tuple[tuple[str | None, Alike, Known], ...]] = {False: (), True: ()}
+"""What came again last, of outputs and of traces: the backend that was asked for, what recognises
+such calls, and how they are run."""
+_LAST = 2
+"""How many of them: each that is not meant costs the call that is looked for some time."""
 _ROOM = 1024
 """Kinds of calls that are remembered."""
 _WITH_TENSORS: deque[Hashable] = deque()
@@ -83,6 +92,44 @@ def found(kind: Kind) -> Known | None:
     step = step_of(kind) if kind[0][0][2] == 1 else None
     known = None if step is None else KNOWN.get(step)
     return KNOWN.get(kind) if known is None else known
+
+
+def recent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    scale: float | None,
+    backend: str | None,
+    *,
+    statistics: bool,
+) -> Known | None:
+    """How a call is run that is like one of the last that came again. It has no score, bias,
+    soft-cap, sink or dropout, and is outside of compilers."""
+    for asked, like, known in RECENT[statistics]:
+        if asked == backend and like.found(q, k, v, mask, scale) is not None:
+            return known
+    return None
+
+
+def note(
+    known: Known,
+    kind: Kind,
+    given: tuple[Tensor, Tensor, Tensor],
+    mask: Mask | None,
+    scale: float | None,
+    backend: str | None,
+    *,
+    statistics: bool,
+) -> None:
+    """A call of a known kind came again, and may do so at once."""
+    if not known.came_again:
+        known.came_again = True
+        known.like = alike(*given, mask, scale, kind, known.run)
+    if known.like is None or known.like.mask is not mask:
+        return
+    others = (each for each in RECENT[statistics] if each[2] is not known)
+    RECENT[statistics] = ((backend, known.like, known), *others)[:_LAST]
 
 
 def remember(

@@ -78,15 +78,14 @@ class WeighingPass(TiledPass):
 
 
 @pytest.fixture
-def weighing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def weighing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend on this machine that answers as one on a card does."""
-    from regard.calls.remembered import KNOWN
+    from regard.calls import remembered
 
     ASKED.clear()
     monkeypatch.setattr(Tiled, "questions", lambda self: WeighingPass())
-    KNOWN.clear()
-    yield
-    KNOWN.clear()
+    monkeypatch.setattr(remembered, "KNOWN", {})
+    monkeypatch.setattr(remembered, "RECENT", {False: (), True: ()})
 
 
 def causal(seed: int = 0, **more: Any) -> CausalModel:
