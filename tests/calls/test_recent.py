@@ -74,13 +74,14 @@ def test_what_came_again_is_not_asked_for_its_kind(
 
 @pytest.mark.parametrize("asked", ASKED)
 def test_calls_that_take_turns(asked: str, kinds: list[Any]) -> None:
-    for seed in range(5):
-        for mask in (None, CAUSAL):
-            given = numbers(seed)
-            kinds.clear()
-            found = ASKED[asked](*given, mask=mask)
-            assert len(kinds) == (seed < 2)
-            torch.testing.assert_close(found, right(given, mask=mask).float())
+    turns = [(seed, mask) for seed in range(5) for mask in (None, CAUSAL)]
+    expected = [right(numbers(seed), mask=mask).float() for seed, mask in turns]
+    for (seed, mask), exact in zip(turns, expected, strict=True):
+        given = numbers(seed)
+        kinds.clear()
+        found = ASKED[asked](*given, mask=mask)
+        assert len(kinds) == (seed < 2)
+        torch.testing.assert_close(found, exact)
     for mask in (masks.window(1), masks.window(2), masks.window(3)):
         for _ in range(3):
             ASKED[asked](*given, mask=mask)
