@@ -73,7 +73,7 @@ def attention(
         refuse_arguments("attention", others, ARGUMENTS)
     compiled = torch.compiler.is_compiling()
     plain = score is None and bias is None and sink is None and not compiled
-    if plain and softcap is cu_seqlens is None and not watchers.get() and dropout == 0:
+    if plain and softcap is None and cu_seqlens is None and dropout == 0 and not watchers.get():
         known = recent(q, k, v, mask, scale, backend, statistics=False)
         if known is not None:
             return known.run(q, k, v)  # type: ignore[return-value]
@@ -95,7 +95,7 @@ def attention(
         kind = kind_of(q, k, v, mask, scale, softcap, backend, seen and backend is None)
         known = None if kind is None else found(kind)
     if known is not None and not seen:
-        if softcap is None and dropout == 0:
+        if kind is not None and softcap is None and dropout == 0:
             note(known, kind, (q, k, v), mask, scale, backend, statistics=False)
         return known.run(q, k, v)  # type: ignore[return-value]
     if kind is not None and seen and backend is None:
@@ -159,7 +159,7 @@ def trace(
     if others:
         refuse_arguments("trace", others, ARGUMENTS)
     plain = score is None and bias is None and sink is None and not torch.compiler.is_compiling()
-    if plain and softcap is cu_seqlens is None and not watchers.get() and dropout == 0:
+    if plain and softcap is None and cu_seqlens is None and dropout == 0 and not watchers.get():
         known = recent(q, k, v, mask, scale, backend, statistics=True)
         if known is not None:
             return known.trace(q, k, v, mask)
@@ -177,7 +177,7 @@ def trace(
     if known is not None:
         if watched():
             return known.shown(q, k, v, mask)
-        if softcap is None and dropout == 0:
+        if kind is not None and softcap is None and dropout == 0:
             note(known, kind, (q, k, v), mask, scale, backend, statistics=True)
         return known.trace(q, k, v, mask)
     if any_nested(q, k, v):

@@ -19,6 +19,8 @@ from regard.backends.reference import ReferencePass
 from regard.backends.tiled import Tiled, TiledPass, plan, walk
 from regard.backends.tiled.loop import inner_loop, library, trust
 from regard.backends.tiled.loop.compiled import Loop
+from regard.inputs import AttentionInputs
+from regard.scores.comparison import Dot
 from tests.backends.tiled.packed_product import DTYPES, Product, Released
 from tests.parity import cases
 
@@ -239,27 +241,36 @@ int times(void) { return released; }
 """
 
 
-@pytest.mark.parametrize("mask", [None, masks.causal(), masks.documents(torch.arange(700) // 300)])
+@pytest.mark.parametrize(("n", "threads"), [(700, 3), (300, 2)], ids=["shared", "whole heads"])
+@pytest.mark.parametrize("mask", ["none", "causal", "documents"])
 def test_several_threads(
-    mask: Any, loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mask: str, n: int, threads: int, loop: Loop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They share what is packed, and each is released."""
+    """They share what is packed, or each packs keys for itself, and each is released."""
+    masked = {"causal": masks.causal(), "documents": masks.documents(torch.arange(n) // 130)}
+    how = masked.get(mask)
     (tmp_path / "product.c").write_text(STAND_IN)
     options = ["-O2", "-shared", "-fPIC", "-o", str(tmp_path / "product.so")]
     subprocess.run([*library._compiler(), *options, str(tmp_path / "product.c")], check=True)
     functions = ctypes.CDLL(str(tmp_path / "product.so"))
-    q, k, v = (numbers(1, h, 700, 8).bfloat16() for h in (4, 2, 2))
-    g = numbers(1, 4, 700, 8).bfloat16()
-    right, expected = traced("reference", [t.double() for t in (q, k, v)], g.double(), mask)
+    q, k, v = (numbers(1, h, n, 8).bfloat16() for h in (4, 2, 2))
+    g = numbers(1, 4, n, 8).bfloat16()
+    right, expected = traced("reference", [t.double() for t in (q, k, v)], g.double(), how)
     address = ctypes.cast(functions.multiply, ctypes.c_void_p).value
     monkeypatch.setattr(loop, "multiply_packed", {torch.bfloat16: address})
     monkeypatch.setattr(loop, "release", ctypes.cast(functions.release, ctypes.c_void_p).value)
-    torch.set_num_threads(3)
-    found, gradients = traced("tiled", [q, k, v], g, mask)
+    torch.set_num_threads(threads)
+    found, gradients = traced("tiled", [q, k, v], g, how)
     assert functions.times() >= 2 * 2
     torch.testing.assert_close(found.lse, right.lse.float())
     for mine, exact in zip((found.out, *gradients), (right.out, *expected), strict=True):
         assert (mine.double() - exact).abs().max() <= 2**-7 * exact.abs().max()
+    x = AttentionInputs(q, k, v, Dot(1.0))
+    assert plan.Plan.of(x, loop).whole_heads(2) == (n == 300)
+    for _ in range(3):
+        again = regard.trace(q, k, v, mask=how, backend="tiled")
+        for name in ("out", "lse", "entropy"):
+            assert torch.equal(getattr(again, name), getattr(found, name))
 
 
 def test_few_rows_are_not_packed(product: Product, monkeypatch: pytest.MonkeyPatch) -> None:

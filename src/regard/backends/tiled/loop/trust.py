@@ -158,7 +158,9 @@ def _whole(
             return loop.attend(call, 1)
         # As a call of a known kind.
         names = [f"{name}_halves" if narrow else name for name in ("q", "k", "v", "out")]
-        places = (ctypes.addressof(numbers) for numbers in (*map(arrays.get, names), statistics))
+        places = (
+            ctypes.addressof(numbers) for numbers in (*map(arrays.__getitem__, names), statistics)
+        )
         return bool(loop.attend_again(AGAIN.pack(ctypes.addressof(call), *places, 0, R * Q, 1)))
 
     # A value that some rows may not see and that is no number must be noticed.
