@@ -60,12 +60,18 @@ def watched() -> bool:
 def changed() -> bool:
     """Whether outputs of attention that is computed here may be changed: then it is the outputs of
     traces that count."""
-    return any(watcher.changes for watcher in watchers.get())
+    for watcher in watchers.get():  # noqa: SIM110 (this is asked at every layer)
+        if watcher.changes:
+            return True
+    return False
 
 
 def learned() -> bool:
     """Whether traces that are made here are to be in the graph of autograd."""
-    return any(watcher.learns or watcher.changes for watcher in watchers.get())
+    for watcher in watchers.get():  # noqa: SIM110 (as above)
+        if watcher.learns or watcher.changes:
+            return True
+    return False
 
 
 def begin(
@@ -77,7 +83,10 @@ def begin(
 
 def weighs() -> bool:
     """Whether somebody has columns mixed beside the values of calls."""
-    return any(watcher.columns is not None for watcher in watchers.get())
+    for watcher in watchers.get():  # noqa: SIM110 (as above)
+        if watcher.columns is not None:
+            return True
+    return False
 
 
 def columns_for(call: AttentionInputs, asks: SecondPass) -> Float[Tensor, "b h k c"] | None:

@@ -19,7 +19,8 @@ from torch.nn.modules.module import _has_any_global_hook
 from regard.watching.graph_breaks import stepped_over, uncompiled
 
 _CALL, _STATE, _REPLICA = "_compiled_call_impl", "__getstate__", "_replicate_for_data_parallel"
-_changing = threading.RLock()
+changing = threading.RLock()
+"""Held while such calls are put into modules and taken out."""
 
 UNFINISHED = object()
 """In the place of the output of a module that failed or was interrupted."""
@@ -60,21 +61,61 @@ class Yielding(Protocol):
         model is left alone from here on, so that it can be called again."""
 
 
-class Entrance:
-    """A module's own call, followed by those who watch."""
+class OwnCall:
+    """What stands in the place of a module's own call, and is not seen by who copies or saves the
+    module."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.compiled: Callable[..., Any] | None = module._compiled_call_impl
         """What `module.compile()` had put in this place."""
-        self.followers: tuple[tuple[Follower, str], ...] = ()
         # Here first and gone last: another thread may take a copy at any moment.
         vars(module)[_STATE] = _State(self)
+        vars(module)[_REPLICA] = _Replica(self)
+        vars(module)[_CALL] = self
+
+    def close(self) -> None:
+        """Leave the module as it was."""
+        here = vars(self.module)
+        for name, kind in ((_CALL, OwnCall), (_REPLICA, _Replica), (_STATE, _State)):
+            if isinstance(here.get(name), kind):
+                del here[name]
+        if self.compiled is not None and _CALL not in here:
+            here[_CALL] = self.compiled
+
+    def without(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What a module holds, less what watching put there."""
+        # Whole in one call, since another thread may attach or detach meanwhile.
+        left = dict(state)
+        for name in (_CALL, _STATE, _REPLICA):
+            left.pop(name, None)
+        for name, held in left.items():
+            if hasattr(held, "instead_of"):
+                left[name] = held.instead_of
+        left = {name: held for name, held in left.items() if held is not _NOTHING}
+        hooks = left.get("_forward_hooks")
+        if hooks:
+            left["_forward_hooks"] = type(hooks)(
+                (key, hook) for key, hook in list(hooks.items()) if hook is not _does_nothing
+            )
+        return left
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """It does not travel, even where a class copies all that it holds by itself."""
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+
+class Entrance(OwnCall):
+    """A module's own call, followed by those who watch."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.followers: tuple[tuple[Follower, str], ...] = ()
+        super().__init__(module)
         # The compiler calls the forward of modules past their call, and PyTorch's encoders take
         # their fast path, unless there are hooks.
         module.register_forward_hook(_does_nothing)
-        vars(module)[_REPLICA] = _Replica(self)
-        vars(module)[_CALL] = self
 
     @stepped_over
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -152,65 +193,36 @@ class Entrance:
         return [(who, path, who.depth()) for who, path in self.followers]
 
     def close(self) -> None:
-        """Leave the module as it was."""
-        here = vars(self.module)
         # Not by its handle, which an interrupt may have lost.
         hooks = self.module._forward_hooks
         for key in [key for key, hook in list(hooks.items()) if hook is _does_nothing]:
             del hooks[key]
-        for name, kind in ((_CALL, Entrance), (_REPLICA, _Replica), (_STATE, _State)):
-            if isinstance(here.get(name), kind):
-                del here[name]
-        if self.compiled is not None and _CALL not in here:
-            here[_CALL] = self.compiled
-
-    def without(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What a module holds, less what watching put there."""
-        # Whole in one call, since another thread may attach or detach meanwhile.
-        left = dict(state)
-        for name in (_CALL, _STATE, _REPLICA):
-            left.pop(name, None)
-        for name, held in left.items():
-            if hasattr(held, "instead_of"):
-                left[name] = held.instead_of
-        left = {name: held for name, held in left.items() if held is not _NOTHING}
-        hooks = left.get("_forward_hooks")
-        if hooks:
-            left["_forward_hooks"] = type(hooks)(
-                (key, hook) for key, hook in list(hooks.items()) if hook is not _does_nothing
-            )
-        return left
-
-    def __deepcopy__(self, memo: Any) -> None:
-        """It does not travel, even where a class copies all that it holds by itself."""
-
-    def __reduce__(self) -> Any:
-        return type(None), ()
+        super().close()
 
 
 class _State:
     """What a module gives to be copied or saved."""
 
-    def __init__(self, entrance: Entrance) -> None:
-        self.entrance = entrance
+    def __init__(self, own: OwnCall) -> None:
+        self.own = own
 
     def __call__(self) -> Any:
-        module = self.entrance.module
+        module = self.own.module
         state = type(module).__getstate__(module)
-        return self.entrance.without(state) if isinstance(state, dict) else state
+        return self.own.without(state) if isinstance(state, dict) else state
 
 
 class _Replica:
     """What nn.DataParallel runs in its threads: the call of the module it was made of would run
     that one."""
 
-    def __init__(self, entrance: Entrance) -> None:
-        self.entrance = entrance
+    def __init__(self, own: OwnCall) -> None:
+        self.own = own
 
     def __call__(self) -> nn.Module:
-        module = self.entrance.module
+        module = self.own.module
         replica: nn.Module = type(module)._replicate_for_data_parallel(module)
-        replica.__dict__ = self.entrance.without(vars(replica))
+        replica.__dict__ = self.own.without(vars(replica))
         return replica
 
 
@@ -225,31 +237,36 @@ def stays(function: Any, instead_of: Any = _NOTHING) -> Any:
 
 def follow(module: nn.Module, who: Follower, path: str) -> None:
     """Tell `who` of each call of a module from now on."""
-    with _changing:
-        entrance = vars(module).get(_CALL)
-        if not isinstance(entrance, Entrance):
+    with changing:
+        entrance = own_call(module)
+        if not isinstance(entrance, Entrance) or vars(module).get(_CALL) is not entrance:
+            if entrance is not None:
+                entrance.close()
             entrance = Entrance(module)
         entrance.followers += ((who, path),)
 
 
 def leave_alone(module: nn.Module, who: Follower) -> None:
     """Tell `who` nothing any more, whether it was told or not."""
-    with _changing:
-        entrance = vars(module).get(_CALL)
-        state = vars(module).get(_STATE)
-        if not isinstance(entrance, Entrance) and isinstance(state, _State):
-            # Somebody compiled the module in place since.
-            entrance = state.entrance
+    with changing:
+        entrance = own_call(module)
         if isinstance(entrance, Entrance):
             entrance.followers = tuple(pair for pair in entrance.followers if pair[0] is not who)
             if not entrance.followers:
                 entrance.close()
 
 
+def own_call(module: nn.Module) -> OwnCall | None:
+    """What watching put in the place of a module's call, also if somebody compiled the module in
+    place since."""
+    state = vars(module).get(_STATE)
+    return state.own if isinstance(state, _State) else None
+
+
 def compiled_in_place(module: nn.Module) -> bool:
     """Whether `module.compile()` was called."""
     call = module._compiled_call_impl
-    return (call.compiled if isinstance(call, Entrance) else call) is not None
+    return (call.compiled if isinstance(call, OwnCall) else call) is not None
 
 
 @uncompiled

@@ -23,7 +23,14 @@ from regard.watching.followed_run import FollowedRun
 from regard.watching.gaps import Gaps
 from regard.watching.graph_breaks import uncompiled
 from regard.watching.kept import KeptCalls, held_by_autograd
-from regard.watching.pytorch import AttentionMode, FastPath, refuse_on_ranks, replaced
+from regard.watching.pytorch import (
+    AttentionMode,
+    FastPath,
+    refuse_on_ranks,
+    replaced,
+    spare,
+    stop_sparing,
+)
 from regard.watching.reach import Reach, needs_asking, never_attends
 from regard.watching.registration import imported_huggingface
 from regard.watching.transformed_calls import MAPPED, take_transformed
@@ -68,6 +75,8 @@ class Watch:
         self._switch: Any = None
         self._active: AttentionMode | None = None
         self._followed: list[nn.Module] = []
+        self._spared: list[nn.Module] = []
+        """Those of PyTorch's own during which no mode asks."""
         self._paths: dict[int, str] = {}
         """Theirs, by identity."""
         self._known: set[str] = set()
@@ -91,7 +100,8 @@ class Watch:
         self._gaps.begin(every)
         if huggingface is None:
             self._refuse_others()
-            self._reach = Reach(every, asks=needs_asking(every))
+            asks = needs_asking(every)
+            self._reach = Reach(every, asks=asks)
         else:
             self._switch = huggingface.Switch(modules)
             self._refuse_others()
@@ -105,6 +115,10 @@ class Watch:
                 theirs = huggingface is not None and huggingface.never_attends(module)
                 silent = theirs or never_attends(module)
                 if path and silent and path not in self._reach.islands:
+                    if asks:
+                        self._spared.append(module)
+                        if not spare(module):
+                            self._spared.pop()
                     continue
                 if self._gaps.is_scripted(path, module):
                     continue
@@ -134,6 +148,9 @@ class Watch:
         for module in self._followed:
             leave_alone(module, self)
         self._followed.clear()
+        for module in self._spared:
+            stop_sparing(module)
+        self._spared.clear()
         self._paths.clear()
         self._known.clear()
         self._reach.forget_modules()

@@ -71,6 +71,19 @@ class NoCall(NamedTuple):
     """The softmax of weights that are multiplied, by what are no values."""
 
 
+def keeps_apart(given: Tensor, out: Tensor) -> bool:
+    """Whether a tensor that was reshaped, or copied, has its axes where they were: but for the
+    last, of which several may have been made, or which was made of several."""
+    before, after = given.shape, out.shape
+    kept, cut = len(after) - 1, len(before) - 1
+    if kept < 1:
+        return True
+    if before == after:
+        same: bool = given.stride() == out.stride()
+        return same
+    return before[:kept] == after[:kept] or before[:cut] == after[:cut]
+
+
 class Dataflow:
     """Which tensors are scores or weights of attention."""
 
@@ -97,11 +110,9 @@ class Dataflow:
         now on, and how they lay in memory is not seen any more."""
         if not (isinstance(given, Tensor) and isinstance(out, Tensor) and plain(out)):
             return
-        copied, kept = out.shape == given.shape, out.ndim - 1
-        # Most often heads are put side by side, in the last axis.
-        same = out.stride() == given.stride() if copied else out.shape[:kept] == given.shape[:kept]
-        if kept < 1 or same:
+        if keeps_apart(given, out):
             return
+        copied = out.shape == given.shape
         steps = zip(given.shape, given.stride(), strict=True)
         axes = reshaped(tuple((Atom(n, step),) for n, step in steps), out.shape)
         if axes is not None and (copied or any(len(axis) > 1 for axis in axes[:-1])):

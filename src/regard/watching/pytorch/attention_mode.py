@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import (
     TorchFunctionMode,
@@ -23,7 +24,7 @@ from regard.calls.sdpa_arguments import four_axes, mask_and_bias
 from regard.calls.watchers import WatchingMode, changed, learned, watched
 from regard.errors import RegardError
 from regard.traces import Trace
-from regard.watching.by_hand import FOLDS, STEPS, HandWritten
+from regard.watching.by_hand import FOLDS, STEPS, HandWritten, keeps_apart
 from regard.watching.flex import FlexCalls
 from regard.watching.graph_breaks import inlined, uncompiled
 from regard.watching.pytorch.nested import Padded
@@ -60,18 +61,23 @@ class AttentionMode(WatchingMode):
         self._from_beside = beside
         self._flex = FlexCalls(where, wanted)
         self._by_hand, self._leave = by_hand, leave
-        self._followed = by_hand.followed
+        self.followed = by_hand.followed
+        """The tensors that are followed through attention by hand, by identity."""
+        self.on = False
+        """Whether it is there, be it paused."""
         self.spared: Callable[[], AbstractContextManager[None]] = nullcontext
         """What looking is done in: an observer keeps its errors from the model there."""
         self._inside: Trace | None = None
 
     def __enter__(self) -> AttentionMode:
         _looking.set(False)
+        self.on = True
         self._flex.__enter__()
         return super().__enter__()  # type: ignore[no-untyped-call, no-any-return]
 
     def __exit__(self, *_: Any) -> None:
         """Off, if it was on: an interrupt may have come while it was turned on."""
+        self.on = False
         self.pause()
         self._by_hand.begin()
         self._flex.__exit__()
@@ -103,16 +109,19 @@ class AttentionMode(WatchingMode):
     ) -> Any:
         kwargs = kwargs or {}
         # The compiler has nothing to ask: what it makes of functions in between is not seen.
-        if func not in _ASKED and (torch.compiler.is_dynamo_compiling() or not self._followed):
+        if func not in _ASKED and (is_dynamo_compiling() or not self.followed):
             return func(*args, **kwargs)
         if func is _pytorch:
             return self.attend(*args, **kwargs)
         if func is _multi_head_forward:
             return self._multi_head(*args, **kwargs)
-        if func in STEPS or (
-            not torch.compiler.is_dynamo_compiling() and self._by_hand.follows(func, args, kwargs)
-        ):
+        if func in STEPS:
             return self._step(func, args, kwargs)
+        if not is_dynamo_compiling():
+            if not self.followed:
+                return self._fold(func, args, kwargs)
+            if self._by_hand.follows(func, args, kwargs):
+                return self._step(func, args, kwargs)
         return func(*args, **kwargs)
 
     # Disabled, like the others below: the compiler would put PyTorch's functions into its graph as
@@ -152,7 +161,7 @@ class AttentionMode(WatchingMode):
                 with self.spared():
                     self._nested(query, key, value, attn_mask, is_causal, scale)
                 return out
-            if any(map(spread, (query, key, value))):
+            if spread(query) or spread(key) or spread(value):
                 split = split_along_the_sequence(query, key, value)
                 if split is not None:
                     self._leave(split)
@@ -167,7 +176,7 @@ class AttentionMode(WatchingMode):
             beside = asked is not None or dropout_p > 0
             if beside or (torch.is_grad_enabled() and _learns(query, key, value, attn_mask)):
                 out = answered()
-                with _beside(), self.spared():
+                with _Beside(), self.spared():
                     _traced(query, key, value, attn_mask, is_causal, scale)
                 return out
             with self.spared():
@@ -217,7 +226,7 @@ class AttentionMode(WatchingMode):
         assert k is not None
         assert v is not None
         if asked is None or asked(q.shape[-2], k.shape[-2]):
-            with _beside():
+            with _Beside():
                 _traced(q, k, v, mask, is_causal, scale)
 
     def _nested(
@@ -268,7 +277,7 @@ class AttentionMode(WatchingMode):
                 return out, self._weights_inside(named)
             # With weights asked for it builds n×n and calls nothing that could be seen: it is
             # asked once more without.
-            with _beside(), self.spared():
+            with _Beside(), self.spared():
                 looked_at(**named | {"need_weights": False, "dropout_p": 0.0})
             return _multi_head_forward(**named)
 
@@ -282,7 +291,20 @@ class AttentionMode(WatchingMode):
 
     @uncompiled
     def _step(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._stepped(func, args, kwargs, func(*args, **kwargs))
+
+    @uncompiled
+    def _fold(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One of FOLDS, while nothing is followed. Most of them cut the last axis into heads, or
+        lay heads side by side: then there is nothing to follow afterwards either."""
         out = func(*args, **kwargs)
+        if args and _is_dense(args[0]) and _is_dense(out) and keeps_apart(args[0], out):
+            return out
+        return self._stepped(func, args, kwargs, out)
+
+    def _stepped(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
+    ) -> Any:
         if not _looking.get():
             with _Alone(), self.spared():
                 return self._by_hand.step(func, args, kwargs, out, self._from_beside)
@@ -305,9 +327,17 @@ def refuse_change(got: str, do: str) -> NoReturn:
     raise RegardError("the output of this attention cannot be changed", got=got, do=do)
 
 
-def _beside() -> AbstractContextManager[Any]:
-    """What a trace beside PyTorch's own call is made in."""
-    return torch.set_grad_enabled(torch.is_grad_enabled() and learned())
+class _Beside:
+    """What a trace beside PyTorch's own call is made in: with autograd if somebody wants that.
+    (torch.set_grad_enabled takes longer.)"""
+
+    def __enter__(self) -> None:
+        self._before = torch.is_grad_enabled()
+        if self._before and not learned():
+            torch._C._set_grad_enabled(False)
+
+    def __exit__(self, *_: object) -> None:
+        torch._C._set_grad_enabled(self._before)
 
 
 def _no_more_asking(*_: object) -> bool:
@@ -343,6 +373,7 @@ _pytorch: Callable[..., Tensor] = torch._C._nn.scaled_dot_product_attention
 _multi_head_forward = F.multi_head_attention_forward
 _ASKED = frozenset({_pytorch, _multi_head_forward}) | STEPS | FOLDS
 """The functions that are looked at whatever they are called with."""
+_OWN = (Tensor, nn.Parameter)
 _MULTI_HEAD = (
     "query", "key", "value", "embed_dim_to_check", "num_heads", "in_proj_weight", "in_proj_bias",
     "bias_k", "bias_v", "add_zero_attn", "dropout_p", "out_proj_weight", "out_proj_bias",
@@ -352,8 +383,17 @@ _MULTI_HEAD = (
 )  # fmt: skip
 
 
-def _learns(*tensors: Tensor | None) -> bool:
-    return any(t is not None and t.requires_grad for t in tensors)
+def _is_dense(t: Any) -> bool:
+    return type(t) in _OWN and not t.is_nested
+
+
+def _learns(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None) -> bool:
+    return (
+        query.requires_grad
+        or key.requires_grad
+        or value.requires_grad
+        or (attn_mask is not None and attn_mask.requires_grad)
+    )
 
 
 def _traced(
