@@ -86,14 +86,30 @@ class TrainingWatch(Watch):
     def wants(self, path: str) -> bool:
         return self._wanted(path)
 
-    @uncompiled
-    def enter(self, *args: Any, **options: Any) -> None:
-        """A module begins to run. If that cannot be followed, the model is left alone."""
-        self._or_leave_alone(super().enter, *args, **options)
+    # Written out: this is gone through at every layer.
 
     @uncompiled
-    def leave(self, *args: Any, **options: Any) -> None:
-        self._or_leave_alone(super().leave, *args, **options)
+    def enter(
+        self,
+        path: str,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        compiled: bool = False,
+    ) -> None:
+        """A module begins to run. If that cannot be followed, the model is left alone."""
+        try:
+            super().enter(path, module, args, kwargs, compiled=compiled)
+        except Exception as error:
+            self._give_up(error)
+
+    @uncompiled
+    def leave(self, path: str, depth: int, output: Any) -> None:
+        try:
+            super().leave(path, depth, output)
+        except Exception as error:
+            self._give_up(error)
 
     @uncompiled
     def yields(self, error: Exception) -> bool:
@@ -109,14 +125,11 @@ class TrainingWatch(Watch):
             super().see(trace)
         return None
 
-    def _or_leave_alone(self, follow: Callable[..., None], *args: Any, **options: Any) -> None:
-        try:
-            follow(*args, **options)
-        except Exception as error:
-            self._leave_alone()
-            if self._troubles.raises:
-                raise
-            self._troubles.note(LOOKING, error)
+    def _give_up(self, error: Exception) -> None:
+        self._leave_alone()
+        if self._troubles.raises:
+            raise error
+        self._troubles.note(LOOKING, error)
 
     def _start(self, *, asks: bool) -> None:
         super()._start(asks=asks)

@@ -112,9 +112,10 @@ class Dataflow:
             return
         if keeps_apart(given, out):
             return
-        copied = out.shape == given.shape
         steps = zip(given.shape, given.stride(), strict=True)
-        axes = reshaped(tuple((Atom(n, step),) for n, step in steps), out.shape)
+        own = tuple((Atom(n, step),) for n, step in steps)
+        copied = out.shape == given.shape
+        axes = own if copied else reshaped(own, out.shape)
         if axes is not None and (copied or any(len(axis) > 1 for axis in axes[:-1])):
             self.put(out, Folded(axes))
 

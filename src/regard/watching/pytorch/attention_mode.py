@@ -302,9 +302,7 @@ class AttentionMode(WatchingMode):
             return out
         return self._stepped(func, args, kwargs, out)
 
-    def _stepped(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any
-    ) -> Any:
+    def _stepped(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         if not _looking.get():
             with _Alone(), self.spared():
                 return self._by_hand.step(func, args, kwargs, out, self._from_beside)
