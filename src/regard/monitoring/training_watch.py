@@ -4,7 +4,7 @@ that goes wrong in it reaches the model."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch

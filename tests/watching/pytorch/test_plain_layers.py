@@ -32,7 +32,7 @@ class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.project, self.out = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
-        self.drop, self.by_hand = nn.Dropout(0.0), False
+        self.drop, self.cap, self.by_hand = nn.Dropout(0.0), nn.Identity(), False
         self.mlp = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
         self.query_norm = nn.LayerNorm(4)
 
@@ -41,7 +41,8 @@ class Layer(nn.Module):
         q, k, v = parts.split(2, 1)
         q = self.query_norm(q)
         if self.by_hand:
-            y = self.drop((q @ k.transpose(-2, -1) / 2).softmax(-1)) @ v
+            self.given = q, k, v
+            y = self.drop(self.cap(q @ k.transpose(-2, -1) / 2).softmax(-1)) @ v
         else:
             y = held_elsewhere(q, k, v)
         x = x + self.out(y.transpose(1, 2).flatten(2))
@@ -118,20 +119,21 @@ def test_what_is_left_out_is_never_looked_at(kind: Any) -> None:
     assert not set(found) & attention_mode._ASKED
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_attention_by_hand_goes_on_in_plain_layers(training: bool) -> None:
-    """Its weights go through a dropout, its queries come out of a norm."""
-    model = Model().train(training)
-    plain = model(X)
-    with regard.watch(model) as usual:
-        model(X)
+@pytest.mark.parametrize("cap", [nn.Identity(), nn.Tanh()])
+def test_attention_by_hand_goes_on_in_plain_layers(cap: nn.Module) -> None:
+    """Its queries come out of a norm, its scores and weights go through layers."""
+    model = Model()
     for layer in model.layers:
-        layer.by_hand = True
-    with regard.watch(model) as seen:
+        layer.by_hand, layer.cap = True, cap
+    plain = model(X)
+    with regard.watch(model, keep="traces") as seen:
         out = model(X)
     torch.testing.assert_close(out, plain)
     for path in LAYERS:
-        torch.testing.assert_close(seen[path].entropy, usual[path].entropy)
+        (trace,) = seen[path].traces
+        assert trace.inputs.softcap == (1 if isinstance(cap, nn.Tanh) else None)
+        q, k, _ = model.layers[int(path[-1])].given
+        torch.testing.assert_close(trace.weights(), cap(q @ k.transpose(-2, -1) / 2).softmax(-1))
 
 
 def test_attention_by_hand_may_begin_in_a_later_step() -> None:
