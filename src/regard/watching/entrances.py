@@ -239,7 +239,8 @@ def follow(module: nn.Module, who: Follower, path: str) -> None:
     """Tell `who` of each call of a module from now on."""
     with changing:
         entrance = own_call(module)
-        if not isinstance(entrance, Entrance) or vars(module).get(_CALL) is not entrance:
+        stands = vars(module).get(_CALL) is entrance
+        if not isinstance(entrance, Entrance) or not stands:
             if entrance is not None:
                 entrance.close()
             entrance = Entrance(module)

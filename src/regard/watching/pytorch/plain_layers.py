@@ -47,7 +47,6 @@ class PlainLayer(OwnCall):
         self.users = 0
         super().__init__(module)
 
-    # What is asked first is what most seldom holds elsewhere: this is gone through at every layer.
     @stepped_over
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module, many = self.module, _modes()
@@ -57,6 +56,8 @@ class PlainLayer(OwnCall):
             if (
                 type(mode) is AttentionMode
                 and not mode.followed
+                # A compiled graph has to know of the mode; nor is what follows to be compiled.
+                and eval_frame.get_eval_frame_callback() in (None, False)
                 and not here["_forward_hooks"]
                 and not here["_forward_pre_hooks"]
                 and not here["_backward_hooks"]
@@ -65,8 +66,6 @@ class PlainLayer(OwnCall):
                 and "forward" not in here
                 and _is_plain(type(module))
                 and torch._C._get_tracing_state() is None
-                # A compiled graph has to know of the mode.
-                and eval_frame.get_eval_frame_callback() in (None, False)
             ):
                 try:
                     _pop()
