@@ -425,6 +425,7 @@ SHAPES = [
     ((3, 8), (1, 3, 8)), ((2, 3, 1), (2, 3)), ((2, 3), (2, 3, 1, 1)), ((24,), (2, 3, 4)),
     ((2, 12), (24,)), ((), (1, 1)), ((1, 1), ()), ((2, 3, 8), (2, 24)), ((2, 3, 8), (3, 2, 8)),
     ((1, 1, 4), (1, 1, 2, 2)), ((2, 6, 4), (2, 2, 3, 4)), ((2, 2, 3, 4), (4, 3, 2, 2)),
+    ((2, 3, 4, 5), (2, 12, 5)),
 ]  # fmt: skip
 
 
@@ -445,3 +446,6 @@ def test_a_copy_in_another_order_does_not_keep_its_axes() -> None:
     turned = torch.zeros(2, 3, 4).transpose(0, 1)
     assert not keeps_apart(turned, turned.contiguous())
     assert keeps_apart(turned, turned)
+    # Heads, cut from the last axis or laid side by side.
+    assert keeps_apart(torch.zeros(2, 3, 8), torch.zeros(2, 3, 2, 4))
+    assert keeps_apart(torch.zeros(2, 3, 2, 4), torch.zeros(2, 3, 8))
