@@ -61,6 +61,7 @@ python_use_unqualified_type_names = True
 
 html_theme = "furo"
 html_title = "regard"
+templates_path = ["site/templates"]
 html_static_path = ["site/static"]
 html_css_files = ["site.css"]
 html_extra_path = ["site/entrance"]

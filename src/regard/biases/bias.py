@@ -26,7 +26,7 @@ class Bias(Value):
         return self
 
     def at(self, q: Int[Tensor, "q"], k: Int[Tensor, "k"]) -> Float[Tensor, "b h q k"]:
-        """The bias of some queries and keys; axes it does not tell apart are 1. Bound only."""
+        """The bias of some queries and keys; axes along which it is constant are 1. Bound only."""
         raise NotImplementedError
 
     def pull_back(

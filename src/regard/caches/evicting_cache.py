@@ -73,7 +73,7 @@ class EvictingCache(Cache):  # type: ignore[misc]
         return held  # type: ignore[no-any-return]
 
     def nbytes(self) -> int:
-        """How many bytes all layers hold: keys, values, and what is known of them."""
+        """How many bytes all layers hold: keys, values, scores and positions."""
         return sum(
             layer.nbytes() if isinstance(layer, EvictingLayer) else _bytes(layer)
             for layer in self.layers

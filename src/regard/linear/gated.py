@@ -68,8 +68,8 @@ def delta(
     chunk: int = CHUNK,
     backend: str | None = None,
 ) -> Float[Tensor, "*bh n e"]:
-    """S_i = a S_{i-1} + β_i k_i (v_i - a S_{i-1}ᵀ k_i)ᵀ: what the state says of a key is replaced,
-    by the share β, with its new value. Read by scale · q_i (1/√D unless said).
+    """S_i = a S_{i-1} + β_i k_i (v_i - a S_{i-1}ᵀ k_i)ᵀ: the value that the state holds for a key
+    moves by the share β to the new one. Read by scale · q_i (1/√D unless said).
 
     `beta` has one number for each key head and token, as `log_decay` = log a if there is one. Keys
     should be of length 1 (β |k|² above 2 makes the state grow without bound). `backend` is as that

@@ -35,7 +35,7 @@ class Mask(PairRule, Value):
         return self
 
     def spans(self, shape: Shape, device: torch.device) -> Spans | None:
-        """The run of keys that each query sees under a bound mask; None where a mask does not tell
+        """The run of keys that each query sees under a bound mask; None where the mask has no
         such runs."""
         band = self.band()
         return None if band is None else of_band(band, shape, device)

@@ -86,8 +86,8 @@ def load(
     (`regard-king-james`, `smollm2`, `minilm`), a folder, or a name on the Hugging Face hub. Weights
     are never unpickled, and code that comes with a model is never run. `dtype` is "float32",
     "bfloat16", "float16" or "auto": float32 on a CPU and for models of this package. `progress` is
-    told what is being done (fetching, reading, …), how much of it is, and of how much: 0 if that is
-    not known.
+    called with what is being done (fetching, reading, …), how much is done, and the total: 0 if it
+    is not known.
     """
     if not isinstance(name, str):
         raise RegardError(

@@ -23,7 +23,7 @@ STRAIGHT = str.maketrans("“”‘’", "\"\"''")
 
 
 class Reader:
-    """A model, its tokenizer, and what is known of it.
+    """A model, its tokenizer and its card.
 
     `read` gives the tokens the model sees, `run` what its attention does with them, `generate` the
     text that follows. The model itself is `model`, a plain module for `regard.watch`.

@@ -36,8 +36,8 @@ class Monitor:
     """Reports what the attention of a model does while it is trained.
 
     Call `step()` after each step of the optimiser. At every `look`-th step the model is watched; at
-    every `every`-th what was seen becomes a `Report`, which goes where `to` says and is held
-    against `rules`. Between the steps that are looked at, the model runs as if there were no
+    every `every`-th what was seen becomes a `Report`, which is checked by `rules` and written to
+    `to`. Between the steps that are looked at, the model runs as if there were no
     monitor. Runs without gradients, such as evaluations, are never looked at.
 
     - `look`: 10, or 1 with `qk_clip`, which needs every step.
@@ -49,10 +49,10 @@ class Monitor:
     - `qk_clip`: a largest logit, or a `QKClip`. Heads that pass it are scaled down after each step.
     - `layers`: paths of modules (`*` matches anything).
     - `group`: the processes that train the model together, or a mesh of them; all of them by
-      default, if torch.distributed runs. Each needs its monitor. Numbers are those of all; the
-      first writes.
-    - `on_error`: what an error of looking, clipping or writing does. "warn" tells of each kind
-      once, and training goes on as without a monitor; "raise" ends the run. A rule with
+      default, if torch.distributed runs. Each needs its own monitor. Numbers are those of all
+      ranks; the first writes.
+    - `on_error`: what an error of looking, clipping or writing does. "warn" warns once of each
+      kind, and training goes on as without a monitor; "raise" ends the run. A rule with
       `action="raise"` ends it either way, and so does what can be refused before anything runs.
     - `logits`: also the least logit, and the standard deviation of logits under any mask, bias and
       score: one more pass over the pairs in one step of a window. Without it there is the standard
@@ -122,9 +122,9 @@ class Monitor:
             raise
 
     def step(self, step: int | None = None) -> Report | None:
-        """A step of training is done. Gives the report if it ended a window.
+        """Call it after each step of training. Returns the report if the step ended a window.
 
-        Say which `step` it was if they are counted elsewhere, as in a run that is continued."""
+        Pass the number of the `step` if it is counted elsewhere, as in a resumed run."""
         if self._closed:
             with self._troubles.during("counting steps"):
                 raise RegardError("this monitor is closed", do="make a new one")

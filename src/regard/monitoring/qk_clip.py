@@ -99,8 +99,8 @@ class QKClip:
     """Keep the largest logit of every head at or below `threshold`, by scaling its projections.
 
     `layers` names the modules to clip (`*` matches anything), all by default. `projections` is a
-    function of (path, module) that gives `Projections` where names do not tell; None leaves a
-    module to its names.
+    function of (path, module) that gives `Projections` where the usual names do not; if it gives
+    None, they are found by name.
     """
 
     threshold: float = 100.0

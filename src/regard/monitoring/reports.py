@@ -111,7 +111,7 @@ class Report:
 
     def record(self) -> dict[str, Any]:
         """All of it, as JSON can hold it. What was not finite is "NaN", "Infinity" or "-Infinity",
-        which every language reads as a number again; null is what there was nothing to say of."""
+        which every language reads as a number again; null is an undefined number."""
         return {
             "step": self.step,
             "looks": self.looks,

@@ -31,7 +31,7 @@ class DropIn(nn.MultiheadAttention):
     """`nn.MultiheadAttention` whose attention is regard's: made, called, saved and loaded alike.
 
     It is one, with the constructor, the attributes, the parameters and the state dict of PyTorch's;
-    only `forward` is another. It is always called, also inside `nn.TransformerEncoder` in eval
+    only `forward` differs. It is always called, also inside `nn.TransformerEncoder` in eval
     mode. Three things differ, all of them on purpose: weights are those before dropout; a query
     that may see nothing gives 0 and not NaN; and `is_causal=True` is the causal mask itself,
     `attn_mask` need not repeat it and is not looked at.

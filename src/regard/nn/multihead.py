@@ -113,13 +113,13 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "b n d"] | tuple[Float[Tensor, "b n d"], Trace]:
         """Self-attention; or cross-attention to `memory`.
 
-        - `x`: what asks; without `memory`, also what is looked at.
+        - `x`: what queries are made of; without `memory`, keys and values too.
         - `memory`: what keys and values are made of instead of x.
-        - `values`: what values are made of, where that is something else again.
+        - `values`: what values are made of, if not of `memory`.
         - `mask`: which pairs may be seen, from `regard.masks`; `masks.keep(t)` for booleans.
         - `bias`: what is added to the logits, from `regard.biases`.
         - `cache`: keys and values of the sequence that x continues.
-        - `trace`: the answer is (output, Trace); the output is the same.
+        - `trace`: return (output, Trace); the output is the same.
         """
         self._check(x, memory, values, cache)
         source = x if memory is None else memory

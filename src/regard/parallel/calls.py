@@ -55,9 +55,9 @@ def attention(
     rank's queries.
 
     q, k and v are what this rank has by `layout` (by default as many tokens on each rank, in
-    order), `mesh` says which ranks share them (by default all). DTensors say both themselves, if
-    their placement is Shard(2), and give DTensors. Everything else is said as to
-    `regard.attention`, of the whole sequence, and alike on every rank. All ranks must make the
+    order), `mesh` are the ranks that share them (by default all). DTensors with placement Shard(2)
+    carry both, and give DTensors. All other arguments are those of `regard.attention` for the whole
+    sequence, the same on every rank. All ranks must make the
     call, and its backward pass.
 
     Gradients of q, k and v are those of the loss summed over the ranks. What a rank learns of a
@@ -135,8 +135,8 @@ def plan(
     training: bool = False,
     cu_seqlens: Any = None,
 ) -> ParallelPlan:
-    """How ranks would share a call, and why. Runs nothing, and asks no other rank. What runs on
-    each rank, `regard.plan` tells."""
+    """How ranks would share a call, and why. Runs nothing, and asks no other rank. For what runs
+    on each rank, use `regard.plan`."""
     dtensors = _of_dtensors(q, k, v)
     if dtensors is not None:
         mesh = dtensors.mesh_of(mesh, q, k, v)

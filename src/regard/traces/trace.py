@@ -71,15 +71,15 @@ class Trace(Displayed):
         cu_seqlens: Tensor | tuple[Tensor, Tensor] | None = None,
         verify: bool = True,
     ) -> Trace:
-        """A trace of a call that something else made: another kernel, another library, another
-        rank. Attention is not run again.
+        """A trace of a call that was computed elsewhere: by another kernel, library or rank.
+        Attention is not run again.
 
         `lse` is the natural logarithm of each row's sum, as FlashAttention, FlexAttention and
-        `varlen_attn` give it; the rest says what the call was. A few rows of each head are worked
-        out to see that they belong together, unless `verify=False`.
+        `varlen_attn` return it; the other arguments are those of the call. A few rows of each head
+        are computed to check that `lse` belongs to them, unless `verify=False`.
 
         Weights, `received`, `top`, `map` and `mass` need no more. `max_logit` and `entropy`, and
-        the output if `v` was given and `out` was not, are worked out when they are asked for.
+        the output if `v` was given and `out` was not, are computed when they are first read.
 
         Gradients flow if `lse` is part of the graph; from one that is not, the trace is detached.
 
@@ -98,7 +98,7 @@ class Trace(Displayed):
 
     @classmethod
     def of_weights(cls, weights: Float[Tensor, "*bh q k"]) -> Trace:
-        """A trace with these weights, as some library or paper has them: rows that add up to 1.
+        """A trace made from weights alone, such as another library's: rows that sum to 1.
         Pairs of weight 0 count as masked. There are no values, and no gradients.
 
         >>> import regard, torch
@@ -286,7 +286,7 @@ class Trace(Displayed):
         self, size: int = 64, queries: Region = None
     ) -> Float[Tensor, "*b q key_blocks"]:
         """What an indexer that chooses keys for all heads should find: the weights summed over
-        heads and over each block of `size` keys, as shares of 1 for each query.
+        heads and over each block of `size` keys, normalised to sum to 1 for each query.
 
         A query that sees nothing has zeros. `queries` is (start, stop) for some of them. Exact,
         without n×n for each head; differentiable.

@@ -398,13 +398,13 @@ def watch(
     `layers` are paths of modules (`*` matches anything), `heads` their numbers; one or several, all
     by default. `keep="statistics"` adds up a few numbers per head; `keep="traces"` keeps each
     call's queries, keys and values as well, so that any weight can be asked for. `every=10` looks
-    at every tenth run of the model. `spill` is the path of a trace file: traces are written there
+    at every tenth forward pass. `spill` is the path of a trace file: traces are written there
     as they come instead of being held in memory, and read from it once the watching has ended. With
     a `tokenizer`, `seen.tokens` are the texts of the tokens that the model was given.
 
-    With `gradients=True`, which needs `keep="traces"`, traces stay in the graph of autograd: a loss
-    on what they answer trains the model. They hold that graph until they are let go, with `seen` or
-    by `seen.clear()`. Without it they are detached.
+    With `gradients=True`, which needs `keep="traces"`, traces stay in autograd's graph: a loss on
+    their answers trains the model. They hold that graph until they are freed, with `seen` or by
+    `seen.clear()`. Without it they are detached.
 
     >>> import torch, regard
     >>> model = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True).eval()

@@ -25,7 +25,7 @@ def place_named(place: Place) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Attribution:
-    """What each token is said to have done, for the queries asked about together.
+    """How much each token did by one method, for all chosen queries together.
 
     Prints as a table of the strongest tokens, and is one in a notebook."""
 
@@ -49,7 +49,7 @@ class Attribution:
 
     @property
     def gap(self) -> Float[Tensor, "b"] | None:
-        """How much of `explained` the scores do not add up to: the error of the steps."""
+        """`explained` less the sum of the scores: the error of the steps."""
         return None if self.explained is None else self.explained - self.tokens.sum(-1)
 
     def by_head(self) -> dict[Place, Float[Tensor, "b h"]]:

@@ -59,8 +59,8 @@ class Circuit:
 
     @property
     def copying(self) -> float:
-        """Σ Re λ / Σ |λ| of the eigenvalues: 1 if what is read is said, -1 if it is suppressed; 0
-        for a head that writes nothing."""
+        """Σ Re λ / Σ |λ| of the eigenvalues: 1 if the head raises the logit of what it reads, -1 if
+        it lowers it; 0 for a head that writes nothing."""
         size = float(self.eigenvalues.abs().sum())
         return float(self.eigenvalues.real.sum()) / size if size else 0.0
 
@@ -116,8 +116,8 @@ def circuit(
     `tokens` are those to look at, the whole vocabulary by default. `after` is how many blocks have
     read each of them, alone: 0 for the embeddings themselves. Later heads of trained models often
     read what the first block makes of a token, and copy that. With `norms` the head reads through
-    the norm before it, and what it writes goes through the gain of the last norm. `anatomy` and
-    `matrices` say where parts and projections are, if their names are not known. It is about the
+    the norm before it, and what it writes goes through the gain of the last norm. Pass `anatomy`
+    and `matrices` if the names of a model's parts and projections are not known. It is about the
     matrices alone: biases, and norms of queries and keys, are left out, and so are positions:
     rotary ones count as if all tokens stood at one place. Logits are divided by √d.
 

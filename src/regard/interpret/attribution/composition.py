@@ -82,7 +82,7 @@ def compositions(
 
     `matrices` are those of each layer, first to last, if the names of a model's projections are not
     known. Norms between heads, rotary positions and networks are left out.
-    `progress` is told how many layers are done, of how many.
+    `progress(done, total)` is called with numbers of layers.
 
     >>> from regard import interpret, models
     >>> model = models.load("regard-small", device="cpu").model

@@ -113,14 +113,14 @@ def direct_logits(
     anatomy: Anatomy | None = None,
     output: Output | None = None,
 ) -> LogitParts:
-    """What each head, network and embedding gives the logit of a token at a place: by default of
-    the token that the model says comes next. With `other`, the logit of `token` less that of it.
+    """What each head, network and embedding adds to the logit of a token at a place: by default
+    of the token that the model predicts. With `other`, to the logit of `token` less that of it.
 
     A negative `at` counts from the last token of each text that is no padding, where `text` has an
     attention_mask.
 
-    `anatomy` says where the model has its parts and `output` where its output projections are, if
-    their names are not known.
+    Pass `anatomy` and `output` if the names of the model's parts and output projections are not
+    known.
 
     >>> import torch
     >>> from regard import interpret, models

@@ -69,8 +69,7 @@ def attribute(
       `"layer"` one after the other, while those above look where they like.
 
     A metric is one of `interpret.metrics`, or a differentiable function of the model's output.
-    `progress` is told how much is done, of how much: by `"integrated"` and `"flow"`, which take
-    long.
+    `progress(done, total)` is called by `"integrated"` and `"flow"`, which take long.
 
     >>> import torch
     >>> from regard import interpret

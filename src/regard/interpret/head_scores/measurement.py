@@ -49,11 +49,11 @@ def heads(
     Texts of like length are run together, one layer is looked at after the other, and no n×n is
     built.
 
-    - `links`: pairs such as ("it", "animal"): which heads go from the one to the other, in
-      `.links`.
+    - `links`: pairs such as ("it", "animal"): which heads look from the one at the other,
+      in `.links`.
     - `parses`: for each text the place of every token's syntactic head, or (heads, labels): which
       heads follow them, in `.syntax`.
-    - `probes`: also let the model read random tokens that are said twice.
+    - `probes`: also let the model read random tokens, repeated once.
     - `random`: also score a copy whose weights are in random order, on 32 texts at most.
     - `separators`: tokens that divide texts; punctuation and special tokens, where a tokenizer
       tells.

@@ -27,8 +27,8 @@ def badges(
     seen: Mapping[str, Layer], tokens: Sequence[str] | None = None
 ) -> dict[str, tuple[str, ...]]:
     """By the path of a layer, a word for each of its heads, or none, as `HeadScores.badges` gives
-    them over many texts. Of one text they are told by the same scores, held against what rows give
-    that look at all keys alike; a word needs eight rows that tell. Layers without traces have none.
+    them over many texts. For one text they come from the same scores, compared with those of
+    uniform attention; a word needs eight rows that can show it. Layers without traces have none.
 
     `tokens` are those of the text, as `seen.tokens` has them. Where they are not known, words that
     depend on tokens are not given.

@@ -55,8 +55,8 @@ def ablate(
     A silenced head gives `by="zero"` nothing; `by="mean"` the mean of what it gives over all places
     of `reference` (the texts themselves by default), so that the constant part of its output stays;
     `by="resample"` what it gives at the same places of another text. With `frozen=True` all other
-    heads look where they looked before, so that only what the head wrote is missing, and not what
-    others would have looked for in its stead.
+    heads look where they looked before, so that only the head's own output is missing, and others
+    do not make up for it by looking elsewhere.
 
     Several interventions run in one batch of at most `batch`, if that was found to change nothing.
 

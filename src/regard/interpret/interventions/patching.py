@@ -43,11 +43,11 @@ def patch(
 ) -> Effects:
     """What a metric of texts becomes when heads are given what they had for other texts.
 
-    `sources` are those others, one for each text and of the same length: the same question about
-    somebody else, say. `what` is what a head is given: its `"outputs"`, `"queries"`, `"keys"` or
-    `"values"`, at all places or at some, or its `"patterns"`: it then looks where it looked in the
-    source, and reads what is there now. `heads`, `layers`, `metric` and `frozen` are as in
-    `ablate`.
+    `sources` are those others, one for each text and of the same length: for example, the same
+    question about someone else. `what` is what a head is given: its `"outputs"`, `"queries"`,
+    `"keys"` or `"values"`, at all places or at some, or its `"patterns"`: it then looks where it
+    looked in the source, and reads what is there now. `heads`, `layers`, `metric` and `frozen` are
+    as in `ablate`.
 
     `recovered` is the effect as a share of the way from the metric of the texts to that of their
     sources: 100 % if the head alone carries the difference.

@@ -30,7 +30,7 @@ MOST = 32
 
 @contextmanager
 def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
-    """Within it the heads of a model do what interventions make of them.
+    """A context in which interventions change the heads of a model.
 
     Everything else is the model's own, whatever runs it: a forward pass, `generate`, a training
     step. Afterwards, also after an exception, it is as it was.

@@ -26,8 +26,8 @@ class Projections(NamedTuple):
 
     Multiplying row h of all of `q` by a number does the same to the queries of head h; `k` has as
     many rows as there are key heads. `alone` are parts of queries whose keys are in no view, as all
-    heads share them whole: the rotated part of multi-head latent attention. They take what both
-    sides would."""
+    heads share them whole: the rotated part of multi-head latent attention. They are
+    scaled by the product of both factors."""
 
     q: list[Tensor]
     k: list[Tensor]
