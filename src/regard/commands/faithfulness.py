@@ -30,13 +30,15 @@ def faithfulness(
     model: Annotated[
         str,
         typer.Option(
-            help="Who reads: regard-small, a folder that holds a Hugging Face model, or its name "
+            help="The model: regard-small, a folder that holds a Hugging Face model, or its name "
             "on the hub."
         ),
     ] = SMALL,
     softmax: Annotated[
         str,
-        typer.Option(help="Cut edges before it, when rows look elsewhere instead, or after."),
+        typer.Option(
+            help="Cut edges before softmax, so that their weight goes to other keys, or after."
+        ),
     ] = "before",
     cuts: Annotated[
         str,
@@ -49,7 +51,7 @@ def faithfulness(
     device: Annotated[
         str, typer.Option(help="auto (CUDA where there is one), cpu, cuda.")
     ] = "auto",
-    seed: Annotated[int, typer.Option(help="Where random numbers begin.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of random numbers.")] = 0,
 ) -> None:
     """Whether attention weights point at what decided the model's next token.
 

@@ -28,7 +28,7 @@ def lab(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="The folder for the picture, page and numbers.")
     ] = Path("regard-lab"),
-    seed: Annotated[int, typer.Option(help="Where random numbers begin.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of random numbers.")] = 0,
     seeds: Annotated[
         int | None,
         typer.Option(

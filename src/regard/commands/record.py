@@ -34,7 +34,7 @@ def record(
     out: Annotated[Path, typer.Option("--out", "-o", help="The trace file to write.")],
     keep: Annotated[
         str,
-        typer.Option(help="traces, from which any weight can be had, or statistics of each head."),
+        typer.Option(help="traces, which answer for every weight, or statistics of each head."),
     ] = "traces",
     layers: Annotated[
         list[str] | None,

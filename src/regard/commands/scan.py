@@ -40,7 +40,8 @@ def scan(
         ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="The folder to write; a scan in it goes on.")
+        Path,
+        typer.Option("--out", "-o", help="The folder to write; a scan that it holds is resumed."),
     ],
     observe: Annotated[
         str | None,
@@ -52,7 +53,7 @@ def scan(
     shards: Annotated[
         int | None,
         typer.Option(
-            help="Files that the work is cut into; else one for every 64 texts.",
+            help="Files (shards) that the work is split into; else one for every 64 texts.",
             show_default=False,
         ),
     ] = None,
@@ -74,8 +75,8 @@ def scan(
     threads: Annotated[
         int | None,
         typer.Option(
-            help="Of each process on a CPU; the last bits of sums depend on it. Else those that "
-            "the scan was begun with, or what PyTorch takes.",
+            help="Threads of each process on a CPU; last bits of sums depend on it. Else those "
+            "that the scan was begun with, or what PyTorch takes.",
             show_default=False,
         ),
     ] = None,

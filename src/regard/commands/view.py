@@ -34,7 +34,7 @@ def view(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Who reads the text: a model of this package, spelling (nothing is learned), a "
+            help="The model that reads: one of this package, spelling (nothing is learned), a "
             "folder that holds a Hugging Face model, or its name on the hub. Without it, "
             "regard-small if it is there and the text is short, else spelling.",
             show_default=False,
