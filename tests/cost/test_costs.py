@@ -137,7 +137,7 @@ def test_everything_public_is_there_and_comes_late(fresh: FreshProcesses) -> Non
     with pytest.raises(AttributeError, match=r"'regard.cost' has no attribute 'flops'"):
         cost.flops  # noqa: B018
     code = "import sys, regard; print([m for m in sys.modules if m.startswith('regard.cost.')])"
-    assert fresh(code).out.strip() == "['regard.cost.counting']"
+    assert fresh(code).out.strip() == "['regard.cost.call_counts']"
 
 
 def test_what_is_asked_wrongly_is_explained() -> None:

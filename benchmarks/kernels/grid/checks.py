@@ -19,7 +19,7 @@ from torch import Tensor
 import regard
 from benchmarks.kernels.grid.clock import Run
 from benchmarks.kernels.grid.peers import Call, output
-from regard.backends.dropping import kept
+from regard.backends.dropout import kept
 
 ROWS, ROOM = 2048, 1 << 27
 """Rows of a part at most, and pairs."""

@@ -19,7 +19,7 @@ from regard.biases.bias import Bias
 from regard.biases.dense import Dense
 from regard.biases.pairwise import BoundPairwise
 from regard.biases.relative import Relative
-from regard.cost.counting import visited_pairs
+from regard.cost.call_counts import visited_pairs
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.masks.tiles import FULL, PARTIAL, grid

@@ -27,7 +27,7 @@ from regard.backends.contract import (
     Work,
     run_again,
 )
-from regard.backends.dropping import kept
+from regard.backends.dropout import kept
 from regard.backends.exactness import as_found, widened
 from regard.backends.poison import finite, poison
 from regard.backends.precision import in_full_precision

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.backends.contract import Repeated, Rows, SecondPass, Work, run_again
 from regard.backends.poison import all_finite, finite, poison
 from regard.biases.dense import Dense
-from regard.cost.counting import dense_pairs, visited_pairs
+from regard.cost.call_counts import dense_pairs, visited_pairs
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import pairs

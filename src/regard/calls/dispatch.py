@@ -19,7 +19,7 @@ from regard.calls.peer_arguments import Unknown, refuse_arguments
 from regard.calls.plans import Plan
 from regard.calls.remembered import found, note, recent, remember
 from regard.calls.watchers import changed, show, unwatched, watched, watchers
-from regard.cost.counting import dense_pairs, forward_flops, least_bytes, needed_pairs
+from regard.cost.call_counts import dense_pairs, forward_flops, least_bytes, needed_pairs
 from regard.inputs import AttentionInputs, check
 from regard.jagged import JaggedInputs, JaggedTrace, any_nested, pack, pack_tokens
 from regard.masks.algebra import Mask

@@ -9,7 +9,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from regard.cost.counting import (
+from regard.cost.call_counts import (
     dense_pairs,
     forward_flops,
     least_bytes,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from regard.cost.counting import dense_pairs, needed_pairs, visited_pairs
+from regard.cost.call_counts import dense_pairs, needed_pairs, visited_pairs
 from regard.inputs import AttentionInputs
 
 Count = Literal["needed", "executed", "dense"]

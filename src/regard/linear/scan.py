@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.stopping import step as end_of_step
+from regard.cancellation import step as end_of_step
 from regard.transforms import is_batched, may_learn, transformed
 
 SEGMENT = 256

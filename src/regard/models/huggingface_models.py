@@ -14,12 +14,12 @@ import transformers
 from torch import nn
 from transformers.utils import logging
 
+from regard.cancellation import UnwantedError
 from regard.errors import RegardError
 from regard.files import expanded, is_folder, is_there
 from regard.models.devices import chosen_device, chosen_dtype
 from regard.models.download_bar import Tell, download_bar
 from regard.models.staged_folder import CONFIG, INDEX, WEIGHTS, WORDS, configuration, shards, staged
-from regard.stopping import UnwantedError
 
 
 class Loaded(NamedTuple):

@@ -10,13 +10,13 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from regard.cancellation import UnwantedError
 from regard.errors import RegardError
 from regard.models.card import Card
 from regard.models.causal import CausalModel, refuse_long
 from regard.models.tokenizer import MARK, MARK_TEXT, Tokenizer
 from regard.models.translator import TranslatorModel
 from regard.seen import Seen
-from regard.stopping import UnwantedError
 from regard.watching import Keep, spelled, watch
 
 STRAIGHT = str.maketrans("“”‘’", "\"\"''")

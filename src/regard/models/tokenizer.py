@@ -14,9 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from regard.cancellation import step
 from regard.errors import RegardError
 from regard.files import read_json
-from regard.stopping import step
 
 MARK = 0
 """The id that stands before each text, and after it. No text contains it."""

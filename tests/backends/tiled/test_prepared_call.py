@@ -17,9 +17,9 @@ from regard.backends.reference import Reference
 from regard.backends.tiled import Tiled, call_memory, pieces, prepared_call
 from regard.backends.tiled.loop import loop_for
 from regard.backends.tiled.operators import run
+from regard.cancellation import UnwantedError, stoppable
 from regard.inputs import AttentionInputs, check
 from regard.masks.algebra import Mask
-from regard.stopping import UnwantedError, stoppable
 from tests.backends.tiled.packed_product import Product
 
 pytestmark = pytest.mark.skipif(

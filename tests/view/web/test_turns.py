@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from regard.stopping import step
+from regard.cancellation import step
 from regard.view.atlas import Atlas
 from regard.view.web import atlas_queries
 from regard.view.web.atlas_queries import Answers

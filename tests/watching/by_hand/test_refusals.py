@@ -18,7 +18,7 @@ import regard
 from regard import RegardError
 from regard.errors import RegardWarning
 from regard.watching.by_hand.calls import Call
-from regard.watching.intervening import Intervening
+from regard.watching.changed_outputs import Intervening
 from tests.watching.by_hand.test_forms import ByHand, H, N, Pair, inputs, minimal
 
 Form = Callable[[Tensor, Tensor, Tensor], Tensor]

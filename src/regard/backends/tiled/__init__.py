@@ -15,7 +15,7 @@ from regard.backends.tiled.prepared_call import prepared
 from regard.backends.tiled.second_pass import TiledPass
 from regard.backends.tiled.units import scratch_of
 from regard.backends.tiled.walk import KEY_TILE, takes_all, tile_size
-from regard.cost.counting import dense_pairs, visited_pairs
+from regard.cost.call_counts import dense_pairs, visited_pairs
 from regard.inputs import AttentionInputs
 from regard.transforms import RECORDED, recorded
 

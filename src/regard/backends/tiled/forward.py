@@ -27,9 +27,9 @@ from regard.backends.tiled.fused import Passed, attend, fusing
 from regard.backends.tiled.loop import Loop, loop_for
 from regard.backends.tiled.walk import Cut, RowTile, slabs, tile_size
 from regard.biases.dense import Dense
+from regard.cancellation import step
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import FeatureProduct
-from regard.stopping import step
 
 
 class Sums(NamedTuple):

@@ -22,9 +22,9 @@ from regard.backends.contract import Rows
 from regard.backends.tiled.loop import TYPES, Attend, Loop, Pull, loop_for
 from regard.backends.tiled.pieces import Packed, Piece, in_rows, lots, pieces
 from regard.backends.tiled.plan import Plan, Product, even, product_of
+from regard.cancellation import step
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
-from regard.stopping import step
 from regard.transforms import exporting
 
 HANDS = 8

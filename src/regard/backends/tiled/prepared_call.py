@@ -16,8 +16,8 @@ from regard.backends.tiled.loop import AGAIN, Attend, Loop, inner_loop
 from regard.backends.tiled.pieces import Lot, Packed, lots, pieces
 from regard.backends.tiled.plan import Plan, Product
 from regard.backends.tiled.walk import takes_all
+from regard.cancellation import step
 from regard.inputs import AttentionInputs
-from regard.stopping import step
 from regard.transforms import recorded
 
 _FLOAT = torch.float32.itemsize

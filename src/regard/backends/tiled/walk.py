@@ -17,16 +17,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.backends.dropping import kept
+from regard.backends.dropout import kept
 from regard.backends.poison import all_finite, finite
 from regard.backends.tiled.columns import columns
 from regard.backends.tiled.loop import loop_for
 from regard.backends.tiled.units import PairUnits, scratch_of, unit_loop
+from regard.cancellation import step
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask, pairs
 from regard.masks.tiles import EMPTY, FULL, PARTIAL, grid
 from regard.scores.comparison import Dot, TanhSum
-from regard.stopping import step
 from regard.values import Shape
 
 LITTLE = 1 << 22

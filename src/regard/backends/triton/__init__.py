@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.backends.contract import Repeated, Rows, SecondPass, Work, run_again
 from regard.backends.triton.additive.refusals import why_not as why_not_additive
 from regard.backends.triton.refusals import INSTALLED, why_not
-from regard.cost.counting import visited_pairs
+from regard.cost.call_counts import visited_pairs
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot, TanhSum

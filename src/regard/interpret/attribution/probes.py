@@ -21,7 +21,7 @@ from regard.interpret.interventions.outputs import Place
 from regard.interpret.interventions.runs import Runner, arguments
 from regard.interpret.metrics import Outcome, differentiable
 from regard.traces import Trace
-from regard.watching.intervening import Intervening
+from regard.watching.changed_outputs import Intervening
 
 
 class Slopes(NamedTuple):

@@ -18,7 +18,7 @@ from regard.interpret.interventions.intervention import Intervention, changed_ou
 from regard.interpret.interventions.outputs import Place
 from regard.traces import Trace
 from regard.values import whole
-from regard.watching.intervening import Intervening
+from regard.watching.changed_outputs import Intervening
 
 Look = Callable[[Place, Trace], None]
 Columns = Callable[[Place, AttentionInputs, SecondPass], Tensor | None]

@@ -18,7 +18,7 @@ ACROSS = ("first", "separator", "broad")
 def head_badges(of: Map) -> list[str] | None:
     """A word for each head, or an empty one where nothing is plain; None where the text is too long
     to read every pair of it. Long work asks between two steps whether it is wanted: see
-    `regard.stopping`.
+    `regard.cancellation`.
 
     >>> import regard, torch
     >>> from regard.view.atlas import Atlas

@@ -19,12 +19,12 @@ from torch.nn.functional import pad
 
 from regard import values
 from regard.backends.contract import Pool
+from regard.cancellation import step
 from regard.errors import RegardError
 from regard.files import finite_or_null
 from regard.masks.algebra import Mask
 from regard.masks.tiles import EMPTY, Tiles
 from regard.seen import Traces, open_places
-from regard.stopping import step
 from regard.traces import Trace
 from regard.view.atlas.cores import one_core
 from regard.view.atlas.quantities import quantity_of

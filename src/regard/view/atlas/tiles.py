@@ -30,8 +30,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from regard.cancellation import UnwantedError
 from regard.errors import RegardError
-from regard.stopping import UnwantedError
 from regard.view.atlas.cores import one_core
 from regard.view.atlas.maps import Map
 from regard.view.atlas.tensor_bytes import raw

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from regard.cancellation import telling
 from regard.models.readers import Reader
-from regard.stopping import telling
 from regard.view.atlas import Atlas
 from regard.view.gallery.examples import Example
 from regard.view.gallery.scene import COLOUR, compared

@@ -12,12 +12,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from regard.cancellation import step
 from regard.errors import RegardError
 from regard.interpret.interventions import Intervention, intervene
 from regard.interpret.metrics import logits_of
 from regard.models.readers import HuggingFaceReader, OwnReader, OwnTranslator, Reader
 from regard.models.tokenizer import MARK
-from regard.stopping import step
 from regard.view.subjects import Told
 
 WAIT = 0.05

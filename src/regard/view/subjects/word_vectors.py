@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.stopping import step
+from regard.cancellation import step
 
 WIDTH = 1024
 MANY = 10_000

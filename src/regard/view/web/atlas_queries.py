@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import torch
 
+from regard.cancellation import stoppable
 from regard.errors import RegardError
-from regard.stopping import stoppable
 from regard.view.atlas import Atlas, CancelledError, Go, head_badges, one_core, raw, tile
 from regard.view.tour import tour
 from regard.view.web.html_page import document

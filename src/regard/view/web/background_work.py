@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from regard.cancellation import UnwantedError, stoppable
 from regard.errors import RegardError
-from regard.stopping import UnwantedError, stoppable
 from regard.view.subjects import Tell
 
 logger = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Work:
             self._thread.start()
 
     def stop(self) -> None:
-        """Ask the work to end. It does at its next step: see `regard.stopping`."""
+        """Ask the work to end. It does at its next step: see `regard.cancellation`."""
         self._stopping.set()
 
     def wait(self, seconds: float | None = None) -> bool:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from regard.cancellation import stoppable
 from regard.errors import RegardError
-from regard.stopping import stoppable
 from regard.view.atlas import Atlas, CancelledError
 from regard.view.web.atlas_queries import JSON, sometimes
 

@@ -7,11 +7,11 @@ from contextlib import nullcontext
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from regard.cancellation import telling
 from regard.errors import RegardError
 from regard.models.installed import MODELS
 from regard.models.named_models import load, own_names
 from regard.models.readers import Reader
-from regard.stopping import telling
 from regard.view.atlas import Atlas
 from regard.view.subjects import (
     SPELLING,

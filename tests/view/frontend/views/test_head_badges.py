@@ -12,8 +12,8 @@ import torch
 
 import regard
 from regard import masks
+from regard.cancellation import step
 from regard.seen import Layer, Seen
-from regard.stopping import step
 from regard.view.atlas import Atlas, CancelledError, head_badges
 from regard.view.web import App, atlas_queries
 from regard.view.web.atlas_queries import Answers

@@ -10,11 +10,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.biases.dense import Dense
+from regard.cancellation import step
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import And, Mask, pairs
 from regard.masks.tiles import band_edges
 from regard.seen import open_places, outline_of
-from regard.stopping import step
 from regard.traces import Trace
 
 PAIRS = {"cpu": 1 << 22, "cuda": 1 << 26}

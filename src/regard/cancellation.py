@@ -21,7 +21,7 @@ class UnwantedError(Exception):
 Far = Callable[[int, int], None]
 """Told how many steps are done, of how many."""
 
-_check: ContextVar[Check | None] = ContextVar("regard.stopping", default=None)
+_check: ContextVar[Check | None] = ContextVar("regard.cancellation", default=None)
 _far: ContextVar[Far | None] = ContextVar("regard.telling", default=None)
 
 

@@ -10,7 +10,7 @@ import torch
 import regard
 from regard import masks
 from regard.backends.tiled import forward, pieces
-from regard.stopping import stoppable, telling
+from regard.cancellation import stoppable, telling
 from regard.view.atlas import on_cores
 from regard.view.subjects import vectors
 from tests.models.tiny import tokenizer
