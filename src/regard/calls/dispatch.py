@@ -81,7 +81,8 @@ def attention(
     if others:
         refuse_arguments("attention", others, ARGUMENTS)
     compiled = torch.compiler.is_compiling()
-    plain = score is None and bias is None and sink is None and not compiled
+    plain = score is None and bias is None and sink is None and type(training) is bool
+    plain = plain and not compiled
     if plain and softcap is None and cu_seqlens is None and dropout == 0 and not watchers.get():
         known = recent(q, k, v, mask, scale, backend, statistics=False)
         if known is not None:
@@ -167,7 +168,8 @@ def trace(
     """
     if others:
         refuse_arguments("trace", others, ARGUMENTS)
-    plain = score is None and bias is None and sink is None and not torch.compiler.is_compiling()
+    plain = score is None and bias is None and sink is None and type(training) is bool
+    plain = plain and not torch.compiler.is_compiling()
     if plain and softcap is None and cu_seqlens is None and dropout == 0 and not watchers.get():
         known = recent(q, k, v, mask, scale, backend, statistics=True)
         if known is not None:
