@@ -18,6 +18,7 @@ from regard.monitoring.troubles import Troubles
 from regard.monitoring.window import Paths
 from regard.traces import Trace
 from regard.watching import Watch, uncompiled
+from regard.watching.pytorch.deferred_calls import DeferredCalls
 
 LOOKING = "looking at the model"
 ONE_GRAPH = "a part of the model that attends is compiled with fullgraph=True, so it runs unseen"
@@ -44,6 +45,7 @@ class TrainingWatch(Watch):
         self.measures = True
         """Whether the spread of logits is measured in the step that runs."""
         self._walks = walks
+        self._deferred = DeferredCalls(self._missed)
         self._found: dict[Paths, Readings] = {}
         self._spreads: dict[str, HeadSpread] = {}
         self._calls: defaultdict[Hashable, list[tuple[str, Trace]]] = defaultdict(list)
@@ -135,6 +137,15 @@ class TrainingWatch(Watch):
         super()._start(asks=asks)
         if self._active is not None:
             self._active.spared = lambda: self._troubles.during(LOOKING)
+            self._deferred.drop()
+            self._active.deferred = self._deferred
+
+    def _missed(self, path: str) -> None:
+        self._troubles.remark(
+            "overwritten",
+            f"queries, keys or values of {path or '(model)'} were written to after attention, so a "
+            "call of it could not be looked at; from the next step on calls are looked at at once",
+        )
 
     def _read_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Nobody asks which text was read, and to compare two would wait for the device."""

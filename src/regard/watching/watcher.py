@@ -350,9 +350,25 @@ class Watch:
 
     def _stop(self) -> None:
         """The run is over. All of this may be done twice: an interrupt may come in between."""
+        active = self._active
+        try:
+            if active is not None:
+                self._look_at_deferred(active)
+        finally:
+            self._leave_run(active)
+
+    def _look_at_deferred(self, active: AttentionMode) -> None:
+        deferred = active.deferred
+        if deferred is not None:
+            active.pause()
+            for call in deferred.taken():
+                self._running[:] = [call.path]
+                if deferred.holds(call):
+                    active.look_at(call)
+
+    def _leave_run(self, active: AttentionMode | None) -> None:
         end(self.see)
         self._fast_path.end()
-        active = self._active
         if active is not None:
             active.__exit__()
             self._active = None

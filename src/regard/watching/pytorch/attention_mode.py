@@ -27,6 +27,7 @@ from regard.traces import Trace
 from regard.watching.by_hand import FOLDS, STEPS, HandWritten, keeps_apart
 from regard.watching.flex import FlexCalls
 from regard.watching.graph_breaks import inlined, uncompiled
+from regard.watching.pytorch.deferred_calls import DeferredCall, DeferredCalls
 from regard.watching.pytorch.nested import Padded
 from regard.watching.pytorch.split_sequences import (
     held_here,
@@ -58,7 +59,7 @@ class AttentionMode(WatchingMode):
         beside: Callable[[int, int], bool] | None = None,
     ) -> None:
         super().__init__()
-        self._from_beside = beside
+        self._from_beside, self._where = beside, where
         self._flex = FlexCalls(where, wanted)
         self._by_hand, self._leave = by_hand, leave
         self.followed = by_hand.followed
@@ -67,6 +68,8 @@ class AttentionMode(WatchingMode):
         """Whether it is there, be it paused."""
         self.spared: Callable[[], AbstractContextManager[None]] = nullcontext
         """What looking is done in: an observer keeps its errors from the model there."""
+        self.deferred: DeferredCalls | None = None
+        """Calls that may wait until the forward pass is over, if the watcher lets them."""
         self._inside: Trace | None = None
 
     def __enter__(self) -> AttentionMode:
@@ -176,6 +179,11 @@ class AttentionMode(WatchingMode):
             beside = asked is not None or dropout_p > 0
             if beside or (torch.is_grad_enabled() and _learns(query, key, value, attn_mask)):
                 out = answered()
+                later = None if attn_mask is not None else self.deferred
+                if later is not None and later.take(
+                    self._where(), query, key, value, is_causal, scale
+                ):
+                    return out
                 with _Beside(), self.spared():
                     _traced(query, key, value, attn_mask, is_causal, scale)
                 return out
@@ -183,6 +191,11 @@ class AttentionMode(WatchingMode):
                 out = _traced(query, key, value, attn_mask, is_causal, scale).rows.out
                 return out.reshape(*query.shape[:-1], out.shape[-1])
             return answered()
+
+    def look_at(self, call: DeferredCall) -> None:
+        """Trace a call that waited."""
+        with _Alone(), _Beside(), self.spared(), call.as_it_was_made():
+            _traced(call.query, call.key, call.value, None, call.causal, call.scale)
 
     def _changed(
         self,
