@@ -122,6 +122,14 @@ REFUSED = {
     "longest must be a whole": lambda: models.TranslatorConfig(longest="a"),
     "there is nothing to draw": lambda: view.heat_map(None),
     "there is nothing to look at": lambda: view.head_grid("a"),
+    # Calls that came before are not checked anew.
+    "(?s)training must be.*again": lambda: (
+        [regard.attention(q, k, v) for _ in range(3)]
+        and regard.attention(q, k, v, training="again")
+    ),
+    "(?s)training must be.*traced": lambda: (
+        [regard.trace(q, k, v) for _ in range(3)] and regard.trace(q, k, v, training="traced")
+    ),
     "training must be true or false": lambda: regard.attention(q, k, v, dropout=0.5, training="no"),
     "(?s)unknown backend.*tiled.*or None": lambda: regard.attention(q, k, v, backend=["tiled"]),
     r"(?s)unknown backend.*\{\}": lambda: regard.trace(q, k, v, backend={}),

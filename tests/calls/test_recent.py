@@ -15,7 +15,6 @@ from regard.calls import dispatch, remembered
 from regard.calls.alike import AVAILABLE
 from regard.calls.remembered import recent
 from regard.calls.watchers import begin, end
-from regard.errors import RegardError
 from tests.calls.test_alike import STATES
 from tests.calls.test_kinds import CHANGES, tensor
 
@@ -204,12 +203,3 @@ def test_gradients_of_what_came_again_without(asked: str) -> None:
             expected = torch.autograd.grad(right(wide, mask=CAUSAL).sum(), wide)
             for mine, exact in zip(torch.autograd.grad(out.sum(), given), expected, strict=True):
                 torch.testing.assert_close(mine, exact.float(), atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
-def test_flags_are_checked_however_often_a_call_came(ask: Callable[..., Tensor]) -> None:
-    q, k, v = numbers()
-    for _ in range(3):
-        ask(q, k, v)
-    with pytest.raises(RegardError, match="training must be true or false"):
-        ask(q, k, v, training="no")
