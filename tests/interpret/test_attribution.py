@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import networkx
@@ -484,6 +485,8 @@ def test_tables() -> None:
     assert "<table>" in parts._repr_html_()
     seen = interpret.circuit(causal(), 0, 1, words=[str(i) for i in range(40)], top=3)
     assert "copying score" in repr(seen)
+    few = interpret.circuit(causal(), 0, 1, tokens=[0, 39], words=["zero"], top=4)
+    assert "'zero' → 39" in repr(few)
     assert len(seen.records()) == 6
 
 
@@ -508,6 +511,18 @@ def test_errors_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda: interpret.circuit(causal(), 7, 0), "0 to 1"),
         (lambda: interpret.circuit(causal(), 1, 7), "0 to 3"),
         (lambda: interpret.circuit(causal(), 1, 0, after=7), "0 to 2"),
+        *(
+            (partial(interpret.circuit, causal(), 1, 0, tokens=tokens), got)
+            for tokens, got in {
+                (38, 40): "got:      40",
+                (-1, 3): "got:      -1",
+                ((1, 2), (3, 4)): "int64 [2, 2]",
+                (True,) * 40: "torch.bool [40]",
+                (1.5, 2.0): "float32 [2]",
+                (): "[0]",
+                "a token": "'a token'",
+            }.items()
+        ),
     ]
     for call, said in cases:
         with pytest.raises(RegardError) as error:

@@ -242,13 +242,48 @@ def test_a_norm_that_takes_more_than_the_stream_is_not_seen_through() -> None:
     assert "copying and suppression are not measured: the last norm takes more" in found.notes[0]
 
 
-def test_copying_is_what_the_written_logits_say() -> None:
+def llama() -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=40, hidden_size=24, intermediate_size=32, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(config).eval()
+
+
+class QuantisedLinear(nn.Linear):
+    """Its weight has a scale beside it, as libraries for quantised models store them."""
+
+    def __init__(self, like: nn.Linear) -> None:
+        super().__init__(like.in_features, like.out_features, bias=False)
+        self.scale = like.weight.detach().abs().amax(1, keepdim=True) / 127
+        small = (like.weight.detach() / self.scale).round().to(torch.int8)
+        self.weight = nn.Parameter(small, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.weight * self.scale).T
+
+
+@pytest.mark.parametrize(
+    ("path", "why", "scored"),
+    [
+        ("model.layers.1.self_attn.o_proj", "no output projection that adds", [True, False]),
+        ("lm_head", "the last linear map to logits", [False, False]),
+    ],
+)
+def test_weights_with_a_scale_beside_them_are_not_read(
+    path: str, why: str, scored: list[bool]
+) -> None:
+    model = llama()
+    model.set_submodule(path, QuantisedLinear(model.get_submodule(path)))
+    found = interpret.heads(model, torch.randint(40, (2, 9)), **QUICK)
+    assert any(why in note for note in found.notes)
+    copying = [found.at(layer, 0).scores.get("copying") for layer in range(2)]
+    assert [c is not None and not math.isnan(c.value) for c in copying] == scored
+
+
+def test_copying_is_what_the_written_logits_say() -> None:
+    model = llama()
     with torch.no_grad():
         model.model.norm.weight.uniform_(0.5, 2)
     ids = torch.randint(40, (2, 9))

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
-from regard.arguments import counted
+from regard.arguments import counted, said
 from regard.display import table_html, table_text
 from regard.errors import RegardError
 from regard.interpret.attribution.head_matrices import HeadMatrices, head_matrices
@@ -81,10 +81,10 @@ class Circuit:
         return rows
 
     def _named(self, pair: TokenPair) -> str:
-        if self.words is None:
-            return f"{pair.first} → {pair.second}"
-        first, second = (visible(self.words[i]) for i in pair[:2])
-        return f"{first!r} → {second!r}"
+        words = self.words or ()
+        # Embeddings are often longer than the vocabulary of a tokenizer.
+        first, second = (repr(visible(words[i])) if i < len(words) else str(i) for i in pair[:2])
+        return f"{first} → {second}"
 
     def _notes(self) -> list[str]:
         return [f"{visible(self.layer)} head {self.head}; copying score {self.copying:+.2f}"]
@@ -136,13 +136,30 @@ def circuit(
         )
     q, k, v, o = (t[0] for t in every.head(head))
     refuse_other_width(model, body, len(q))
-    at = torch.arange(len(body.embedding)) if tokens is None else torch.as_tensor(tokens)
-    at = at.to(body.embedding.device)
+    at = _chosen(tokens, len(body.embedding)).to(body.embedding.device)
     read, said = _read(model, body, layer, at, after, norms), _said(model, body, norms)[at]
     looks = _largest(read @ q / q.shape[-1] ** 0.5, read @ k, at, top)
     writes = _largest(read @ v, said @ o.T, at, top)
     small = (said @ o.T).T @ (read @ v)
     return Circuit(path, head, looks, writes, torch.linalg.eigvals(small), words)
+
+
+def _chosen(tokens: Any, many: int) -> Int[Tensor, "n"]:
+    """The tokens to look at; all of a vocabulary by default."""
+    if tokens is None:
+        return torch.arange(many)
+    accepted = f"numbers of 0 to {many - 1} in a row, each a token of the vocabulary"
+    try:
+        found = torch.as_tensor(tokens)
+    except (TypeError, ValueError, RuntimeError):
+        raise RegardError("tokens= are not numbers", got=said(tokens), accepted=accepted) from None
+    if found.ndim != 1 or found.dtype not in (torch.int64, torch.int32) or not len(found):
+        raise RegardError("tokens= are the tokens to look at", got=said(found), accepted=accepted)
+    least, most = int(found.min()), int(found.max())
+    if least < 0 or most >= many:
+        got = str(least if least < 0 else most)
+        raise RegardError("tokens= has what is not in the vocabulary", got=got, accepted=accepted)
+    return found.long()
 
 
 def _read(

@@ -234,4 +234,11 @@ def _near(one: Tensor, two: Tensor, *, up_to_bias: bool = False) -> Bool[Tensor,
 
 
 def _is_map(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    """Whether a module multiplies with its weight as it is: quantised ones have scales beside."""
+    if not isinstance(module, nn.Linear) and type(module).__name__ != "Conv1D":
+        return False
+    weight = module.weight
+    return isinstance(weight, Tensor) and weight.dtype in _MULTIPLIED
+
+
+_MULTIPLIED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
