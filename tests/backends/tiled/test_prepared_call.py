@@ -135,14 +135,20 @@ def test_tables_of_a_mask_are_not_kept_where_they_may_be_large() -> None:
     assert prepared(draw("several tiles", masks.documents(torch.arange(700) // 50))) is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("where", ["causal", "padding"])
-def test_a_masked_value_that_is_not_finite_does_no_harm(where: str) -> None:
+def test_a_masked_value_that_is_not_finite_does_no_harm(where: str, dtype: torch.dtype) -> None:
     x = draw("plain", masks.causal() if where == "causal" else masks.padding([4, 4]))
-    observe = prepared(x)
-    x.v[:, :, -1] = math.nan
-    rows = observe(x.q, x.k, x.v)
+    given = q, k, v = [t.to(dtype) for t in (x.q, x.k, x.v)]
+    observe, attend = (
+        prepared(inputs(*given, mask=x.mask), statistics=statistics) for statistics in (True, False)
+    )
+    v[:, :, -1] = math.nan
+    rows = observe(q, k, v)
     assert rows.out[:, :, :-1].isfinite().all()
     assert rows.out[:, :, -1].isnan().all() == (where == "causal")
+    assert rows.out.dtype == dtype
+    torch.testing.assert_close(attend(q, k, v), rows.out, equal_nan=True)
 
 
 def test_many_row_tiles_go_in_lots_and_stop_between_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,14 +65,13 @@ def prepared(x: AttentionInputs, plainly: Repeated, *, statistics: bool) -> Repe
             return plainly(q, k, v)
         if narrow and _narrow_product(plan, loop) != multiplied_by:
             return plainly(q, k, v)
-        if copied:
-            # Held until the call is over.
-            q, k, v = q.to(torch.float32), k.to(torch.float32), v.to(torch.float32)
+        # Held until the call is over.
+        a, b, c = (t.to(torch.float32) for t in (q, k, v)) if copied else (q, k, v)
         out = empty(*out_like)
         table = empty(*table_like) if statistics else None
         memory = borrow(size)
         given = (
-            q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(),
+            a.data_ptr(), b.data_ptr(), c.data_ptr(), out.data_ptr(),
             0 if table is None else table.data_ptr(), memory.address, apart, threads,
         )  # fmt: skip
         for lot, _, kind in parts:
