@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.autograd import forward_ad
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx import Tracer
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -96,6 +99,7 @@ STATES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
     "a dual level": forward_ad.dual_level,
     "a dispatch mode": lambda: FlopCounterMode(display=False),
+    "fake tensors": lambda: FakeTensorMode(allow_non_fake_inputs=True),
 }
 
 
@@ -132,6 +136,19 @@ def test_transforms_and_tracers() -> None:
     for before_autograd in (False, True):
         make_fx(ask, pre_dispatch=before_autograd)(torch.zeros(2))
     assert found == [None] * 5
+    assert one.found(**call) is run
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [FunctionalTensorMode, lambda: ProxyTorchDispatchMode(Tracer(), "real")],
+    ids=["functional", "proxies"],
+)
+def test_modes_of_the_compiler(mode: Callable[[], AbstractContextManager[Any]]) -> None:
+    call, one = given(), like()
+    with mode():
+        assert kind_of(**call, softcap=None, backend=None, statistics=False) is None
+        assert one.found(**call) is None
     assert one.found(**call) is run
 
 

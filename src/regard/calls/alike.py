@@ -21,6 +21,7 @@ from regard.masks.algebra import Mask
 _GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 AVAILABLE = hasattr(_GUARDS, "TensorGuards") and hasattr(_GUARDS, "GlobalStateGuard")
 """They are private to PyTorch. Without them, the kind of each call is found."""
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 class Alike:
@@ -66,6 +67,9 @@ class Alike:
             and type(scale) is type(self.scale)
             and scale == self.scale
             and forward_ad._current_level < 0
+            # Of PyTorch's own modes (fake tensors, proxies, functionalization) guards say nothing:
+            # the compiler asks them while these are on.
+            and not _dispatch_modes()
             and self._check_tensors(q, k, v)
             and self._check_state()
             and not (self._on_cuda and place_of(q) != self._place)
