@@ -133,6 +133,28 @@ def test_dropout_is_not_left_out() -> None:
 
 
 @pytest.mark.parametrize("asked", ASKED)
+def test_ends_of_sequences_are_not_left_out(asked: str) -> None:
+    given = numbers()
+    for _ in range(3):
+        ASKED[asked](*given)
+    with pytest.raises(regard.RegardError):
+        ASKED[asked](*given, cu_seqlens=torch.tensor([0, 6]))
+
+
+def test_steps_of_generating_take_the_place_of_no_other(kinds: list[Any]) -> None:
+    """They are of one kind, but each has one key more than the one before."""
+    given = numbers()
+    for keys in range(32, 40):
+        q, k, v = torch.randn(1, 2, 1, 8), *torch.randn(2, 1, 2, keys, 8).unbind()
+        step = regard.attention(q, k, v, mask=CAUSAL)
+        torch.testing.assert_close(step, right([q, k, v], mask=CAUSAL).float())
+        kinds.clear()
+        for mask in (None, CAUSAL):
+            regard.attention(*given, mask=mask)
+        assert bool(kinds) == (keys < 34)
+
+
+@pytest.mark.parametrize("asked", ASKED)
 def test_watchers_are_shown_what_came_again(asked: str) -> None:
     given = numbers()
     for _ in range(3):

@@ -126,7 +126,8 @@ def note(
     if not known.came_again:
         known.came_again = True
         known.like = alike(*given, mask, scale, kind, known.run)
-    if known.like is None or known.like.mask is not mask:
+    # Steps of generating are of one kind, but each has one key more.
+    if known.like is None or known.like.found(*given, mask, scale) is None:
         return
     others = (each for each in RECENT[statistics] if each[2] is not known)
     RECENT[statistics] = ((backend, known.like, known), *others)[:_LAST]

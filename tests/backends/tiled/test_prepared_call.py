@@ -227,6 +227,20 @@ def test_room_is_used_once_more_and_by_one_call_at_a_time(poison: list[Any]) -> 
     assert not call_memory._spare
 
 
+def test_calls_use_the_same_room_but_for_large_ones(
+    poison: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = draw("several tiles")
+    observe = prepared(x)
+    for _ in range(3):
+        observe(x.q, x.k, x.v)
+    assert len([how for how in poison if how[2] == torch.uint8]) == 1
+    monkeypatch.setattr(call_memory, "_spare", [])
+    monkeypatch.setattr(call_memory, "SPARE", 100)
+    assert_right(observe(x.q, x.k, x.v), x)
+    assert not call_memory._spare
+
+
 @pytest.mark.parametrize("under", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 def test_what_comes_out_is_a_tensor_like_any_other(under: Any) -> None:
     x = draw("plain")
