@@ -419,6 +419,26 @@ def test_compiled_layers_beside() -> None:
     nothing_in_the_process()
 
 
+@pytest.mark.compiled
+@pytest.mark.parametrize("register", ["register_forward_hook", "register_forward_pre_hook"])
+@torch.no_grad()
+def test_layers_with_hooks_may_be_in_one_graph(register: str) -> None:
+    """A part that does not attend may be compiled as one graph, whoever watches."""
+    model, called = Model(), []
+    plain = model(X)
+    getattr(model.layers[0].mlp[0], register)(lambda *_: called.append(True))
+    for layer in model.layers:
+        layer.mlp = torch.compile(layer.mlp, fullgraph=True, backend="eager")
+    with regard.watch(model) as seen:
+        out = model(X)
+    assert {path: layer.calls for path, layer in seen.items()} == dict.fromkeys(LAYERS, 1)
+    assert called == [True]
+    torch.testing.assert_close(out, plain)
+    for layer in model.layers:
+        assert not any("_compiled_call_impl" in vars(part) for part in layer.mlp._orig_mod)
+    nothing_in_the_process()
+
+
 SHAPES = [
     ((2, 3, 8), (2, 3, 2, 4)), ((2, 3, 2, 4), (2, 3, 8)), ((2, 3, 2, 4), (6, 2, 4)),
     ((2, 3, 8), (6, 8)), ((6, 8), (2, 3, 8)), ((2, 3, 8), (2, 3, 8)), ((1, 3, 8), (3, 8)),

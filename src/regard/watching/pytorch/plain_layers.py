@@ -9,15 +9,17 @@ weights, or a norm of its queries, is a part of it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 from torch._C._dynamo import eval_frame
+from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import _has_any_global_hook
 
 from regard.watching.entrances import OwnCall, changing, own_call
-from regard.watching.graph_breaks import stepped_over
+from regard.watching.graph_breaks import inlined
 from regard.watching.pytorch.attention_mode import AttentionMode
 
 PLAIN = (
@@ -28,7 +30,8 @@ PLAIN = (
 _FORWARDS: dict[type, Callable[..., Any]] = {
     kind: kind.forward
     for kind in PLAIN
-    if kind.forward.__globals__["__name__"].startswith("torch.nn.modules.")
+    if isinstance(kind.forward, FunctionType)
+    and kind.forward.__globals__["__name__"].startswith("torch.nn.modules.")
 }
 """As PyTorch gave it to each, where nobody put another there."""
 
@@ -47,9 +50,14 @@ class PlainLayer(OwnCall):
         self.users = 0
         super().__init__(module)
 
-    @stepped_over
+    # The compiler calls the forward of layers past this; with hooks, or in a compiled function that
+    # is one graph, it comes here.
+    @inlined
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module, many = self.module, _modes()
+        module = self.module
+        if is_dynamo_compiling():
+            return module._call_impl(*args, **kwargs)
+        many = _modes()
         if many:
             mode = _mode_at(many - 1)
             here = module.__dict__
