@@ -70,8 +70,8 @@ class OwnCall:
         self.compiled: Callable[..., Any] | None = module._compiled_call_impl
         """What `module.compile()` had put in this place."""
         # Here first and gone last: another thread may take a copy at any moment.
-        vars(module)[_STATE] = _State(self)
-        vars(module)[_REPLICA] = _Replica(self)
+        vars(module)[_STATE] = _State(self, module)
+        vars(module)[_REPLICA] = _Replica(self, module)
         vars(module)[_CALL] = self
 
     def close(self) -> None:
@@ -82,23 +82,6 @@ class OwnCall:
                 del here[name]
         if self.compiled is not None and _CALL not in here:
             here[_CALL] = self.compiled
-
-    def without(self, state: dict[str, Any]) -> dict[str, Any]:
-        """What a module holds, less what watching put there."""
-        # Whole in one call, since another thread may attach or detach meanwhile.
-        left = dict(state)
-        for name in (_CALL, _STATE, _REPLICA):
-            left.pop(name, None)
-        for name, held in left.items():
-            if hasattr(held, "instead_of"):
-                left[name] = held.instead_of
-        left = {name: held for name, held in left.items() if held is not _NOTHING}
-        hooks = left.get("_forward_hooks")
-        if hooks:
-            left["_forward_hooks"] = type(hooks)(
-                (key, hook) for key, hook in list(hooks.items()) if hook is not _does_nothing
-            )
-        return left
 
     def __deepcopy__(self, memo: Any) -> None:
         """It does not travel, even where a class copies all that it holds by itself."""
@@ -167,9 +150,12 @@ class Entrance(OwnCall):
     def _is_plain(self) -> bool:
         """Whether a call of the module is one of its forward, and nothing but our hook."""
         here = vars(self.module)
+        hooks = here["_forward_hooks"]
         return (
             self.compiled is None
-            and len(here["_forward_hooks"]) == 1
+            and len(hooks) == 1
+            # Whoever clears a module's hooks clears ours, and may put one of theirs there.
+            and next(iter(hooks.values())) is _does_nothing
             and not here["_forward_pre_hooks"]
             and not here["_backward_hooks"]
             and not here["_backward_pre_hooks"]
@@ -200,33 +186,55 @@ class Entrance(OwnCall):
         super().close()
 
 
-class _State:
+class _OfModule:
+    """What stands in the place of a method of a module."""
+
+    def __init__(self, own: OwnCall | None, module: nn.Module) -> None:
+        self.own, self.module = own, module
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Where a class copies all that it holds by itself, as a parametrized one does: that of
+        the copy, which nobody follows."""
+        return type(self)(None, memo[id(self.module)]) if id(self.module) in memo else None
+
+
+class _State(_OfModule):
     """What a module gives to be copied or saved."""
 
-    def __init__(self, own: OwnCall) -> None:
-        self.own = own
-
     def __call__(self) -> Any:
-        module = self.own.module
-        state = type(module).__getstate__(module)
-        return self.own.without(state) if isinstance(state, dict) else state
+        state = type(self.module).__getstate__(self.module)
+        return _without(state) if isinstance(state, dict) else state
 
 
-class _Replica:
+class _Replica(_OfModule):
     """What nn.DataParallel runs in its threads: the call of the module it was made of would run
     that one."""
 
-    def __init__(self, own: OwnCall) -> None:
-        self.own = own
-
     def __call__(self) -> nn.Module:
-        module = self.own.module
-        replica: nn.Module = type(module)._replicate_for_data_parallel(module)
-        replica.__dict__ = self.own.without(vars(replica))
+        replica: nn.Module = type(self.module)._replicate_for_data_parallel(self.module)
+        replica.__dict__ = _without(vars(replica))
         return replica
 
 
 _NOTHING = object()
+
+
+def _without(state: dict[str, Any]) -> dict[str, Any]:
+    """What a module holds, less what watching put there."""
+    # Whole in one call, since another thread may attach or detach meanwhile.
+    left = dict(state)
+    for name in (_CALL, _STATE, _REPLICA):
+        left.pop(name, None)
+    for name, held in left.items():
+        if hasattr(held, "instead_of"):
+            left[name] = held.instead_of
+    left = {name: held for name, held in left.items() if held is not _NOTHING}
+    hooks = left.get("_forward_hooks")
+    if hooks:
+        left["_forward_hooks"] = type(hooks)(
+            (key, hook) for key, hook in list(hooks.items()) if hook is not _does_nothing
+        )
+    return left
 
 
 def stays(function: Any, instead_of: Any = _NOTHING) -> Any:

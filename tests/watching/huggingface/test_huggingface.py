@@ -641,6 +641,20 @@ def test_layers_that_were_seen_are_seen_wherever_a_run_begins() -> None:
     assert [s[path].calls for s in (again, other)] == [2, 2]
 
 
+def test_hooks_in_the_place_of_ours_are_called() -> None:
+    """Who clears the hooks of a module that is known, and adds one, has that one called."""
+    model, hooked = build("bert"), []
+    part = model.get_submodule("encoder.layer.1.attention.self")
+    with torch.no_grad(), regard.watch(model) as seen:
+        for _ in range(2):
+            model(tokens())
+        part._forward_hooks.clear()
+        with part.register_forward_hook(lambda *_: hooked.append(True)):
+            model(tokens())
+    assert hooked == [True]
+    assert [layer.calls for layer in seen.values()] == [3, 3]
+
+
 @pytest.mark.parametrize("kind", ["booleans", "floats"])
 def test_a_dense_mask_is_read_once_for_all_layers(kind: str) -> None:
     model, dense = (

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils import parametrizations
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
@@ -437,6 +438,37 @@ def test_layers_with_hooks_may_be_in_one_graph(register: str) -> None:
     for layer in model.layers:
         assert not any("_compiled_call_impl" in vars(part) for part in layer.mlp._orig_mod)
     nothing_in_the_process()
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_copies_of_parametrized_layers_run_themselves(when: str) -> None:
+    """Their class copies all that they hold by itself, and the call of a copy is its own."""
+    model = Model()
+    layer = model.layers[0].out
+
+    def put() -> None:
+        parametrizations.weight_norm(layer)
+
+    if when == "before":
+        put()
+    with regard.watch(model):
+        if when == "meanwhile":
+            put()
+        model(X)
+        twin = copy.deepcopy(model)
+    for made in (twin, copy.deepcopy(twin)):
+        part = made.layers[0].out
+        assert torch.equal(made(X), model(X))
+        replica = part._replicate_for_data_parallel()
+        assert type(replica) is type(part)
+        assert "__getstate__" not in vars(replica)
+        shallow = copy.copy(nn.Module.__getattr__(part, "parametrizations"))
+        nothing_in(shallow)
+        with regard.watch(made) as seen:
+            made(X)
+        assert {path: layer.calls for path, layer in seen.items()} == dict.fromkeys(LAYERS, 1)
+        nothing_in(made)
+    nothing_in(model)
 
 
 SHAPES = [
