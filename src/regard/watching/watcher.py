@@ -200,8 +200,8 @@ class Watch:
     @uncompiled
     def knows(self, path: str) -> bool:
         """Whether the attention of a module says by itself whose it is, in a run that is followed
-        here: so it was before."""
-        return path in self._known and self._run.is_here()
+        here: so it was before. A mode that is on by now may see more in there."""
+        return path in self._known and self._active is None and self._run.is_here()
 
     @uncompiled
     def depth(self) -> int:

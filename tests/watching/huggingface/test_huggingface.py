@@ -641,6 +641,26 @@ def test_layers_that_were_seen_are_seen_wherever_a_run_begins() -> None:
     assert [s[path].calls for s in (again, other)] == [2, 2]
 
 
+def test_a_layer_that_was_seen_may_attend_by_more_later() -> None:
+    """A hook that attends, added when the layer is known, attends inside of that layer."""
+    model, hooked = build("bert"), []
+    path = "encoder.layer.1.attention.self"
+
+    def attends(*_: Any) -> None:
+        q = random(2, 2, 3, 4)
+        hooked.append(nn.functional.scaled_dot_product_attention(q, q, q))
+
+    with torch.no_grad(), regard.watch(model) as seen:
+        for _ in range(2):
+            model(tokens())
+        with model.get_submodule(f"{path}.query").register_forward_hook(attends):
+            model(tokens())
+        model(tokens())
+    assert len(hooked) == 1
+    assert [layer.calls for layer in seen.values()] == [4, 5]
+    assert seen[path].calls == 5
+
+
 def test_hooks_in_the_place_of_ours_are_called() -> None:
     """Who clears the hooks of a module that is known, and adds one, has that one called."""
     model, hooked = build("bert"), []
