@@ -117,16 +117,82 @@ def test_they_are_what_they_were(how: dict[str, Any], waited: list[bool]) -> Non
 
 
 def test_autocast_of_a_call_is_that_of_its_trace(waited: list[bool]) -> None:
-    model = Stack()
+    """Entered inside of a module, it is over when the forward pass is."""
+    model = Stack().bfloat16()
+    model.through = lambda layer, given: layer(given.bfloat16())
     for layer in model.layers:
         layer.around = bfloat16
-    found = monitored(model)
-    assert all(waited)
+    with pytest.MonkeyPatch.context() as patch:
+        on: list[bool] = []
+        traced = attention_mode._traced
+
+        def noted(*call: Any) -> Any:
+            on.append(torch.is_autocast_enabled("cpu"))
+            return traced(*call)
+
+        patch.setattr(attention_mode, "_traced", noted)
+        found = monitored(model)
+        assert on == [True] * 6
+    assert waited == [True] * 6
     with at_once():
         assert found.layers == monitored(model).layers
+
+
+@pytest.mark.parametrize("which", ["queries", "values"])
+def test_what_autocast_copies_does_not_wait(which: str, waited: list[bool]) -> None:
+    """Autograd holds the copies: to hold what they were made of would take more memory."""
+    model = Stack(1)
+
+    def forward(given: Tensor) -> Tensor:
+        q, k, v = model.layers[0].qkv(given).unflatten(-1, (3, HEADS, -1)).transpose(1, 3).unbind(2)
+        q, v = (q.float(), v) if which == "queries" else (q, v.float())
+        assert {q.dtype, v.dtype} == {torch.bfloat16, torch.float32}
+        return F.scaled_dot_product_attention(q, k, v)
+
+    model.layers[0].forward = forward
+    with bfloat16():
+        found = monitored(model)
+    assert waited == [False] * 2
+    assert set(found.layers) == {"layers.0"}
+
+
+def test_in_double_precision_autocast_copies_nothing(waited: list[bool]) -> None:
+    model = Stack().double()
+    model.through = lambda layer, given: layer(given.double())
     for layer in model.layers:
-        layer.around = nullcontext
-    assert found.layers != monitored(model).layers
+        layer.around = bfloat16
+    monitored(model)
+    assert waited == [True] * 6
+
+
+def test_no_more_than_so_many_bytes_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, waiting, running = Stack(5), [], []
+    monitor = regard.Monitor(model, every=1, look=1, rules=[])
+
+    def count(q: Tensor, k: Tensor, v: Tensor) -> None:
+        waiting.append(len(monitor._watch._deferred._calls))
+        running.append(list(monitor._watch._running))
+
+    for layer in model.layers:
+        layer.after = count
+    call = 2 * 7 * 3 * WIDTH * 4
+    monkeypatch.setattr(deferred_calls, "MANY", 2 * call)
+    for _ in range(2):
+        with monitor:
+            model(x())
+            found = monitor.step()
+        assert waiting == [1, 0, 1, 0, 1]
+        assert running == [["", f"layers.{i}"] for i in range(5)]
+        waiting.clear()
+        running.clear()
+        monitor = regard.Monitor(model, every=1, look=1, rules=[])
+    monitor.close()
+    for layer in model.layers:
+        layer.after = lambda q, k, v: None
+    monkeypatch.setattr(deferred_calls, "MANY", 100 * call)
+    assert found is not None
+    assert list(found.layers) == [f"layers.{i}" for i in range(5)]
+    assert found.layers == monitored(model, steps=1).layers
 
 
 def test_what_checkpointing_lets_go_of_is_not_held(waited: list[bool]) -> None:
@@ -175,7 +241,7 @@ def test_tensors_that_are_written_to_are_told_and_then_looked_at_at_once(
     monitor = regard.Monitor(model, every=1, look=1, rules=[])
     with monitor:
         model(x())
-        with pytest.warns(RegardWarning, match="layers.1 were written to after attention"):
+        with pytest.warns(RegardWarning, match="layers.1 were written to or freed after it"):
             first = monitor.step()
         assert waited == [True] * 3
         model(x())
@@ -186,6 +252,83 @@ def test_tensors_that_are_written_to_are_told_and_then_looked_at_at_once(
     assert set(first.layers) == {"layers.0", "layers.2"}
     assert set(second.layers) == {"layers.0", "layers.1", "layers.2"}
     assert second.layers["layers.0"] == first.layers["layers.0"]
+    model.layers[1].after = lambda q, k, v: None
+    assert second.layers == monitored(model, steps=1).layers
+
+
+@pytest.mark.parametrize("which", ["queries", "keys", "outputs"])
+def test_calls_that_wait_to_be_read_may_be_written_to(which: str) -> None:
+    """Those that are looked at at once may be read together with others, later."""
+    model = Stack()
+    clean = monitored(model, steps=1)
+    monitor = regard.Monitor(model, every=1, look=1, rules=[])
+    see = monitor._watch.see
+
+    def overwrite(trace: Any) -> None:
+        see(trace)
+        if monitor._watch._running[-1] == "layers.1":
+            x = trace.inputs
+            {"queries": x.q, "keys": x.k, "outputs": trace.rows.out}[which].zero_()
+
+    monitor._watch.see = overwrite  # type: ignore[method-assign]
+    with monitor, at_once():
+        model(x())
+        with pytest.warns(RegardWarning, match="layers.1 were written to or freed after it"):
+            first = monitor.step()
+        model(x())
+        second = monitor.step()
+    assert first is not None
+    assert second is not None
+    assert first.layers == {path: clean.layers[path] for path in ("layers.0", "layers.2")}
+    assert second.layers == clean.layers
+
+
+def test_to_be_too_late_is_no_error() -> None:
+    """What could not be looked at did attend: it is told of, and the run goes on."""
+    model = Stack(1)
+
+    def overwrite(q: Tensor, k: Tensor, v: Tensor) -> None:
+        with torch.no_grad():
+            v.zero_()
+
+    model.layers[0].after = overwrite
+    with regard.Monitor(model, every=1, look=1, rules=[], on_error="raise") as monitor:
+        model(x())
+        with pytest.warns(RegardWarning, match="layers.0"):
+            assert monitor.step() is not None
+        model(x())
+        report = monitor.step()
+    assert report is not None
+    assert set(report.layers) == {"layers.0"}
+
+
+def test_a_batch_of_nothing_has_no_memory_to_lose(waited: list[bool]) -> None:
+    with regard.Monitor(Stack(), every=1, look=1, rules=[], on_error="raise") as monitor:
+        for _ in range(2):
+            monitor.model(x()[:0])
+            report = monitor.step()
+    assert waited == [True] * 6
+    assert report is not None
+
+
+def test_memory_that_was_freed_is_not_read() -> None:
+    """Sharding frees that of parameters once a layer has run, and queries may be one."""
+    model = Stack()
+    learned = nn.Parameter(torch.randn(1, HEADS, 7, WIDTH // HEADS))
+
+    def forward(given: Tensor) -> Tensor:
+        k = given.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        out: Tensor = F.scaled_dot_product_attention(learned.expand_as(k), k, k)
+        learned.untyped_storage().resize_(0)
+        return out.transpose(1, 2).flatten(2)
+
+    model.layers[1].forward = forward
+    with regard.Monitor(model, every=1, look=1, rules=[]) as monitor:
+        model(x())
+        with pytest.warns(RegardWarning, match="layers.1 were written to or freed after it"):
+            report = monitor.step()
+    assert report is not None
+    assert set(report.layers) == {"layers.0", "layers.2"}
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -225,6 +368,7 @@ def test_an_interrupt_while_they_are_looked_at_leaves_nothing(
         with pytest.raises(KeyboardInterrupt):
             model(x())
         assert monitor._watch._active is None
+        assert monitor._watch._deferred._calls == []
         assert not torch.overrides._get_current_function_mode_stack()
         model(x())
         assert len(calls) == 2 + 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from regard.monitoring.troubles import Troubles
 from regard.monitoring.window import Paths
 from regard.traces import Trace
 from regard.watching import Watch, uncompiled
-from regard.watching.pytorch.deferred_calls import DeferredCalls
+from regard.watching.pytorch.deferred_calls import DeferredCalls, unchanged, versions
 
 LOOKING = "looking at the model"
 ONE_GRAPH = "a part of the model that attends is compiled with fullgraph=True, so it runs unseen"
@@ -26,6 +26,18 @@ WHOLE = "compile it without fullgraph=True to have it looked at, between graphs"
 MANY = 2**27
 """So many bytes of calls, which training holds anyway, wait at most to be read together."""
 T = TypeVar("T")
+
+
+class _Unread(NamedTuple):
+    """A call that waits to be read with others."""
+
+    trace: Trace
+    versions: tuple[int, ...]
+
+    def unchanged(self) -> bool:
+        """Whether what will be read of it is what it was."""
+        x = self.trace.inputs
+        return unchanged((x.q, x.k, self.trace.rows.out), self.versions)
 
 
 class TrainingWatch(Watch):
@@ -45,10 +57,10 @@ class TrainingWatch(Watch):
         self.measures = True
         """Whether the spread of logits is measured in the step that runs."""
         self._walks = walks
-        self._deferred = DeferredCalls(self._missed)
+        self._deferred = DeferredCalls(self._look_at_deferred, self._missed)
         self._found: dict[Paths, Readings] = {}
         self._spreads: dict[str, HeadSpread] = {}
-        self._calls: defaultdict[Hashable, list[tuple[str, Trace]]] = defaultdict(list)
+        self._calls: defaultdict[Hashable, list[tuple[str, _Unread]]] = defaultdict(list)
         """Calls that were not read yet, those of a kind together."""
         self._held = 0
         self._sums: defaultdict[Hashable, list[tuple[str, Tensor]]] = defaultdict(list)
@@ -141,9 +153,11 @@ class TrainingWatch(Watch):
             self._active.deferred = self._deferred
 
     def _missed(self, path: str) -> None:
+        # What is missing is no attention that was not seen.
+        self._troubles.fresh = True
         self._troubles.remark(
             "overwritten",
-            f"queries, keys or values of {path or '(model)'} were written to after attention, so a "
+            f"tensors of attention in {path or '(model)'} were written to or freed after it, so a "
             "call of it could not be looked at; from the next step on calls are looked at at once",
         )
 
@@ -166,12 +180,12 @@ class TrainingWatch(Watch):
         if sums is not None:
             self._sums[sums.shape, sums.device].append((path, sums))
             return
-        alike = kind(trace)
+        alike = kind(trace) if self._deferred.wanted else None
         if alike is None:
             self._note((path,), Readings.of([trace]))
             return
-        self._calls[alike].append((path, trace))
         tensors = (trace.inputs.q, trace.inputs.k, trace.rows.out)
+        self._calls[alike].append((path, _Unread(trace, versions(*tensors))))
         self._held += sum(t.numel() * t.element_size() for t in tensors)
         if self._held >= MANY:
             self._read()
@@ -189,7 +203,13 @@ class TrainingWatch(Watch):
         waited, self._calls, self._held = self._calls, defaultdict(list), 0
         with self._troubles.during(LOOKING):
             for several in waited.values():
-                for paths, traces in _once_each(several):
+                left = []
+                for path, call in several:
+                    if call.unchanged():
+                        left.append((path, call.trace))
+                    else:
+                        self._deferred.miss(path)
+                for paths, traces in _once_each(left):
                     self._note(paths, Readings.of(traces))
 
     def _note(self, paths: Paths, found: Readings) -> None:

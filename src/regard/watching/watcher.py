@@ -352,24 +352,31 @@ class Watch:
         """The run is over. All of this may be done twice: an interrupt may come in between."""
         active = self._active
         try:
-            if active is not None:
-                self._look_at_deferred(active)
+            if active is not None and active.deferred is not None:
+                active.pause()
+                self._look_at_deferred()
         finally:
             self._leave_run(active)
 
-    def _look_at_deferred(self, active: AttentionMode) -> None:
-        deferred = active.deferred
-        if deferred is not None:
-            active.pause()
-            for call in deferred.taken():
+    def _look_at_deferred(self) -> None:
+        """Look at the calls that wait, each as one of the module that made it."""
+        active, running = self._active, list(self._running)
+        if active is None or active.deferred is None:
+            return
+        try:
+            for call in active.deferred.taken():
                 self._running[:] = [call.path]
-                if deferred.holds(call):
+                if active.deferred.holds(call):
                     active.look_at(call)
+        finally:
+            self._running[:] = running
 
     def _leave_run(self, active: AttentionMode | None) -> None:
         end(self.see)
         self._fast_path.end()
         if active is not None:
+            if active.deferred is not None:
+                active.deferred.drop()
             active.__exit__()
             self._active = None
         if self._switch is not None:
