@@ -377,6 +377,25 @@ def test_an_interrupt_while_they_are_looked_at_leaves_nothing(
     assert set(report.layers) == {"layers.0", "layers.1", "layers.2"}
 
 
+def test_an_interrupt_before_any_is_looked_at_is_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model ran to its end, and nothing of it was seen: that is no error of anybody's."""
+    model = Stack()
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with regard.Monitor(model, every=1, look=1, rules=[], on_error="raise") as monitor:
+        with monkeypatch.context() as patch:
+            patch.setattr(attention_mode, "_traced", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                model(x())
+        monitor.step()
+        model(x())
+        report = monitor.step()
+    assert report is not None
+    assert set(report.layers) == {"layers.0", "layers.1", "layers.2"}
+
+
 @pytest.mark.parametrize("first", [False, True], ids=["inside", "outside"])
 def test_a_second_watch_is_shown_calls_as_they_come(first: bool, waited: list[bool]) -> None:
     model = Stack()

@@ -355,6 +355,10 @@ class Watch:
             if active is not None and active.deferred is not None:
                 active.pause()
                 self._look_at_deferred()
+        except BaseException:
+            # As of a module that did not come to its end.
+            self._gaps.ran.clear()
+            raise
         finally:
             self._leave_run(active)
 
