@@ -85,6 +85,14 @@ def test_other_calls(changed: dict[str, Any]) -> None:
     assert like().found(**given(**changed)) is None
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("name", "qkv")
+def test_nested_tensors_and_what_is_no_tensor(name: str) -> None:
+    one = like()
+    for other in (torch.nested.nested_tensor([tensor(2, 6, 8)]), tensor().numpy(), None):
+        assert one.found(**given(**{name: other})) is None
+
+
 def test_a_whole_number_as_scale_is_looked_at() -> None:
     one = like(scale=2.0)
     assert one.found(**given(scale=2.0)) is run

@@ -132,6 +132,16 @@ def test_dropout_is_not_left_out() -> None:
     assert not torch.allclose(regard.attention(*given, dropout=0.5, training=True), plain)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("asked", ASKED)
+def test_nested_tensors_are_refused_as_before(asked: str) -> None:
+    given = numbers()
+    for _ in range(3):
+        ASKED[asked](*given)
+    with pytest.raises(regard.RegardError, match="nested tensor in the strided layout"):
+        ASKED[asked](*(torch.nested.nested_tensor([t[0]]) for t in given))
+
+
 @pytest.mark.parametrize("asked", ASKED)
 def test_ends_of_sequences_are_not_left_out(asked: str) -> None:
     given = numbers()

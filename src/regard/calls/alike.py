@@ -70,6 +70,9 @@ class Alike:
             # Of PyTorch's own modes (fake tensors, proxies, functionalization) guards say nothing:
             # the compiler asks them while these are on.
             and not _dispatch_modes()
+            # Guards end the process when they ask a nested tensor for its strides (torch 2.13).
+            and type(q) is type(k) is type(v) is Tensor
+            and not (q.is_nested or k.is_nested or v.is_nested)
             and self._check_tensors(q, k, v)
             and self._check_state()
             and not (self._on_cuda and place_of(q) != self._place)
@@ -91,6 +94,8 @@ def alike(
 ) -> Alike | None:
     """Calls like this one, of a known kind; None where guards cannot recognise them."""
     if not AVAILABLE or k is v or q is k or q is v or not is_aligned(kind):
+        return None
+    if not type(q) is type(k) is type(v) is Tensor:
         return None
     if mask is not None and not (spelled(mask) and cannot_change(mask)):
         # It holds tensors, which may be overwritten, or it may itself change.
