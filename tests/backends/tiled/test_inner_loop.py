@@ -309,13 +309,16 @@ LARGER = "larger(floats s, floats most)\n{\n"
         ("call.h", "query + c->high + 1", "query + c->high"),
         ("forward.c", " - own;", ";"),
         ("forward.c", "all - all == 0", "1"),
-        ("forward.c", "f.largest + known->apart", "f.largest"),
+        ("forward.c", "f.entropy = known->entropy", "f.entropy = known->lse"),
         ("forward.c", "return !c->harmed", "return 1"),
         ("forward.c", "(shift - lse) + log_total", "log_total"),
         ("backward.c", "pull + f->shift", "pull"),
         ("backward.c", "f->heat * either", "either"),
         ("backward.c", "&c->scale, k", "&one, k"),
         ("backward.c", "memset(dq", "memset(s"),
+        ("backward.c", ": -product_of(g", ": product_of(g"),
+        ("backward.c", "if (w->fresh)", "if (0)"),
+        ("backward.c", "return !w.of.harmed", "return 1"),
     ],
 )
 def test_wrong_results_are_found_out(

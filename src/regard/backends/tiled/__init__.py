@@ -12,6 +12,7 @@ from regard.backends.tiled.loop import described
 from regard.backends.tiled.operators import empty_out, run
 from regard.backends.tiled.plan import Plan
 from regard.backends.tiled.prepared_call import prepared
+from regard.backends.tiled.prepared_training import prepared_to_learn
 from regard.backends.tiled.second_pass import TiledPass
 from regard.backends.tiled.units import scratch_of
 from regard.backends.tiled.walk import KEY_TILE, takes_all, tile_size
@@ -40,6 +41,8 @@ class Tiled:
 
     def repeated(self, inputs: AttentionInputs, *, statistics: bool) -> Repeated:
         plainly = run_again(self, inputs, statistics=statistics)
+        if inputs.needs_grad:
+            return prepared_to_learn(inputs, statistics=statistics) or plainly
         return prepared(inputs, plainly, statistics=statistics) or plainly
 
     def questions(self) -> SecondPass:

@@ -21,14 +21,11 @@ from torch import Tensor
 from regard.backends.contract import Rows
 from regard.backends.tiled.loop import TYPES, Attend, Loop, Pull, loop_for
 from regard.backends.tiled.pieces import Packed, Piece, in_rows, lots, pieces
-from regard.backends.tiled.plan import Plan, Product, even, product_of
+from regard.backends.tiled.plan import Plan, Product, product_of
 from regard.cancellation import step
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 from regard.transforms import exporting
-
-HANDS = 8
-"""Copies of the gradients of keys and values at most, one for each thread that adds to them."""
 
 
 class Passed(NamedTuple):
@@ -176,8 +173,7 @@ def pull(
     """The backward pass. `shift` is what every weight of a row is shifted by."""
     plan = Plan.of(x, loop)
     B, H, Q, K, G, D, E = plan[:7]
-    few = 4 * plan.threads > B * G
-    hands = min(plan.threads, HANDS, -(-Q // plan.rows)) if few else 1
+    hands = plan.hands
     dq = x.q.new_empty(B, H, Q, D, dtype=torch.float32)
     # Packed products add these up with keys for columns.
     turned, n = plan.narrow_backward, plan.runs
@@ -188,9 +184,7 @@ def pull(
     if heat is not None:
         heat, expected = heat.contiguous(), (lse - passed.rows.entropy).contiguous()
     rest, shift = passed.lse_rest.contiguous(), shift.contiguous()
-    rows, tile_keys = plan.tile
-    # Two tiles of logits, and one half as large; queries, gradients of outputs, and of queries.
-    scratch = dq.new_empty(plan.threads * rows * (5 * tile_keys // 2 + 2 * even(D) + even(E)))
+    scratch = dq.new_empty(plan.backward_scratch)
     for piece in pieces(x, plan, wide=not turned):
         packed = Packed.of(piece, plan, backward=True)
         g = in_rows(g_out[piece.batch, piece.heads])

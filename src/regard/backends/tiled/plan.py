@@ -21,6 +21,8 @@ PACKED_ROWS = 32
 """Rows that look at the same keys, from which on packing these pays."""
 PACKED_KEYS = 64
 """Keys are packed in runs of a multiple of this (KEYS in packed.h)."""
+HANDS = 8
+"""Copies of the gradients of keys and values at most, one for each thread that adds to them."""
 SHARES = 8
 """Heads for each thread, from which on it matters little that one has more of them."""
 
@@ -126,6 +128,19 @@ class Plan(NamedTuple):
         what is mixed if that becomes narrow."""
         rows, keys = self.tile
         return self.threads * rows * (keys + self.D + 3 + (self.E if self.narrow else 0))
+
+    @property
+    def hands(self) -> int:
+        """How many copies of the gradients of keys and values are added up, each by one thread."""
+        few = 4 * self.threads > self.B * self.G
+        return min(self.threads, HANDS, -(-self.Q // self.rows)) if few else 1
+
+    @property
+    def backward_scratch(self) -> int:
+        """Numbers held for all threads in the backward pass: two tiles of logits, and one half as
+        large; queries, gradients of outputs, and of queries."""
+        rows, keys = self.tile
+        return self.threads * rows * (5 * keys // 2 + 2 * even(self.D) + even(self.E))
 
     def whole_heads(self, heads: int) -> bool:
         """Whether each thread takes all rows of one of so many key heads after the other, and packs

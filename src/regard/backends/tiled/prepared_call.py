@@ -4,7 +4,7 @@ needs no more than memory of its own and the addresses of its tensors."""
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,40 +25,68 @@ _LINE = 64
 """Bytes in a line of the cache."""
 
 
-def prepared(x: AttentionInputs, plainly: Repeated, *, statistics: bool) -> Repeated | None:
-    """How calls of this one's kind run as a whole in C; None where each of them must be looked at.
-    `plainly` runs those in which a masked value may have done harm."""
+class Kind(NamedTuple):
+    """What calls of one kind share, as C takes it."""
+
+    loop: Loop
+    plan: Plan
+    parts: list[tuple[Lot, Attend, int]]
+    """Lots of row tiles, and for each the structure that tells of all calls, with its address. What
+    tables of a mask point to is held with the lot."""
+    size: int
+    """Bytes of memory that a call takes while it runs."""
+    packed: bool
+    copied: bool
+    """Whether narrow numbers, which this CPU cannot multiply, are copied first."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the loop is still the one that runs such calls."""
+        return inner_loop.found()[0] is self.loop and not recorded()
+
+
+def kind_of(x: AttentionInputs) -> Kind | None:
+    """The kind of a call that can run as a whole in C; None where each must be looked at."""
     loop = fusing(x)
-    if loop is None or x.needs_grad or x.sink is not None:
+    if loop is None or x.sink is not None:
         return None
-    dtype = x.q.dtype
     plan = Plan.of(x, loop)
     if plan.band is None and not takes_all(x, plan.rows):
         # Tables of what a mask hides may be large.
         return None
     piece, *others = pieces(x, plan, wide=not plan.narrow)
-    # Narrow numbers that this CPU cannot multiply are copied first.
-    copied = dtype != torch.float32 and not plan.narrow
+    copied = x.q.dtype != torch.float32 and not plan.narrow
     as_multiplied = [t.to(torch.float32) if copied else t for t in (x.q, x.k, x.v)]
     if others or not all(map(_lies_like, (piece.q, piece.k, piece.v), as_multiplied)):
         # Rows must be put side by side first, or some heads after others.
         return None
     packed = Packed.of(piece, plan, backward=False)
-    B, H, Q, E, threads = plan.B, plan.H, plan.Q, plan.E, plan.threads
     scratch = x.v.new_empty(plan.scratch, dtype=torch.float32)
     fields = described(x, loop, piece, plan, scratch, packed)
     fields["whole_heads"] = plan.whole_heads(piece.heads_of_keys)
     places, size = _places(plan, packed)
-    # What tables of a mask point to is held beside them.
-    parts = [(lot, *_kind(fields | places, lot)) for lot in lots(piece, plan)]
+    parts = [(lot, *_filled(fields | places, lot)) for lot in lots(piece, plan)]
+    return Kind(loop, plan, parts, size, packed is not None, copied)
+
+
+def prepared(x: AttentionInputs, plainly: Repeated, *, statistics: bool) -> Repeated | None:
+    """How calls of this one's kind run, if nothing is learned; None where each of them must be
+    looked at. `plainly` runs those in which a masked value may have done harm."""
+    kind = None if x.needs_grad else kind_of(x)
+    if kind is None:
+        return None
+    dtype, loop, plan = x.q.dtype, kind.loop, kind.plan
+    B, H, Q, E, threads = plan.B, plan.H, plan.Q, plan.E, plan.threads
+    parts, size, copied, is_packed = kind.parts, kind.size, kind.copied, kind.packed
     tiles = -(-Q // plan.rows)
     out_like = (B, H, Q, E), (H * Q * E, Q * E, E, 1), dtype if plan.narrow else torch.float32
-    apart = table_step(B * H * Q, _FLOAT)
-    table_like = (3, B, H, Q), (apart, H * Q, Q, 1), torch.float32
-    narrow, is_packed, multiplied_by = plan.narrow, packed is not None, _narrow_product(plan, loop)
+    step_of_table = table_step(B * H * Q, _FLOAT)
+    apart = step_of_table * _FLOAT
+    table_like = (3, B, H, Q), (step_of_table, H * Q, Q, 1), torch.float32
+    narrow, multiplied_by = plan.narrow, _narrow_product(plan, loop)
 
     def again(q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
-        if inner_loop.found()[0] is not loop or recorded():
+        if not kind.is_usable:
             return plainly(q, k, v)
         # oneDNN can be switched off between calls.
         if is_packed and not torch._C._get_mkldnn_enabled():
@@ -68,15 +96,19 @@ def prepared(x: AttentionInputs, plainly: Repeated, *, statistics: bool) -> Repe
         # Held until the call is over.
         a, b, c = (t.to(torch.float32) for t in (q, k, v)) if copied else (q, k, v)
         out = empty(*out_like)
-        table = empty(*table_like) if statistics else None
+        table, largest, entropy, lse = None, 0, 0, 0
+        if statistics:
+            table = empty(*table_like)
+            largest = table.data_ptr()
+            entropy, lse = largest + apart, largest + 2 * apart
         memory = borrow(size)
         given = (
-            a.data_ptr(), b.data_ptr(), c.data_ptr(), out.data_ptr(),
-            0 if table is None else table.data_ptr(), memory.address, apart, threads,
+            a.data_ptr(), b.data_ptr(), c.data_ptr(), out.data_ptr(), largest, entropy, lse, 0,
+            memory.address, threads,
         )  # fmt: skip
-        for lot, _, kind in parts:
+        for lot, _, shared in parts:
             step(lot.first, tiles)
-            if not loop.attend_again(AGAIN.pack(kind, *given)):
+            if not loop.attend_again(AGAIN.pack(shared, *given)):
                 return plainly(q, k, v)
         give_back(memory, size)
         out = out.to(dtype) if copied else out
@@ -98,11 +130,11 @@ def _places(plan: Plan, packed: Packed | None) -> tuple[dict[str, int], int]:
     return places, size
 
 
-def _kind(fields: dict[str, Any], lot: Lot) -> tuple[Attend, int]:
-    """All that calls of a kind share, and its address."""
-    kind = Attend(**fields)
-    lot.put(kind)
-    return kind, ctypes.addressof(kind)
+def _filled(fields: dict[str, Any], lot: Lot) -> tuple[Attend, int]:
+    """The structure that tells of a lot, and its address."""
+    shared = Attend(**fields)
+    lot.put(shared)
+    return shared, ctypes.addressof(shared)
 
 
 def _narrow_product(plan: Plan, loop: Loop) -> int | None:

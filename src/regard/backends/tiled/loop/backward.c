@@ -7,21 +7,50 @@ typedef struct {
     call of;
     const float *g; /* gradients of out [B, G R, Q, E] */
     long g_steps[3];
-    const float *lse, *rest, *shift, *heat, *expected; /* [B, G R, Q]; the last two may be absent */
+    const float *lse, *rest, *shift, *heat, *expected; /* [B, G R, Q]; the last three may be absent */
+    const float *out; /* [B, G R, Q, E], with rows side by side: in the place of shift, which is then
+                         minus the product of each row and its gradient */
     float *dq;                                         /* [B, G R, Q, D], with rows side by side */
     float *dk, *dv; /* [hands, B, G, K, D] and E; with k_mixed [hands, B, G, D, runs of keys] and E,
                        and dk without the scale */
     long dk_step, dv_step;                             /* from one hand to the next */
     long key_heads, hands;                             /* key heads of a whole batch entry */
+    long fresh; /* whether dk and dv are still to be set to zero */
 } backward;
 
 typedef struct {
     float lse, rest, shift, heat, expected;
 } row_facts;
 
-static inline row_facts facts_of(const backward *w, long row)
+static float product_of(const float *a, const float *b, long n)
 {
-    row_facts f = {w->lse[row], w->rest[row], w->shift[row], 0, 0};
+    floats sum = {0};
+    long i = 0;
+    for (; i + WIDE <= n; i += WIDE)
+        sum += *(floats *)(a + i) * *(floats *)(b + i);
+    float all = added(sum);
+    for (; i < n; i++)
+        all += a[i] * b[i];
+    return all;
+}
+
+static int all_finite(const float *x, long n)
+{
+    floats sum = {0};
+    long i = 0;
+    for (; i + WIDE <= n; i += WIDE)
+        sum += *(floats *)(x + i);
+    float all = added(sum);
+    for (; i < n; i++)
+        all += x[i];
+    return all - all == 0;
+}
+
+/* g are the gradients of the row's output. */
+static inline row_facts facts_of(const backward *w, long row, const float *g)
+{
+    row_facts f = {w->lse[row], w->rest[row], 0, 0, 0};
+    f.shift = w->shift ? w->shift[row] : -product_of(g, w->out + row * w->of.E, w->of.E);
     /* A row that sees nothing has only logits of minus infinity; any number will do. */
     if (isinf(f.lse))
         f.lse = 0;
@@ -137,7 +166,7 @@ static void pull_packed(backward *w, long b, long h, long index, long hand, floa
         hide_pairs(c, &r, &x, s, t.stride);
         compare(c, &r, &x, g, c->E, c->v_compared, d);
         for (long j = 0; j < r.n; j++) {
-            const row_facts f = facts_of(w, row + j);
+            const row_facts f = facts_of(w, row + j, NULL);
             if (w->heat)
                 pull_narrow(&t, d, j, &f, 1);
             else
@@ -156,7 +185,8 @@ static void pull_packed(backward *w, long b, long h, long index, long hand, floa
         w->dq[row * c->D + j] = i ? dq[j] * c->scale : 0;
 }
 
-static void pull(backward *w, long b, long h, long index, long hand, float *s)
+/* Whether pairs are masked among those that were computed. */
+static int pull(backward *w, long b, long h, long index, long hand, float *s)
 {
     call *c = &w->of;
     const float one = 1, none = 0;
@@ -173,6 +203,7 @@ static void pull(backward *w, long b, long h, long index, long hand, float *s)
         gather_narrow(c, &r, q_halves);
     cut x;
     long i = 0;
+    int hides = 0;
     for (; find_cut(c, &r, i, &x); i++) {
         const long keys = x.stop - x.start, stride = stride_of(c, &x);
         const float *k = c->k + b * c->k_steps[0] + r.g * c->k_steps[1] + x.start * k_step;
@@ -180,10 +211,10 @@ static void pull(backward *w, long b, long h, long index, long hand, float *s)
         float *dk = w->dk + hand * w->dk_step + (key_head * c->K + x.start) * c->D;
         float *dv = w->dv + hand * w->dv_step + (key_head * c->K + x.start) * c->E;
         logits_of(c, &r, &x, c->type != FLOAT32 ? (void *)q_halves : q, s, false);
-        hide_pairs(c, &r, &x, s, stride);
+        hides |= hide_pairs(c, &r, &x, s, stride);
         c->multiply("T", "N", &keys, &r.n, &c->E, &one, v, &v_step, g, &c->E, &none, d, &stride);
         for (long j = 0; j < r.n; j++) {
-            const row_facts f = facts_of(w, row + j);
+            const row_facts f = facts_of(w, row + j, g + j * c->E);
             if (w->heat)
                 pull_row(s + j * stride, d + j * stride, keys, &f, 1);
             else
@@ -196,22 +227,46 @@ static void pull(backward *w, long b, long h, long index, long hand, float *s)
     }
     if (!i)
         memset(dq, 0, r.n * c->D * sizeof *dq);
+    if (hides && !all_finite(dq, r.n * c->D))
+        c->harmed = 1;
+    return hides;
+}
+
+/* The row tiles of a hand, of the heads that share a key head. */
+static void pull_hand(backward *w, long b, long g, long hand, float *s)
+{
+    call *c = &w->of;
+    const long together = c->stacked ? c->R : 1, head = b * w->key_heads + g;
+    float *dk = w->dk + hand * w->dk_step + head * c->K * c->D;
+    float *dv = w->dv + hand * w->dv_step + head * c->K * c->E;
+    int hides = 0;
+    if (w->fresh) {
+        memset(dk, 0, c->K * c->D * sizeof *dk);
+        memset(dv, 0, c->K * c->E * sizeof *dv);
+    }
+    for (long r = 0; r < c->R; r += together)
+        for (long t = c->first_tile; t < c->last_tile; t++)
+            if (t % w->hands == hand) {
+                if (c->k_mixed)
+                    pull_packed(w, b, g * c->R + r, t, hand, s);
+                else
+                    hides |= pull(w, b, g * c->R + r, t, hand, s);
+            }
+    if (hides && !(all_finite(dk, c->K * c->D) && all_finite(dv, c->K * c->E)))
+        c->harmed = 1;
 }
 
 static void pull_share(void *what)
 {
-    backward *w = what;
-    call *c = &w->of;
+    backward *shared = what, own = *shared;
+    call *c = &own.of;
     float *scratch = c->scratch + thread_number() * c->scratch_step;
-    const long together = c->stacked ? c->R : 1, n = c->B * c->G * w->hands;
+    const long n = c->B * c->G * own.hands;
     long i;
-    while ((i = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED)) < n) {
-        long hand = i % w->hands, g = i / w->hands % c->G, b = i / w->hands / c->G;
-        for (long r = 0; r < c->R; r += together)
-            for (long t = c->first_tile; t < c->last_tile; t++)
-                if (t % w->hands == hand)
-                    (c->k_mixed ? pull_packed : pull)(w, b, g * c->R + r, t, hand, scratch);
-    }
+    while ((i = __atomic_fetch_add(&shared->of.next, 1, __ATOMIC_RELAXED)) < n)
+        pull_hand(&own, i / own.hands / c->G, i / own.hands % c->G, i % own.hands, scratch);
+    if (c->harmed)
+        __atomic_store_n(&shared->of.harmed, 1, __ATOMIC_RELAXED);
     if (c->multiply_packed)
         c->release(true);
 }
@@ -221,6 +276,28 @@ void regard_pull(backward *w, int threads)
     call *c = &w->of;
     long pieces = c->B * c->G * w->hands;
     pack(c, threads);
-    c->next = 0;
+    c->next = c->harmed = 0;
     in_parallel(pull_share, w, pieces < threads ? pieces : threads, 0);
+}
+
+/* A backward pass of a kind that is known: what all of them share, in which scratch memory is absent,
+and where this one's tensors lie. Its numbers are floats, and nothing comes of lse and entropy. */
+typedef struct {
+    const backward *kind;
+    const float *q, *k, *v, *g, *out, *lse, *rest;
+    float *dq, *dk, *dv, *memory;
+    long g_steps[3], threads;
+} known_pull;
+
+/* Whether no number of a masked pair can have done harm. */
+int regard_pull_again(const known_pull *known)
+{
+    backward w = *known->kind;
+    w.of.q = known->q, w.of.k = known->k, w.of.v = known->v;
+    w.g = known->g, w.out = known->out, w.lse = known->lse, w.rest = known->rest;
+    w.dq = known->dq, w.dk = known->dk, w.dv = known->dv;
+    w.of.scratch = known->memory;
+    memcpy(w.g_steps, known->g_steps, sizeof w.g_steps);
+    regard_pull(&w, known->threads);
+    return !w.of.harmed;
 }

@@ -68,9 +68,9 @@ class Pull(ctypes.Structure):
         ("of", Call),
         ("g", _pointer),
         ("g_steps", _long * 3),
-        *((name, _pointer) for name in ("lse", "rest", "shift", "heat", "expected")),
+        *((name, _pointer) for name in ("lse", "rest", "shift", "heat", "expected", "out")),
         *((name, _pointer) for name in ("dq", "dk", "dv")),
-        *((name, _long) for name in ("dk_step", "dv_step", "key_heads", "hands")),
+        *((name, _long) for name in ("dk_step", "dv_step", "key_heads", "hands", "fresh")),
     )
 
 
@@ -84,9 +84,11 @@ class Units(ctypes.Structure):
     )
 
 
-AGAIN = struct.Struct("7P2l")
+AGAIN = struct.Struct("10Pl")
 """What `known_call` is in forward.c. It is passed as bytes: they are made and handed over in half
 the time that ctypes takes for as many arguments."""
+PULL_AGAIN = struct.Struct("12P4l")
+"""What `known_pull` is in backward.c, passed alike."""
 
 
 class Loop:
@@ -115,6 +117,8 @@ class Loop:
         self.attend_again: Callable[[bytes], int] = functions.regard_attend_again
         """A call of a known kind, as `AGAIN` packs it. Whether no masked value can have done harm.
         Without argument types: bytes are passed as the address of what they hold."""
+        self.pull_again: Callable[[bytes], int] = functions.regard_pull_again
+        """Its backward pass, as `PULL_AGAIN` packs it."""
         self.compares_units = True
         self.multiply, self.multiply_halves = runtime.multiply, runtime.multiply_halves
         self.multiply_packed, self.release = runtime.multiply_packed, runtime.release

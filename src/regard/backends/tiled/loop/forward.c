@@ -195,9 +195,9 @@ typedef struct {
     const forward *kind;
     const void *q, *k, *v;
     void *out;
-    float *table; /* the largest logits, entropies and log-sum-exps, so far apart; or absent */
+    float *largest, *entropy, *lse, *rest; /* each may be absent */
     char *memory;
-    long apart, threads;
+    long threads;
 } known_call;
 
 /* Whether no masked value can have done harm. */
@@ -212,11 +212,8 @@ int regard_attend_again(const known_call *known)
         c->q_halves = known->q, c->k_halves = known->k, c->v_halves = known->v;
         f.out_halves = known->out;
     }
-    if (known->table) {
-        f.largest = known->table;
-        f.entropy = f.largest + known->apart;
-        f.lse = f.entropy + known->apart;
-    }
+    f.largest = known->largest, f.entropy = known->entropy;
+    f.lse = known->lse, f.rest = known->rest;
     c->scratch = (float *)(known->memory + (uintptr_t)c->scratch);
     if (c->multiply_packed) {
         c->k_packed = (uint16_t *)(known->memory + (uintptr_t)c->k_packed);

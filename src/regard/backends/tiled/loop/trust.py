@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from regard.backends.tiled.loop.compiled import AGAIN, TYPES, Attend, Loop, Pull
+from regard.backends.tiled.loop.compiled import AGAIN, PULL_AGAIN, TYPES, Attend, Loop, Pull
 from regard.backends.tiled.loop.trust_units import MODES, compares
 
 LEAST = -(2 - 2**-23) * 2.0**125
@@ -102,11 +102,7 @@ def _whole(
     cuts = array("l", (0, split, 0, 0, split, K, 0, 1))
     parts = array("l", (0, K - split, ctypes.addressof(table), 0, 0, 0, K - split))
     sink = _floats([0.5, -1.0])
-    rest, statistics = _floats([9.0] * (R * Q)), _floats([9.0] * (3 * R * Q))
-    largest, entropy, lse = (
-        (ctypes.c_float * (R * Q)).from_buffer(statistics, ctypes.sizeof(rest) * i)
-        for i in range(3)
-    )
+    rest, largest, entropy, lse = (_floats([9.0] * (R * Q)) for _ in range(4))
     out, dq = _floats([9.0] * (R * Q * E)), _floats([9.0] * (R * Q * D))
     turned, n = narrow == torch.bfloat16 and "multiply_packed" in (products or {}), 2 * split
     dk, dv = (_floats([0.0] * (hands * (n if turned else K) * width)) for width in (D, E))
@@ -158,10 +154,9 @@ def _whole(
             return loop.attend(call, 1)
         # As a call of a known kind.
         names = [f"{name}_halves" if narrow else name for name in ("q", "k", "v", "out")]
-        places = (
-            ctypes.addressof(numbers) for numbers in (*map(arrays.__getitem__, names), statistics)
-        )
-        return bool(loop.attend_again(AGAIN.pack(ctypes.addressof(call), *places, 0, R * Q, 1)))
+        names += ["largest", "entropy", "lse", "rest"]
+        places = (ctypes.addressof(arrays[name]) for name in names)
+        return bool(loop.attend_again(AGAIN.pack(ctypes.addressof(call), *places, 0, 1)))
 
     # A value that some rows may not see and that is no number must be noticed.
     values, place = arrays["v_halves" if narrow else "v"], split * E
@@ -173,8 +168,30 @@ def _whole(
         out = _wide(arrays["out_halves"], narrow)
     for row in range(R * Q):
         expected[row] = lse[row] - entropy[row] if lse[row] > -math.inf else 0.0
-    more = {"g_steps": (R * Q * E, Q * E, E), "dk_step": len(dk) // 2, "dv_step": len(dv) // 2}
-    loop.pull(filled(Pull, **more, key_heads=1, hands=hands), 1)
+    more: dict[str, Any] = {
+        "g_steps": (R * Q * E, Q * E, E),
+        "dk_step": len(dk) // 2,
+        "dv_step": len(dv) // 2,
+    }
+    pull_of_all = filled(Pull, **more, key_heads=1, hands=hands)
+    if band and narrow is None:
+        # As one of a known kind, which nothing but the output is learned by.
+        for row in range(R * Q):
+            shift[row] = -sum(g[row * E + i] * out[row * E + i] for i in range(E))
+            heat[row] = 0.0
+        pull_of_all.shift = pull_of_all.heat = pull_of_all.expected = None
+        pull_of_all.fresh = True
+        dk[:], dv[:] = [9.0] * len(dk), [9.0] * len(dv)
+        which = ("q", "k", "v", "g", "out", "lse", "rest", "dq", "dk", "dv", "scratch")
+        places = [ctypes.addressof(arrays[name]) for name in which]
+        known = PULL_AGAIN.pack(ctypes.addressof(pull_of_all), *places, *more["g_steps"], 1)
+        # A key that some rows may not see and that is no number must be noticed.
+        before, k[split * D] = k[split * D], math.nan
+        good = not loop.pull_again(known) and good
+        k[split * D] = before
+        good = bool(loop.pull_again(known)) and good
+    else:
+        loop.pull(pull_of_all, 1)
     want_dk, want_dv = [0.0] * (K * D), [0.0] * (K * E)
     within = 2**-5 if turned else 1e-5
     for row in range(R * Q):
