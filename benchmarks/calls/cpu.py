@@ -48,7 +48,7 @@ def speed(lengths: list[int], repeats: int) -> list[dict[str, Any]]:
                         q, k, v, mask=m, backend="tiled"
                     ),
                 },
-                repeats if n < 8192 else max(3, repeats // 3),
+                repeats * 8 if n <= 256 else repeats if n < 8192 else max(3, repeats // 3),
             )
             flops = 4 * HEADS * WIDTH * (n * (n + 1) / 2 if causal else n * n)
             rows.append(
@@ -68,13 +68,18 @@ def speed(lengths: list[int], repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-def training(lengths: list[int], repeats: int) -> list[dict[str, Any]]:
+TRAINING = [(1, 8, 64, 64), (12, 4, 64, 32), (1, 8, 256, 64), (1, 8, 1024, 64), (1, 8, 2048, 64)]
+"""Batch, heads, length and width; the second is that of a small model that learns letters."""
+
+
+def training(shapes: list[tuple[int, ...]]) -> list[dict[str, Any]]:
     rows = []
-    for n in lengths:
+    for shape in shapes:
         for causal in (False, True):
-            q, k, v = (t.requires_grad_() for t in qkv(n))
+            source = torch.Generator().manual_seed(0)
+            q, k, v = (torch.randn(shape, generator=source).requires_grad_() for _ in range(3))
             mask = masks.causal() if causal else None
-            pull = torch.ones_like(q)
+            pull = torch.randn(shape, generator=source)
 
             def through(
                 out: torch.Tensor,
@@ -83,20 +88,32 @@ def training(lengths: list[int], repeats: int) -> list[dict[str, Any]]:
             ) -> None:
                 torch.autograd.grad(out, inputs, pull)
 
+            def sdpa(q=q, k=k, v=v, c=causal, go=through) -> None:  # type: ignore[no-untyped-def]
+                go(scaled_dot_product_attention(q, k, v, is_causal=c))
+
             seconds = interleaved(
                 {
-                    "sdpa": lambda q=q, k=k, v=v, c=causal, go=through: go(
-                        scaled_dot_product_attention(q, k, v, is_causal=c)
+                    "sdpa": sdpa,
+                    "sdpa again": sdpa,
+                    "attention": lambda q=q, k=k, v=v, m=mask, go=through: go(
+                        regard.attention(q, k, v, mask=m)
                     ),
                     "trace": lambda q=q, k=k, v=v, m=mask, go=through: go(
                         regard.trace(q, k, v, mask=m).out
                     ),
                 },
-                repeats,
+                max(5, min(200, (1 << 22) // shape[2] ** 2)),
             )
-            ratio = seconds["sdpa"] / seconds["trace"]
-            ms = seconds["sdpa"] * 1e3
-            rows.append({"n": n, "causal": causal, "sdpa ms": ms, "trace() / sdpa": ratio})
+            rows.append(
+                {
+                    "shape": list(shape),
+                    "causal": causal,
+                    "sdpa ms": seconds["sdpa"] * 1e3,
+                    "sdpa / itself": seconds["sdpa"] / seconds["sdpa again"],
+                    "attention() / sdpa": seconds["sdpa"] / seconds["attention"],
+                    "trace() / sdpa": seconds["sdpa"] / seconds["trace"],
+                }
+            )
     return rows
 
 
@@ -276,7 +293,7 @@ def main() -> None:
     with torch.no_grad():
         tables = {
             "Forward, 8 heads, width 64, float32 (higher is better)": speed(
-                [1024, 2048] if quick else [256, 1024, 2048, 8192], 5 if quick else 15
+                [1024, 2048] if quick else [64, 256, 1024, 2048, 8192], 5 if quick else 15
             ),
             "Half precision, 8 heads, width 64": half(128 if quick else 256),
             "Fixed cost of a call": overhead(),
@@ -286,7 +303,7 @@ def main() -> None:
             "Import": imports(3 if quick else 9),
         }
     tables["Forward and backward, float32 (higher is better)"] = training(
-        [1024] if quick else [256, 1024, 2048], 5
+        TRAINING[-2:-1] if quick else TRAINING
     )
     tables["Worst and mean"] = worst(tables)
     machine = platform.machine()
