@@ -43,7 +43,10 @@ PICKS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "scale": ((X, X, X), {"scale": 2.0}, "sdpa"),
     "grouped": ((X, X[:, :2], X[:, :2]), {}, "sdpa"),
     "causal": ((X, X, X), {"mask": masks.causal()}, "tiled"),
-    "causal-with-gradients": ((learned(X), X, X), {"mask": masks.causal()}, "sdpa"),
+    "causal-with-gradients": ((learned(X), X, X), {"mask": masks.causal()}, "tiled"),
+    "short-causal-with-gradients": (
+        (learned(X[:, :, :60]), X, X), {"mask": masks.causal()}, "sdpa",
+    ),
     "long-causal": ((WIDE,) * 3, {"mask": masks.causal()}, "tiled"),
     "long-causal-with-gradients": ((learned(WIDE), WIDE, WIDE), {"mask": masks.causal()}, "tiled"),
     "long-bfloat16": ((WIDE.bfloat16(),) * 3, {}, "tiled"),

@@ -322,7 +322,8 @@ def register(
                 rows = (out, lse, entropy, keeps)
                 return None, None, *Pulled.apply(seen, call, wanted, *pull, *rows, *tensors)  # type: ignore[no-untyped-call]
             given = pulled(x, Rows(out, lse, lse, entropy), keeps, pull)
-            return None, None, *(g.to(t.dtype) for g, t in zip(given, qkv, strict=True))
+            each = zip(given, qkv, strict=True)
+            return None, None, *(g if g.dtype is t.dtype else g.to(t.dtype) for g, t in each)
 
     def pulled(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull) -> Sequence[Tensor]:
         return passes.backward(x, rows, kept, pull, bias=False)[:3]

@@ -88,12 +88,12 @@ def _outruns_in_half(x: AttentionInputs) -> bool:
 
 def _outruns_under_a_band(x: AttentionInputs) -> bool:
     """Under causal masks and windows, of which PyTorch's kernel computes masked pairs too; where
-    gradients are wanted, from 512 tokens on."""
+    gradients are wanted, from 64 tokens on."""
     if not _masks_by_a_band(x):
         return False
     if not x.needs_grad:
         return True
-    return not torch.compiler.is_compiling() and min(x.shape.Q, x.shape.K) >= 512
+    return not torch.compiler.is_compiling() and min(x.shape.Q, x.shape.K) >= 64
 
 
 def _has_loop() -> bool:

@@ -113,20 +113,24 @@ class Backward:
         self, x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pulls
     ) -> Sequence[Tensor]:
         kind, g = self._kind, pull.out
-        saved = (x.q, x.k, x.v, rows.out, rows.lse, kept)
+        q, k, v, out, lse = x.q, x.k, x.v, rows.out, rows.lse
+        lie = q.stride(), k.stride(), v.stride(), out.stride(), lse.stride(), kept.stride()
         if (
             g is None
             or pull.lse is not None
             or pull.entropy is not None
             or not kind.is_usable
             # Hooks on saved tensors may give them back in another layout.
-            or any(t.stride() != lies for t, lies in zip(saved, self._lie, strict=True))
+            or lie != self._lie
         ):
             return passes.backward(x, rows, kept, pull, bias=False)[:3]
         g = in_rows(g)
-        dq, dk, dv = made = [empty(*like) for like in self._made]
+        dq, dk, dv = (empty(*like) for like in self._made)
         memory = borrow(self._size)
-        given = [t.data_ptr() for t in (*saved[:3], g, *saved[3:], *made)]
+        given = (
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), g.data_ptr(), out.data_ptr(), lse.data_ptr(),
+            kept.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr(),
+        )  # fmt: skip
         batch, head, row, _ = g.stride()
         for _, _, shared in self._parts:
             step()
