@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import weakref
 from pathlib import Path
 from typing import Any
@@ -219,6 +220,7 @@ def test_memory_is_warned_of_after_the_first_layer(monkeypatch: pytest.MonkeyPat
 def test_memory_that_grows_over_runs_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     m, room = model(1), [10**6]
     monkeypatch.setattr(memory, "free", lambda device: room[0])
+    monkeypatch.setattr(memory, "MOMENT", 0)
     watch = regard.watch(m, keep="traces")
     watch.attach()
     with torch.no_grad():
@@ -226,6 +228,39 @@ def test_memory_that_grows_over_runs_is_warned_of(monkeypatch: pytest.MonkeyPatc
         room[0] = 1000
         with pytest.warns(RegardWarning, match="1000 bytes is free on cpu"):
             m(X)
+    watch.detach()
+
+
+@pytest.mark.parametrize("clear", [False, True])
+def test_what_is_free_is_asked_once_in_a_moment(
+    clear: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m, now, asked = model(2), [100.0], list[float]()
+
+    def free(device: torch.device) -> int:
+        asked.append(now[0])
+        return 10**6
+
+    monkeypatch.setattr(memory, "free", free)
+    monkeypatch.setattr(memory, "monotonic", lambda: now[0])
+    watch = regard.watch(m, keep="traces")
+    watch.attach()
+    with torch.no_grad():
+        for now[0] in (100.0, 100.3, 100.9, 101.2, 102.1, 102.3):
+            m(X)
+            if clear:
+                watch.seen.clear()
+        assert asked == [100.0, 101.2, 102.3]
+        # So much is never held without asking.
+        monkeypatch.setattr(memory, "MOMENT", math.inf)
+        monkeypatch.setattr(memory, "SHARE", math.inf)
+        asked.clear()
+        while not asked:
+            m(X)
+        held = sum(
+            sum(memory.held_by(t).values()) for one in watch.seen.values() for t in one.traces
+        )
+        assert held <= 2 * 10**6 / 16
     watch.detach()
 
 

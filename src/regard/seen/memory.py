@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
+from time import monotonic
 
 import torch
 
@@ -12,6 +14,9 @@ from regard.transforms import unwrapped
 
 SHARE = 0.5
 """The share of what was free that traces may hold before it is said aloud."""
+MOMENT = 1.0
+"""Seconds for which it is taken to be known what is free: a step of generating is shorter, and to
+ask a GPU takes as long as a layer."""
 
 
 def held_by(trace: Trace) -> dict[int, int]:
@@ -28,15 +33,24 @@ class Weight:
     def __init__(self) -> None:
         self._held: dict[int, int] = {}
         self._total = self._taken = self._one = 0
-        self._unasked = 0
-        """How much more may be held before it is asked again what is left."""
+        self._room = self._unasked = 0
+        self._asked = -math.inf
+        """When it was asked last what is left; and for a while, or until so much is held
+        (`_unasked`, more by `_room` than was held then), it is not asked again."""
+
+    def emptied(self) -> Weight:
+        """That of no traces, once those that were kept are gone."""
+        found = Weight()
+        found._room = found._unasked = self._room
+        found._asked = self._asked
+        return found
 
     def add(self, trace: Trace, layers: int) -> str | None:
         """Count a trace. A sentence says so if what so many layers keep in a run is too much.
 
         To weigh a trace, and to ask what is left, takes longer than a short layer does: the first
         layer of a run is weighed, and the others are taken to be like it; and what is left is asked
-        for then, and when much was taken since."""
+        for then, unless it was a moment ago, and when much was taken since."""
         to_come = -(self._taken + 1) % max(layers, 1)
         begins = self._taken % max(layers, 1) == 0
         self._taken += 1
@@ -46,14 +60,21 @@ class Weight:
             self._one = sum(new.values())
         self._total += self._one
         held, one, device = self._total, self._one, trace.inputs.q.device
-        if not begins and held <= self._unasked:
+        to_hold = held + one * to_come
+        if begins:
+            known = to_hold <= self._unasked and monotonic() < self._asked + MOMENT
+        else:
+            known = held <= self._unasked
+        if known:
             return None
         left = free(device)
-        if left is None or held + one * to_come <= SHARE * (held + left):
-            self._unasked = held + (left or 0) // 16
+        self._asked = monotonic()
+        if left is None or to_hold <= SHARE * (held + left):
+            self._room = (left or 0) // 16
+            self._unasked = held + self._room
             return None
         return (
-            f"traces hold {shown(held)} and will hold about {shown(held + one * to_come)} when "
+            f"traces hold {shown(held)} and will hold about {shown(to_hold)} when "
             f"this run of the model ends ({shown(one)} for each of {layers} layers); "
             f"{shown(left)} is free on {device}"
         )

@@ -25,7 +25,7 @@ class KeptMemory:
     def forget(self) -> None:
         """No trace is kept any more."""
         if self._weight is not None:
-            self._weight = Weight()
+            self._weight = self._weight.emptied()
 
     def add(self, path: str, trace: Trace) -> None:
         """A trace of the layer of a path is kept."""
