@@ -83,9 +83,14 @@ def attention(
     compiled = torch.compiler.is_compiling()
     plain = score is None and bias is None and sink is None and type(training) is bool
     plain = plain and not compiled
-    if plain and softcap is None and cu_seqlens is None and dropout == 0 and not watchers.get():
-        known = recent(q, k, v, mask, scale, backend, statistics=False)
+    seen = watched() if compiled else bool(watchers.get())
+    # Watchers are shown a trace, so one is made, unless a backend is asked for by name.
+    traced = seen and backend is None
+    if plain and softcap is None and cu_seqlens is None and dropout == 0 and traced == seen:
+        known = recent(q, k, v, mask, scale, backend, statistics=traced)
         if known is not None:
+            if traced:
+                return known.shown(q, k, v, mask).rows.out
             return known.run(q, k, v)  # type: ignore[return-value]
     if _is_one_query(q, k):
         return attention(
@@ -99,16 +104,14 @@ def attention(
             scale=scale, dropout=dropout, training=training, backend=backend,
         )  # fmt: skip
     kind = known = None
-    seen = watched() if compiled else bool(watchers.get())
     if plain and (dropout == 0 or _drops_none(dropout, training)):
-        # Watchers are shown a trace, so one is made, unless a backend is asked for by name.
-        kind = kind_of(q, k, v, mask, scale, softcap, backend, seen and backend is None)
+        kind = kind_of(q, k, v, mask, scale, softcap, backend, traced)
         known = None if kind is None else found(kind)
+    if known is not None and kind is not None and softcap is None and dropout == 0:
+        note(known, kind, (q, k, v), mask, scale, backend, statistics=traced)
     if known is not None and not seen:
-        if kind is not None and softcap is None and dropout == 0:
-            note(known, kind, (q, k, v), mask, scale, backend, statistics=False)
         return known.run(q, k, v)  # type: ignore[return-value]
-    if kind is not None and seen and backend is None:
+    if kind is not None and traced:
         if known is not None:
             return known.shown(q, k, v, mask).rows.out
         return trace(q, k, v, mask=mask, softcap=softcap, scale=scale, dropout=dropout).rows.out
@@ -170,10 +173,10 @@ def trace(
         refuse_arguments("trace", others, ARGUMENTS)
     plain = score is None and bias is None and sink is None and type(training) is bool
     plain = plain and not torch.compiler.is_compiling()
-    if plain and softcap is None and cu_seqlens is None and dropout == 0 and not watchers.get():
+    if plain and softcap is None and cu_seqlens is None and dropout == 0:
         known = recent(q, k, v, mask, scale, backend, statistics=True)
         if known is not None:
-            return known.trace(q, k, v, mask)
+            return known.shown(q, k, v, mask) if watchers.get() else known.trace(q, k, v, mask)
     if _is_one_query(q, k):
         q = q[None]
     if cu_seqlens is not None:
@@ -186,11 +189,9 @@ def trace(
         kind = kind_of(q, k, v, mask, scale, softcap, backend, True)
         known = None if kind is None else found(kind)
     if known is not None:
-        if watched():
-            return known.shown(q, k, v, mask)
         if kind is not None and softcap is None and dropout == 0:
             note(known, kind, (q, k, v), mask, scale, backend, statistics=True)
-        return known.trace(q, k, v, mask)
+        return known.shown(q, k, v, mask) if watched() else known.trace(q, k, v, mask)
     if any_nested(q, k, v):
         return _trace_packed(
             pack(q, k, v, mask, bias), mask, score=score, bias=bias, softcap=softcap, sink=sink,

@@ -61,7 +61,7 @@ class Looks(NamedTuple):
 
     @staticmethod
     def of(trace: Trace, *, waits: bool = False) -> Looks:
-        """Of a call, to be added up at once or, if it waits, later."""
+        """Of a call, to be added up at once. One that `waits` copies what may be written over."""
         x, rows = trace.inputs, trace.rows
         table = rows.table if isinstance(rows, Tabled) else None
         looked, told = None, isinstance(rows, Noted)

@@ -89,16 +89,18 @@ class Layer:
         self._own, self.shared = statistics, []
 
     def take(
-        self, trace: Trace, run: int, step: int = 0, *, keep: bool, waiting: Waiting | None = None
-    ) -> None:
-        """Note a call. What its rows saw is added up now, or when those that are `waiting` are."""
+        self, trace: Trace, run: int, step: int = 0, *, keep: bool, waiting: Waiting | None = None,
+        lasts: bool = False,
+    ) -> None:  # fmt: skip
+        """Note a call. What its rows saw is added up now, or when those that are `waiting` are;
+        then its tensors are copied, unless they stay what they are (`lasts`)."""
         self.calls += 1
         if waiting is None:
             found = Statistics.of(trace)
             self._own = found if self._own is None else self._own + found
         else:
             self._waiting = waiting
-            waiting.put(self, trace)
+            waiting.put(self, trace, lasts=lasts)
         if keep:
             self.keep(trace, run, step)
 

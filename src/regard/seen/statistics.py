@@ -153,9 +153,10 @@ class Waiting:
         self._tied = False
         """Whether what waits is tied to a graph of autograd, and would keep it alive."""
 
-    def put(self, whose: Adds, trace: Trace) -> None:
-        """A call. Of a short one only its rows and what the first key needs wait."""
-        looks = Looks.of(trace, waits=True)
+    def put(self, whose: Adds, trace: Trace, *, lasts: bool = False) -> None:
+        """A call. Of a short one only its rows and what the first key needs wait: copies, unless
+        its tensors stay what they are."""
+        looks = Looks.of(trace, waits=not lasts)
         x = trace.inputs
         lse = looks.table if looks.rows is None else looks.rows.lse
         assert lse is not None

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -184,3 +185,30 @@ def test_in_training_nothing_is_copied_that_nobody_wrote_to() -> None:
     kept = KeptTensors().lasting(trace, held=True)
     assert kept.inputs.q.data_ptr() == q.data_ptr()
     assert kept.out.data_ptr() == trace.out.data_ptr()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(("heads", "tokens"), [(2, 5), (2, 1), (1, 5)])
+def test_outputs_that_a_model_of_transformers_writes_to(
+    heads: int, tokens: int, mode: Callable[[], Any]
+) -> None:
+    """Turned to the model's order of axes an output is a copy, unless one of them has length 1."""
+    config = transformers.LlamaConfig(
+        vocab_size=9, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+        num_attention_heads=heads, num_key_value_heads=heads,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaModel._from_config(config, attn_implementation="sdpa").eval()
+    before: list[Tensor] = []
+
+    def overwrite(module: nn.Module, given: tuple[Tensor]) -> None:
+        before.append(given[0].detach().clone())
+        given[0].detach().mul_(3)
+
+    model.layers[0].self_attn.o_proj.register_forward_pre_hook(overwrite)
+    with mode(), regard.watch(model, keep="traces") as seen:
+        for _ in range(3):
+            model(torch.arange(tokens)[None])
+    kept = seen["layers.0.self_attn"].traces
+    for trace, given in zip(kept, before, strict=True):
+        assert torch.equal(trace.out.transpose(1, 2).flatten(2), given)

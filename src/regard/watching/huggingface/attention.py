@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from regard import biases, masks
 from regard.biases.bias import Bias
 from regard.calls import dispatch
-from regard.calls.watchers import changed, watched
+from regard.calls.watchers import changed, gives_copies, watched
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.transforms import may_learn
@@ -127,7 +127,12 @@ def attend(
                     # Whoever asks for their gradients finds them between output and scores.
                     out = _mixed(weights, value, dropout)
         else:
-            out = dispatch.attention(query, key, value, **how)
+            # Unless one of these axes has length 1, to turn them takes a copy.
+            before = gives_copies.set(Q > 1 and query.size(1) > 1)
+            try:
+                out = dispatch.attention(query, key, value, **how)
+            finally:
+                gives_copies.reset(before)
         return out.transpose(1, 2).contiguous(), weights
 
 

@@ -62,10 +62,13 @@ class KeptCalls:
         if self._spill is not None and not isinstance(layer.traces, Spilled):
             layer.traces = Spilled(self._spill, path)
         step = self._reading.step
-        layer.take(trace, run, step, keep=self._spill is not None, waiting=self._waiting)
+        lasts = self._tensors is not None
         if self._tensors is not None:
             trace = self._tensors.lasting(trace, held=held)
-            layer.keep(trace, run, step)
+        layer.take(
+            trace, run, step, keep=lasts or self._spill is not None, waiting=self._waiting,
+            lasts=lasts,
+        )  # fmt: skip
         if self._memory is not None:
             self._memory.add(path, trace)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from regard.backends.contract import Noted, Rows, Tabled
+from regard.calls.watchers import gives_copies
 from regard.masks.algebra import Mask
 from regard.traces import Trace
 from regard.transforms import transformed
@@ -36,10 +37,11 @@ class KeptTensors:
         x, rows, mask = trace.inputs, trace.rows, trace.mask
         if x.q.is_meta or transformed([x.q, x.k, x.v]):
             return trace
-        if not held and isinstance(rows, Tabled):
-            rows = Tabled(rows.out.clone(), rows.table)
-        elif not held and type(rows) in (Rows, Noted):
-            rows = Rows(rows.out.clone(), *rows[1:])
+        if not held and not gives_copies.get():
+            if isinstance(rows, Tabled):
+                rows = Tabled(rows.out.clone(), rows.table)
+            elif type(rows) in (Rows, Noted):
+                rows = Rows(rows.out.clone(), *rows[1:])
         # The memory of others is the model's to use again. Calls share keys and values.
         copied = self._lasting if held else self._copied
         k = copied(x.k)
