@@ -169,8 +169,8 @@ def _tail(output: str) -> str:
 
 def without_hopper() -> None:
     """Have the general kernels run where those for Hopper would."""
-    from regard.backends.triton import tuning
     from regard.backends.triton.questions import second_pass
+    from regard.backends.triton.settings import tuning
 
     tuning.fits_hopper = second_pass.fits_hopper = lambda x: False
 

@@ -137,7 +137,7 @@ def checked(q: Tensor, k: Tensor, v: Tensor, mask: masks.Mask | None) -> Attenti
 
 def ours(q: Tensor, k: Tensor, v: Tensor, mask: masks.Mask | None) -> dict[str, Run]:
     from regard.backends.triton.forward import run
-    from regard.backends.triton.tuning import forward_settings
+    from regard.backends.triton.settings.tuning import forward_settings
 
     inputs, kernels = checked(q, k, v, mask), Triton()
     same = forward_settings(inputs, statistics=True)

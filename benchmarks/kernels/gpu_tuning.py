@@ -1,7 +1,7 @@
 """Which settings of the kernels are fastest on this GPU, among those that give the right answer.
 
-Nothing here runs in a user's process: what it finds is written into regard.backends.triton.tuning
-by hand.
+Nothing here runs in a user's process: what it finds is written into
+regard.backends.triton.settings.tuning by hand.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from regard import masks
 from regard.backends.operators import Pull
 from regard.backends.triton import backward, forward
 from regard.backends.triton.questions import second_pass
-from regard.backends.triton.tuning import (
+from regard.backends.triton.settings.tuning import (
     Forward,
     Looking,
     backward_settings,

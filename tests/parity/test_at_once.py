@@ -24,7 +24,7 @@ SIZES = Sizes(B=2, H=4, G=2, Q=37, K=37, D=8, E=16)
 def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that several programs add to each query."""
     from regard.backends.triton import backward
-    from regard.backends.triton.tuning import AtOnce
+    from regard.backends.triton.settings.tuning import AtOnce
 
     how = AtOnce(16, 16, warps=4, stages=1, described=request.param)
     monkeypatch.setattr(backward, "at_once", lambda x: how)
@@ -86,7 +86,7 @@ WIDE = Sizes(B=2, H=4, G=2, Q=300, K=300, D=128, E=128)
 )
 def test_on_hopper(case: Case) -> None:
     from regard.backends.triton import Triton
-    from regard.backends.triton.tuning import at_once
+    from regard.backends.triton.settings.tuning import at_once
 
     inputs, learned = case.build()
     how = at_once(inputs)
@@ -120,7 +120,7 @@ def test_numbers_that_are_not_learned_on_hopper(kind: str) -> None:
 def test_where_order_must_be_fixed_or_registers_are_few_there_are_two_kernels() -> None:
     from regard.backends.triton import arguments
     from regard.backends.triton.prepared.common_calls import call
-    from regard.backends.triton.tuning import at_once
+    from regard.backends.triton.settings.tuning import at_once
 
     narrow, wide = (call(torch.bfloat16, width, 256) for width in (64, 128))
     token = arguments.stands_for.set(90)

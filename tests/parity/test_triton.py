@@ -42,7 +42,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that every case has several rows of them, full and partial."""
     from regard.backends.triton import backward, forward
     from regard.backends.triton.questions import second_pass
-    from regard.backends.triton.tuning import Backward, Forward, Looking, Tile
+    from regard.backends.triton.settings.tuning import Backward, Forward, Looking, Tile
 
     how: dict[str, Any] = {"warps": 4, "stages": 1}
     monkeypatch.setattr(forward, "forward_settings", lambda x, **_: Forward(16, 16, **how))
@@ -100,7 +100,7 @@ def test_packed_and_split(
     mask: str, packed: bool, splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from regard.backends.triton import Triton, forward
-    from regard.backends.triton.tuning import Forward
+    from regard.backends.triton.settings.tuning import Forward
 
     case = Case(mask, "scaled_dot", "alibi", "all", torch.float32, Sizes(H=4, G=2, Q=5, K=61))
     packed = packed and mask != "documents"
@@ -117,7 +117,7 @@ def test_hidden_nan_is_mended_or_kept_out_at_once(
     careful: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from regard.backends.triton import Triton, forward
-    from regard.backends.triton.tuning import Forward
+    from regard.backends.triton.settings.tuning import Forward
 
     settings = Forward(16, 16, warps=4, stages=1, careful=careful)
     monkeypatch.setattr(forward, "forward_settings", lambda x, **_: settings)
@@ -145,7 +145,7 @@ def test_the_first_key_told_by_the_forward_pass(
 ) -> None:
     from regard.backends.contract import Noted
     from regard.backends.triton.forward import run
-    from regard.backends.triton.tuning import Forward
+    from regard.backends.triton.settings.tuning import Forward
 
     how: dict[str, Any] = {"careful": kind == "careful", "packed": kind == "packed"}
     settings = Forward(16, 16, warps=4, stages=1, splits=2 if kind == "split" else 1, **how)
@@ -177,7 +177,7 @@ def test_the_first_key_of_one_call_after_the_other(mask: str) -> None:
 @pytest.mark.parametrize("mask", ["none", "causal_padding"])
 def test_heads_of_a_group_fill_several_tiles(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from regard.backends.triton import Triton, forward
-    from regard.backends.triton.tuning import Forward
+    from regard.backends.triton.settings.tuning import Forward
 
     settings = Forward(16, 16, packed=True, splits=2, warps=4, stages=1)
     monkeypatch.setattr(forward, "forward_settings", lambda x, **_: settings)
@@ -318,7 +318,7 @@ def test_programs_on_hopper_take_tile_after_tile(
 ) -> None:
     """Which they do where there are more tiles than multiprocessors, as in no other case."""
     from regard.backends.triton import Triton, forward, hopper
-    from regard.backends.triton.tuning import Forward, fits_hopper
+    from regard.backends.triton.settings.tuning import Forward, fits_hopper
 
     if not _is_hopper():
         pytest.skip("only on Hopper do they stay")
@@ -341,7 +341,7 @@ def test_programs_on_hopper_take_tile_after_tile(
 @pytest.mark.parametrize("D", [64, 128])
 def test_long_calls_on_hopper_are_ours(D: int, ours: bool, mask: masks.Mask | None) -> None:
     """Up to some length a library attends where no statistics are asked for."""
-    from regard.backends.triton.tuning import LONG
+    from regard.backends.triton.settings.tuning import LONG
 
     if not _is_hopper():
         pytest.skip("only on Hopper is there a choice")
@@ -357,7 +357,8 @@ def test_long_calls_on_hopper_are_ours(D: int, ours: bool, mask: masks.Mask | No
 def test_calls_that_learn_are_ours_only_with_a_quick_backward_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from regard.backends.triton import cudnn, outruns_cudnn, tuning
+    from regard.backends.triton import cudnn, outruns_cudnn
+    from regard.backends.triton.settings import tuning
 
     monkeypatch.setattr(tuning, "outruns_cudnn", lambda _: True)
     inputs, _ = Case().build()
@@ -439,7 +440,7 @@ def test_kernels_run_where_their_tensors_are(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_decoding_step_packs_and_splits() -> None:
-    from regard.backends.triton.tuning import forward_settings
+    from regard.backends.triton.settings.tuning import forward_settings
 
     q, k = torch.zeros(1, 8, 1, 64, dtype=torch.bfloat16), torch.zeros(1, 2, 4096, 64)
     k = k.to(q)
@@ -455,7 +456,7 @@ def test_a_decoding_step_packs_and_splits() -> None:
 @pytest.mark.parametrize(("H", "Q", "few"), [(71, 1, True), (8, 16, True), (8, 17, False)])
 def test_many_heads_of_one_key_head_are_packed(H: int, Q: int, few: bool) -> None:
     """Though they take more than one tile."""
-    from regard.backends.triton.tuning import forward_settings
+    from regard.backends.triton.settings.tuning import forward_settings
 
     q, k = torch.zeros(1, H, Q, 64, dtype=torch.bfloat16), torch.zeros(1, 1, 4096, 64)
     inputs = replace(Case().build()[0], q=q, k=k.to(q), v=k.to(q))
@@ -467,7 +468,7 @@ def test_many_heads_of_one_key_head_are_packed(H: int, Q: int, few: bool) -> Non
 def test_every_split_on_hopper_has_keys(B: int, K: int) -> None:
     """And there are no more splits than are merged at once."""
     from regard.backends.triton import arguments
-    from regard.backends.triton.tuning import forward_settings
+    from regard.backends.triton.settings.tuning import forward_settings
 
     q = torch.empty(B, 128, 1, 128, dtype=torch.bfloat16, device="meta")
     k = torch.empty(B, 1, K, 128, dtype=torch.bfloat16, device="meta")
@@ -494,7 +495,7 @@ def test_heads_of_one_key_head_are_rows_on_hopper(
 ) -> None:
     """One query each, and the keys split over programs: the last split has fewer of them."""
     from regard.backends.triton import Triton
-    from regard.backends.triton.tuning import forward_settings
+    from regard.backends.triton.settings.tuning import forward_settings
 
     if not _is_hopper():
         pytest.skip("only Hopper has these instructions")

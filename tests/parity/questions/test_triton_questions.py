@@ -34,7 +34,7 @@ MASKS: dict[str, Mask | None] = {
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that queries see several, full and partial."""
     from regard.backends.triton.questions import second_pass
-    from regard.backends.triton.tuning import Looking
+    from regard.backends.triton.settings.tuning import Looking
 
     how = Looking(16, 16, warps=4, stages=1)
     monkeypatch.setattr(second_pass, "looking_settings", lambda x: how)
@@ -190,7 +190,7 @@ def test_cells_that_divide_tiles(
 
 def test_which_cells_divide_tiles() -> None:
     from regard.backends.triton.questions.maps import _Fine
-    from regard.backends.triton.tuning import Looking
+    from regard.backends.triton.settings.tuning import Looking
 
     def fine(n: int, cells: int) -> tuple[int, int, int] | None:
         found = _Fine.of(Looking(128, 64), n, n, (cells, cells))

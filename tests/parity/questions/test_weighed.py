@@ -44,7 +44,7 @@ def test_columns_beside_the_values(
 ) -> None:
     from regard.backends.triton import forward
     from regard.backends.triton.questions.second_pass import TritonPass
-    from regard.backends.triton.tuning import Forward
+    from regard.backends.triton.settings.tuning import Forward
 
     if not _is_hopper():
         pytest.skip("only the kernel for Hopper mixes columns")

@@ -59,7 +59,7 @@ class Triton:
             raise RegardError("triton is not installed", do="pip install triton")
         if isinstance(inputs.comparison, TanhSum):
             return _additive_work(inputs)
-        from regard.backends.triton.tuning import forward_settings
+        from regard.backends.triton.settings.tuning import forward_settings
 
         how = forward_settings(inputs, statistics=statistics)
         B, H, Q, _ = inputs.shape
@@ -84,7 +84,8 @@ def outruns_cudnn(x: AttentionInputs) -> bool:
     gradients no later. While a call is compiled or transformed, GPUs and addresses are unknown."""
     if torch.compiler.is_compiling() or under_torch_func() or not isinstance(x.comparison, Dot):
         return False
-    from regard.backends.triton import cudnn, tuning
+    from regard.backends.triton import cudnn
+    from regard.backends.triton.settings import tuning
 
     learned = torch.is_grad_enabled() and any(t.requires_grad for t in (x.q, x.k, x.v))
     return tuning.outruns_cudnn(x) and (cudnn.pulls_output(x) or not learned)

@@ -48,7 +48,12 @@ from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import INTERPRETED, LOG2E, MANY
 from regard.backends.triton.refusals import is_shared
 from regard.backends.triton.rules import ALL
-from regard.backends.triton.tuning import AtOnce, at_once, backward_settings, forward_settings
+from regard.backends.triton.settings.tuning import (
+    AtOnce,
+    at_once,
+    backward_settings,
+    forward_settings,
+)
 from regard.biases.alibi import Alibi
 from regard.biases.dense import Dense
 from regard.biases.relative import Relative

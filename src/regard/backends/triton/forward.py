@@ -38,7 +38,7 @@ from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import MANY
 from regard.backends.triton.refusals import MOST
 from regard.backends.triton.rules import ALL, TILES, Rule
-from regard.backends.triton.tuning import Forward, forward_settings, processors
+from regard.backends.triton.settings.tuning import Forward, forward_settings, processors
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 

@@ -66,7 +66,7 @@ from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import FAR
 from regard.backends.triton.pairs import GOLDEN, LEAST, NO_BIAS, UNSEEN
 from regard.backends.triton.rules import ALL, BAND, Rule
-from regard.backends.triton.tuning import Forward, processors
+from regard.backends.triton.settings.tuning import Forward, processors
 from regard.inputs import AttentionInputs
 
 

@@ -19,7 +19,6 @@ from regard import biases, masks
 from regard.backends.passes import Pull
 from regard.backends.questions.kin import kin_of
 from regard.backends.triton.backward import backward
-from regard.backends.triton.cards import CARDS, Card, standing_for
 from regard.backends.triton.forward import forward
 from regard.backends.triton.launches.launched import Collected
 from regard.backends.triton.layout import is_told
@@ -30,7 +29,8 @@ from regard.backends.triton.questions.maps import pooled_map
 from regard.backends.triton.questions.mean_logits import mean_logits
 from regard.backends.triton.questions.pair_sums import kin_mass, offset_sums
 from regard.backends.triton.questions.top_keys import top_keys
-from regard.backends.triton.tuning import looking_settings
+from regard.backends.triton.settings.cards import CARDS, Card, standing_for
+from regard.backends.triton.settings.tuning import looking_settings
 from regard.inputs import AttentionInputs, check
 
 WIDTHS = (16, 32, 64, 128, 256)

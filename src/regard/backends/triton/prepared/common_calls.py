@@ -19,7 +19,7 @@ from regard.backends.triton.launches.launched import Collected, collected
 from regard.backends.triton.questions import second_pass
 from regard.backends.triton.questions.head_sums import sums_of_heads
 from regard.backends.triton.questions.maps import pooled_map
-from regard.backends.triton.tuning import looking_settings
+from regard.backends.triton.settings.tuning import looking_settings
 from regard.inputs import AttentionInputs, check
 
 SHORT, MIDDLE, LONG = 256, 2048, 16384

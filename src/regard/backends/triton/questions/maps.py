@@ -23,7 +23,7 @@ from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import is_simple, rule_of
 from regard.backends.triton.pairs import load_rows, logits_of, norms, product
 from regard.backends.triton.rules import BAND, allowed, full_at, keys_for, limit_of, part_at
-from regard.backends.triton.tuning import Looking
+from regard.backends.triton.settings.tuning import Looking
 from regard.inputs import AttentionInputs
 
 

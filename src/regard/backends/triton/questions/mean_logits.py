@@ -26,7 +26,7 @@ from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import LN2, LOG2E, load_rows, logits_of, product
 from regard.backends.triton.rules import allowed, full_at, keys_for, part_at
-from regard.backends.triton.tuning import Looking
+from regard.backends.triton.settings.tuning import Looking
 from regard.inputs import AttentionInputs
 
 MANY = tl.constexpr(16)

@@ -19,7 +19,7 @@ from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import load_rows, logits_of, norms, product
 from regard.backends.triton.rules import allowed, limit_of, runs_of
-from regard.backends.triton.tuning import Looking
+from regard.backends.triton.settings.tuning import Looking
 from regard.inputs import AttentionInputs
 
 DIAGONAL = 32

@@ -57,7 +57,7 @@ from regard.backends.triton.rules import (
     rows_for,
     runs_of,
 )
-from regard.backends.triton.tuning import fits_hopper, looking_settings
+from regard.backends.triton.settings.tuning import fits_hopper, looking_settings
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 from regard.transforms import may_learn, transformed

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.triton.arguments import tiles_of, wide
-from regard.backends.triton.cards import card_of
+from regard.backends.triton.settings.cards import card_of
 
 PROGRAMS = 264
 """Programs that keep a large GPU busy while each goes from chunk to chunk."""

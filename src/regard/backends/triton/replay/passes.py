@@ -29,7 +29,7 @@ from regard.backends.triton.replay.steps import (
     made,
     steps_of,
 )
-from regard.backends.triton.tuning import forward_settings
+from regard.backends.triton.settings.tuning import forward_settings
 from regard.inputs import AttentionInputs
 
 _GIVEN = 3

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
-from regard.backends.triton.cards import Card
+from regard.backends.triton.settings.cards import Card
 
 LEAST = 16
 """The shortest side of a tile that products take."""

@@ -12,8 +12,13 @@ import torch
 pytest.importorskip("triton")
 
 from regard import biases, masks
-from regard.backends.triton import arguments, cards, tuning
-from regard.backends.triton.tuning import backward_settings, forward_settings, looking_settings
+from regard.backends.triton import arguments
+from regard.backends.triton.settings import cards, tuning
+from regard.backends.triton.settings.tuning import (
+    backward_settings,
+    forward_settings,
+    looking_settings,
+)
 from regard.inputs import AttentionInputs, check
 
 

@@ -15,9 +15,8 @@ import torch
 pytest.importorskip("triton")
 
 from regard.backends.passes import Pull
-from regard.backends.triton import arguments, tuning
+from regard.backends.triton import arguments
 from regard.backends.triton.additive import passes as additive
-from regard.backends.triton.cards import CARDS
 from regard.backends.triton.forward import forward
 from regard.backends.triton.linear import passes as linear
 from regard.backends.triton.pairs import INTERPRETED
@@ -26,7 +25,9 @@ from regard.backends.triton.prepared.check_cards import Taken, call, taken
 from regard.backends.triton.prepared.common_calls import launches, rows
 from regard.backends.triton.questions import second_pass
 from regard.backends.triton.recurrent import passes as recurrent
-from regard.backends.triton.shared_memory import (
+from regard.backends.triton.settings import tuning
+from regard.backends.triton.settings.cards import CARDS
+from regard.backends.triton.settings.shared_memory import (
     of_forward,
     of_key_gradients,
     of_query_gradients,

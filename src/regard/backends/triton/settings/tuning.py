@@ -16,9 +16,9 @@ from regard.backends.triton.arguments import (
     tiles_of,
     wide,
 )
-from regard.backends.triton.cards import card_of
 from regard.backends.triton.layout import is_simple, is_told, sees_all
-from regard.backends.triton.shared_memory import (
+from regard.backends.triton.settings.cards import card_of
+from regard.backends.triton.settings.shared_memory import (
     Row,
     Tiled,
     fitting,
