@@ -362,9 +362,9 @@ def test_calls_that_learn_are_ours_only_with_a_quick_backward_pass(
 
     monkeypatch.setattr(tuning, "outruns_cudnn", lambda _: True)
     inputs, _ = Case().build()
-    for handed in (False, True):
-        monkeypatch.setattr(cudnn, "pulls_output", lambda _, handed=handed: handed)
-        assert outruns_cudnn(inputs) == handed
+    for by_cudnn in (False, True):
+        monkeypatch.setattr(cudnn, "runs_output_backward", lambda _, by_cudnn=by_cudnn: by_cudnn)
+        assert outruns_cudnn(inputs) == by_cudnn
         with torch.no_grad():
             assert outruns_cudnn(inputs)
 
@@ -377,7 +377,7 @@ def test_cudnn_need_not_know_of_a_sink(mask: str, monkeypatch: pytest.MonkeyPatc
     from regard.backends.triton import Triton, cudnn
 
     def by_formula(x: AttentionInputs, rows: Rows, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        scale, causal = cudnn.asked(x)
+        scale, causal = cudnn.scale_and_causal(x)
         q, k, v, out, g = (t.double() for t in (x.q, x.k, x.v, rows.out, g))
         p = (q @ k.mT * scale - rows.lse.double()[..., None]).exp()
         p = p.tril() if causal else p
@@ -385,7 +385,7 @@ def test_cudnn_need_not_know_of_a_sink(mask: str, monkeypatch: pytest.MonkeyPatc
         return tuple(t.to(x.q.dtype) for t in (ds @ k, ds.mT @ q, p.mT @ g))  # type: ignore[return-value]
 
     if not _is_hopper():
-        monkeypatch.setattr(cudnn, "pulls", lambda x, pull: True)
+        monkeypatch.setattr(cudnn, "runs_backward", lambda x, pull: True)
         monkeypatch.setattr(cudnn, "backward", by_formula)
     n = 160 if _is_hopper() else 37
     dtype = torch.bfloat16 if _is_hopper() else torch.float32
@@ -394,7 +394,7 @@ def test_cudnn_need_not_know_of_a_sink(mask: str, monkeypatch: pytest.MonkeyPatc
     inputs, learned = case.build()
     out = Triton().attend(inputs)
     pull = torch.randn_like(out)
-    assert cudnn.pulls(inputs, Pull(pull, None, None))
+    assert cudnn.runs_backward(inputs, Pull(pull, None, None))
     got = torch.autograd.grad(out, learned, pull)
     exact, leaves = case.build(torch.float64)
     want = torch.autograd.grad(Reference().attend(exact), leaves, pull.double())

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.backends.questions.kin import Kin
+from regard.backends.questions.matching_keys import MatchingKeys
 from regard.inputs import AttentionInputs
 
 Pool = Literal["mean", "max", "sum"]
@@ -250,8 +250,8 @@ class SecondPass(Protocol):
         soon from weights."""
         return None
 
-    def kin_mass(
-        self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], kin: Kin
+    def matching_mass(
+        self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], matches: MatchingKeys
     ) -> tuple[Float[Tensor, "b h q"], Bool[Tensor, "b q"]] | None:
         """What each query gives to the keys of the kind that it asks for, and whether it may see
         any. None as above."""

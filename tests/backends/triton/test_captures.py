@@ -18,7 +18,7 @@ from regard.backends.triton import captures, layout, operators
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.operators import _passes
 from regard.backends.triton.pairs import INTERPRETED
-from regard.backends.triton.replay.passes import RepeatedPass, RepeatedPull
+from regard.backends.triton.replay.passes import RepeatedBackward, RepeatedForward
 from regard.backends.triton.rules import Rule
 from regard.inputs import AttentionInputs
 from regard.values import Shape
@@ -59,10 +59,10 @@ def test_lists_made_meanwhile_are_not_kept(graph: Callable[[bool], None]) -> Non
 
 
 def test_lists_that_a_graph_reads_outlive_others(graph: Callable[[bool], None]) -> None:
-    lost = weakref.ref(rule().walk.full)
+    lost = weakref.ref(rule().lists.full)
     rule(masks.dilated(4)), rule(masks.dilated(5)), rule(masks.dilated(6))
     assert lost() is None
-    read = weakref.ref(rule().walk.full)
+    read = weakref.ref(rule().lists.full)
     graph(True)
     rule()
     graph(False)
@@ -76,7 +76,7 @@ def test_launches_made_meanwhile(
 ) -> None:
     """They are replayed if they read nothing but the tensors of the call."""
     x = inputs(*tensors(0), mask)
-    attend, pull = RepeatedPass(_passes, x.beside_tensors(), True), RepeatedPull(_passes)
+    attend, pull = RepeatedForward(_passes, x.beside_tensors(), True), RepeatedBackward(_passes)
     graph(True)
     for _ in range(2):
         rows, kept = attend(x.q, x.k, x.v)
@@ -95,11 +95,11 @@ def test_a_graph_holds_the_lists_of_launches_that_it_replays(
 ) -> None:
     x = inputs(*tensors(0), LISTED)
     for captured in (False, True):
-        attend = RepeatedPass(_passes, x.beside_tensors(), True)
+        attend = RepeatedForward(_passes, x.beside_tensors(), True)
         attend(x.q, x.k, x.v)
         layout._MADE.held.clear()
         assert attend.replay is not None
-        read = weakref.ref(attend.replay[1][0].rules[0].walk.full)
+        read = weakref.ref(attend.replay[1][0].rules[0].lists.full)
         graph(captured)
         attend(x.q, x.k, x.v)
         graph(False)

@@ -26,7 +26,7 @@ from regard.backends.triton.launches.launched import Directly, Launched, One
 from regard.backends.triton.operators import _passes, repeated
 from regard.backends.triton.pairs import INTERPRETED
 from regard.backends.triton.replay import passes, steps
-from regard.backends.triton.replay.passes import RepeatedPass, RepeatedPull, _few_tensors
+from regard.backends.triton.replay.passes import RepeatedBackward, RepeatedForward, _few_tensors
 from regard.backends.triton.replay.steps import Address, Fresh, Map, Step
 from regard.backends.triton.replay.steps import made as made_anew
 from regard.backends.triton.replay.steps import steps_of as replay_steps
@@ -123,7 +123,7 @@ def test_a_forward_pass(made: Made, mask: str, statistics: bool, alike: bool, ke
     first, second = tensors(0), tensors(1)
     first = first[:1] * 3 if alike else first
     x = inputs(*first, MASKS[mask])
-    repeated = RepeatedPass(_passes, x.beside_tensors(), statistics, keeps=keeps)
+    repeated = RepeatedForward(_passes, x.beside_tensors(), statistics, keeps=keeps)
     rows, kept = repeated(*first)
     before = list(made)
     made.clear()
@@ -148,7 +148,7 @@ def test_in_few_tensors_nothing_overlaps(made: Made, queries: int) -> None:
     """All that a pass writes, where its memory is that of three tensors."""
     q, k, v = tensors(0, n=4096)
     x = inputs(q[:, :, :queries], k, v, masks.causal())
-    repeated = RepeatedPass(_passes, x.beside_tensors(), True, keeps=False)
+    repeated = RepeatedForward(_passes, x.beside_tensors(), True, keeps=False)
     rows, _ = repeated(x.q, x.k, x.v)
     apart = repeated.passes.forward(x, statistics=True)[0]
     assert type(rows) is type(apart)
@@ -208,7 +208,7 @@ def test_tensors_with_maps_of_their_own_stay_apart(
 
         monkeypatch.setattr(passes, "steps_of", steps)
         monkeypatch.setattr(passes, "launch_again", lambda *_: None)
-        repeated = RepeatedPass(_passes, x.beside_tensors(), True, keeps=False)
+        repeated = RepeatedForward(_passes, x.beside_tensors(), True, keeps=False)
         repeated(x.q, x.k, x.v)
         again, _ = repeated(x.q, x.k, x.v)
         assert isinstance(again, Tabled) == few, name
@@ -235,7 +235,7 @@ def test_nothing_of_a_call_that_learns_is_held(made: Made, statistics: bool) -> 
 
 def test_other_memory_for_each(made: Made) -> None:
     x = inputs(*tensors(0), masks.causal())
-    repeated = RepeatedPass(_passes, x.beside_tensors(), True)
+    repeated = RepeatedForward(_passes, x.beside_tensors(), True)
     found = [repeated(*tensors(seed)) for seed in range(3)]
     places = [t.data_ptr() for rows, kept in found for t in (*rows, kept)]
     assert len(set(places)) == len(places)
@@ -245,7 +245,7 @@ def test_copies_are_made_anew(made: Made) -> None:
     """Of tensors that kernels cannot read where they are: nothing is remembered of such a copy."""
     crosswise = [t.mT.contiguous().mT for t in tensors(0)]
     x = inputs(*crosswise, None)
-    repeated = RepeatedPass(_passes, x.beside_tensors(), True)
+    repeated = RepeatedForward(_passes, x.beside_tensors(), True)
     for _ in range(3):
         repeated(*crosswise)
     assert repeated.replay is None
@@ -253,11 +253,11 @@ def test_copies_are_made_anew(made: Made) -> None:
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_a_backward_pass(made: Made, mask: str) -> None:
-    pull = RepeatedPull(_passes)
+    pull = RepeatedBackward(_passes)
     found = []
     for seed in (0, 1):
         x = inputs(*tensors(seed), MASKS[mask])
-        rows, kept = RepeatedPass(_passes, x.beside_tensors(), True)(x.q, x.k, x.v)
+        rows, kept = RepeatedForward(_passes, x.beside_tensors(), True)(x.q, x.k, x.v)
         made.clear()
         g = tensors(seed + 10)[0]
         given = pull(x, rows, kept, Pull(g, None, None))
@@ -271,9 +271,9 @@ def test_a_backward_pass(made: Made, mask: str) -> None:
 
 
 def test_gradients_of_more_go_the_long_way(made: Made) -> None:
-    pull = RepeatedPull(_passes)
+    pull = RepeatedBackward(_passes)
     x = inputs(*tensors(0), None)
-    rows, kept = RepeatedPass(_passes, x.beside_tensors(), True)(x.q, x.k, x.v)
+    rows, kept = RepeatedForward(_passes, x.beside_tensors(), True)(x.q, x.k, x.v)
     pull(x, rows, kept, Pull(torch.ones_like(rows.out), torch.ones_like(rows.lse), None))
     assert not pull.known
 

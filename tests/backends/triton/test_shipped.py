@@ -45,7 +45,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_what_is_written_is_found_by_what_it_was_compiled_for(folder: Path) -> None:
-    what = shipped.spelled("kernel", [(torch.bfloat16, True), None, float], {"D": 64})
+    what = shipped.signature("kernel", [(torch.bfloat16, True), None, float], {"D": 64})
     shipped.write(shipped.place_of(90), {what: ONE}, "some compiler")
     assert shipped.find(90, what) == ONE
     assert shipped.find(90, what.replace("64", "128")) is None
@@ -104,7 +104,7 @@ def test_common_calls_launch_nothing_else() -> None:
             with collected() as made:
                 forward(x, statistics=True)
                 forward(x, statistics=False)
-            told = [kernel.told(given, constants) for kernel, given, constants in made]
+            told = [kernel.signature_of(given, constants) for kernel, given, constants in made]
             assert [one for one in told if one not in wanted] == []
     finally:
         arguments.stands_for.reset(token)

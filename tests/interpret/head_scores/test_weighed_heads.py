@@ -16,7 +16,7 @@ import regard
 from regard import masks
 from regard.backends.contract import SecondPass, Weighed
 from regard.backends.exactness import taken_as_told, widened
-from regard.backends.questions.kin import Kin
+from regard.backends.questions.matching_keys import MatchingKeys
 from regard.backends.tiled import Tiled
 from regard.backends.tiled.second_pass import TiledPass
 from regard.calls import watchers
@@ -61,13 +61,17 @@ class WeighingPass(TiledPass):
         found = [w.diagonal(-offset, -2, -1).sum(-1) for offset in range(-reach, reach + 1)]
         return torch.stack(found, -1)
 
-    def kin_mass(self, inputs: AttentionInputs, lse: Tensor, kin: Kin) -> tuple[Tensor, Tensor]:
+    def matching_mass(
+        self, inputs: AttentionInputs, lse: Tensor, matches: MatchingKeys
+    ) -> tuple[Tensor, Tensor]:
         mass = torch.zeros(inputs.shape[:3])
         met = torch.zeros(inputs.shape.B, inputs.shape.Q, dtype=torch.bool)
         w = self._all(inputs, lse)
         for b in range(inputs.shape.B):
-            for row, begin, end in zip(kin.rows[b], kin.begins[b], kin.ends[b], strict=True):
-                keys = kin.keys[b, begin:end].long()
+            for row, begin, end in zip(
+                matches.rows[b], matches.begins[b], matches.ends[b], strict=True
+            ):
+                keys = matches.keys[b, begin:end].long()
                 mass[b, :, row] = w[b, :, row, keys].sum(-1)
                 met[b, row] = bool((keys < row).any())
         return mass, met

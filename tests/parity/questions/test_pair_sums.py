@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import regard
-from regard.backends.questions.kin import kin_of
+from regard.backends.questions.matching_keys import matching_keys
 from regard.backends.reference import ReferencePass
 from regard.backends.triton.refusals import why_not
 from regard.interpret.head_scores.pairs.asked_totals import asked_totals
@@ -76,7 +76,7 @@ def test_own_kind(mask: str, sizes: str) -> None:
     # Kind 5 is asked for and held by nobody, -1 held and asked for by nobody.
     asks = torch.randint(6, (B, Q)).to(lse.device)
     holds = torch.randint(-1, 5, (B, K)).to(lse.device)
-    answer = TritonPass().kin_mass(inputs, lse, kin_of(asks, holds, earlier=earlier))
+    answer = TritonPass().matching_mass(inputs, lse, matching_keys(asks, holds, earlier=earlier))
     assert answer is not None
     query, key = (torch.arange(n, device=lse.device) for n in (Q, K))
     alike = asks[:, :, None] == holds[:, None]

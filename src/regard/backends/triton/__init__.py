@@ -88,4 +88,4 @@ def outruns_cudnn(x: AttentionInputs) -> bool:
     from regard.backends.triton.settings import tuning
 
     learned = torch.is_grad_enabled() and any(t.requires_grad for t in (x.q, x.k, x.v))
-    return tuning.outruns_cudnn(x) and (cudnn.pulls_output(x) or not learned)
+    return tuning.outruns_cudnn(x) and (cudnn.runs_output_backward(x) or not learned)

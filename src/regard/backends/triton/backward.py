@@ -1,7 +1,7 @@
 """The backward pass: two kernels that compute the weights again from q, k and the row norms.
 
-One owns a tile of keys and walks over the queries that see it (gradients of keys and values), the
-other owns a tile of queries and walks over its keys (gradients of queries and of the bias). No
+One owns a tile of keys and loops over the queries that see it (gradients of keys and values), the
+other owns a tile of queries and loops over its keys (gradients of queries and of the bias). No
 program adds to what another writes, so gradients are the same in every run; only a relative table,
 and a dense bias that several rows, heads or batch entries share, are added up by atomics. Those are
 refused where PyTorch is asked for deterministic algorithms.
@@ -88,13 +88,13 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: 
     g_entropy = None if g_entropy is None else g_entropy.contiguous()
     norm = norm_of(x, rows, kept)
     given_bias = _bias_gradient(x) if bias else None
-    handed = cudnn.pulls(x, pull)
-    found = cudnn.backward(x, rows, g_out) if handed else None
+    by_cudnn = cudnn.runs_backward(x, pull)
+    found = cudnn.backward(x, rows, g_out) if by_cudnn else None
     once = at_once(x)
     apart = given_bias is not None or (g_entropy is not None and once is not None and once.hopper)
     to = memory_for(x, rows, found, apart=apart)
     numbers = RowNumbers(norm, to.shift, g_entropy, expected, rows.lse.numel(), rows.lse)
-    launch(x, rows, g_out, g_lse, numbers, to, given_bias, handed=handed)
+    launch(x, rows, g_out, g_lse, numbers, to, given_bias, by_cudnn=by_cudnn)
     if given_bias is not None and isinstance(x.bias, Alibi):
         given_bias = given_bias.sum((0, 2))
     d_sink = _sink_gradient(x, norm, to.shift, g_entropy, expected)
@@ -140,7 +140,7 @@ def launch(
     to: Memory,
     given_bias: Tensor | None,
     *,
-    handed: bool,
+    by_cudnn: bool,
 ) -> None:
     """Write a backward pass to memory; where cuDNN did, only what a hidden NaN may have spoilt."""
     how, once = backward_settings(x), None if to.sums is None else at_once(x)
@@ -152,9 +152,9 @@ def launch(
     widths["PRECISION"] = how.precision
     of_keys, of_queries = _grids(x, once)
     with together():
-        if not handed or x.mask is not None or x.sink is not None:
+        if not by_cudnn or x.mask is not None or x.sink is not None:
             # A sink's own gradient is made of the shifts of all rows.
-            mending = handed and x.sink is None
+            mending = by_cudnn and x.sink is None
             row_shift[(tiles_of(Q, 64), B * H)](
                 out, g, g_lse, to.shift, n, E=E, BE=wide(E), BM=64, MENDING=mending
             )
@@ -179,7 +179,7 @@ def launch(
                         sheet(to.sums), sheet(to.q), flags, score(x), n, grid[0],
                         D=D, BD=wide(D), BM=tile.rows,
                     )  # fmt: skip
-            elif not handed:
+            elif not by_cudnn:
                 kernel[grid](
                     *tensors, *own, *rest, **widths, **size, **kind, STAGES=tile.stages, MANY=0,
                     num_stages=tile.stages,

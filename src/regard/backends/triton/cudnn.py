@@ -29,18 +29,18 @@ _BACKWARD = (
 )  # fmt: skip
 
 
-def attends(x: AttentionInputs) -> bool:
+def runs_forward(x: AttentionInputs) -> bool:
     """Whether cuDNN's forward pass computes the output of a call."""
     return x.sink is None and _fits(x) and _known("_scaled_dot_product_cudnn_attention", _FORWARD)
 
 
-def pulls(x: AttentionInputs, pull: Pull) -> bool:
+def runs_backward(x: AttentionInputs, pull: Pull) -> bool:
     """Whether cuDNN's backward pass computes the gradients of a call."""
     only_output = pull.out is not None and pull.lse is None and pull.entropy is None
-    return only_output and pulls_output(x)
+    return only_output and runs_output_backward(x)
 
 
-def pulls_output(x: AttentionInputs) -> bool:
+def runs_output_backward(x: AttentionInputs) -> bool:
     """Whether it computes those of a call of which only the output is used."""
     return (
         # Its sums have no fixed order.
@@ -50,7 +50,7 @@ def pulls_output(x: AttentionInputs) -> bool:
     )
 
 
-def asked(x: AttentionInputs) -> tuple[float, bool]:
+def scale_and_causal(x: AttentionInputs) -> tuple[float, bool]:
     """The scale of a call, and whether it is causal."""
     assert isinstance(x.comparison, Dot)
     return float(x.comparison.scale), x.mask is not None
@@ -66,7 +66,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tupl
 
 def backward(x: AttentionInputs, rows: Rows, g_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values."""
-    scale, causal = asked(x)
+    scale, causal = scale_and_causal(x)
     nothing = _nothing(x.q.device)
     dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
         g_out.contiguous(), x.q, x.k, x.v, rows.out, rows.lse[..., None], nothing, nothing,

@@ -1,6 +1,6 @@
 """The forward pass in one kernel: output, log-sum-exp, largest logit and entropy of every row.
 
-Each program owns a tile of queries and walks over the keys it may see: first the tiles that all
+Each program owns a tile of queries and loops over the keys it may see: first the tiles that all
 its queries see whole, then the partial ones. README.md derives the sums it keeps. Plain calls on
 Hopper have a kernel of their own, which goes another way.
 
@@ -106,7 +106,7 @@ class Memory(NamedTuple):
 
 def run(x: AttentionInputs, how: Forward, *, statistics: bool) -> tuple[Rows, Tensor]:
     """The forward pass with given settings."""
-    found = cudnn.forward(x.q, x.k, x.v, *cudnn.asked(x)) if how.cudnn else None
+    found = cudnn.forward(x.q, x.k, x.v, *cudnn.scale_and_causal(x)) if how.cudnn else None
     rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=False)
     to = memory_for(x, how, rule, statistics=statistics, found=found)
     launch(x, how, rule, to, statistics=statistics)

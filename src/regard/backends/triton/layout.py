@@ -1,4 +1,4 @@
-"""From a mask to what the kernels walk over.
+"""From a mask to the tiles that kernels loop over.
 
 Bands (causal, window, and both) and key limits (padding) are numbers that a kernel computes with.
 Where each query sees one run of keys (documents, prefixes), kernels read where it begins and ends.
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from regard.backends.triton.captures import capturing, hold
-from regard.backends.triton.rules import ALL, BAND, SPANS, TILES, Edges, Rule, Walk
+from regard.backends.triton.rules import ALL, BAND, SPANS, TILES, Edges, Rule, TileLists
 from regard.masks.algebra import And, Mask
 from regard.masks.prefix import Prefix
 from regard.masks.tiles import FULL, PARTIAL, grid
@@ -36,8 +36,8 @@ _PADDED = 128
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of a mask in tiles of one size: walks over keys for each row tile, and over rows
-    for each key tile."""
+    """The rules of a mask in tiles of one size: the keys of each row tile, and the rows of each key
+    tile."""
 
     by_rows: Rule
     by_keys: Rule
@@ -70,8 +70,9 @@ def rule_of(
     return edges
 
 
-def is_told(mask: Mask | None, shape: Shape, device: torch.device) -> bool:
-    """Whether numbers tell a kernel the mask: a band, limits of keys, or runs of them."""
+def is_compact(mask: Mask | None, shape: Shape, device: torch.device) -> bool:
+    """Whether a few numbers describe the mask to a kernel: a band, limits of keys, or runs of them;
+    else it takes lists of tiles."""
     return (
         mask is None or is_simple(mask) or _runs_of(mask, shape, _where(mask, device)) is not None
     )
@@ -190,16 +191,16 @@ def _edges(runs: Runs, shape: Shape, tile: tuple[int, int], *, by_keys: bool) ->
         torch.nn.functional.pad(t, (0, rows - Q)).to(torch.int32) for t in (runs.first, many)
     )
     apart = (0 if batch == 1 else heads, 0 if heads == 1 else 1)
-    walk = Edges(first, many, _tile_edges(runs, shape, tile, by_keys=by_keys), tile[by_keys], rows)
-    return Rule(SPANS, 0, 0, None, walk, *apart)
+    edges = Edges(first, many, _tile_edges(runs, shape, tile, by_keys=by_keys), tile[by_keys], rows)
+    return Rule(SPANS, 0, 0, None, edges, *apart)
 
 
 def _tile_edges(runs: Runs, shape: Shape, tile: tuple[int, int], *, by_keys: bool) -> Tensor:
-    """Start, begin and end of full tiles, and stop of the walks of row tiles, or of key tiles.
+    """Start, begin and end of full tiles, and stop of the loop of each row tile, or key tile.
 
     A row tile's keys are those from the least first one to the greatest last one, and full between
     the greatest first and the least last one. A key tile's rows are found in the same four numbers
-    of all row tiles, made ascending: where they are not, a walk is longer than it need be, and its
+    of all row tiles, made ascending: where they are not, a loop is longer than it need be, and its
     tiles are partial, not wrong.
     """
     BM, BN = tile
@@ -258,21 +259,23 @@ def _lists(mask: Mask, shape: Shape, tile: tuple[int, int], device: torch.device
     bits, table = _bits(mask, shape, tile, partial)
     full = (states == FULL).nonzero()
     return Rules(
-        _walk(states.shape, full, partial, table, bits, rows=True),
-        _walk(states.shape, full, partial, table, bits, rows=False),
+        _rule_of_lists(states.shape, full, partial, table, bits, rows=True),
+        _rule_of_lists(states.shape, full, partial, table, bits, rows=False),
     )
 
 
-def _walk(
+def _rule_of_lists(
     grid: torch.Size, full: Tensor, partial: Tensor, table: Tensor, bits: Tensor, *, rows: bool
 ) -> Rule:
     batch, heads, by_rows, by_keys = grid
     lists = by_rows if rows else by_keys
     full_start, full_tiles, _ = _compressed(grid, full, rows=rows)
     part_start, part_tiles, order = _compressed(grid, partial, rows=rows)
-    walk = Walk(full_start, full_tiles, part_start, part_tiles, table[order].to(torch.int32), bits)
+    tiles = TileLists(
+        full_start, full_tiles, part_start, part_tiles, table[order].to(torch.int32), bits
+    )
     apart = (0 if batch == 1 else heads * lists, 0 if heads == 1 else lists)
-    return Rule(TILES, 0, 0, None, walk, *apart)
+    return Rule(TILES, 0, 0, None, tiles, *apart)
 
 
 def _compressed(grid: torch.Size, found: Tensor, *, rows: bool) -> tuple[Tensor, Tensor, Tensor]:

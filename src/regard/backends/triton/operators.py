@@ -16,7 +16,7 @@ from regard.backends.triton.backward import backward
 from regard.backends.triton.forward import empty_out, forward
 from regard.backends.triton.layout import is_simple
 from regard.backends.triton.replay.operated import Replayed
-from regard.backends.triton.replay.passes import RepeatedPass, RepeatedPull
+from regard.backends.triton.replay.passes import RepeatedBackward, RepeatedForward
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import TanhSum
 
@@ -63,8 +63,8 @@ def run(x: AttentionInputs, *, statistics: bool) -> Rows:
 def repeated(x: AttentionInputs, *, statistics: bool) -> Repeated:
     """Further calls of a kind: the launches of the first, with other addresses."""
     rest, learned = x.beside_tensors(), x.needs_grad
-    attend = RepeatedPass(_passes, rest, statistics, keeps=learned)
-    way = Way(attend, RepeatedPull(_passes))
+    attend = RepeatedForward(_passes, rest, statistics, keeps=learned)
+    way = Way(attend, RepeatedBackward(_passes))
 
     def again(q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
         rows = _learning(way, rest, q, k, v) if learned else attend(q, k, v)[0]

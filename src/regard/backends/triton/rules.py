@@ -13,9 +13,9 @@ TILES = tl.constexpr(2)
 SPANS = tl.constexpr(3)
 
 
-class Walk(NamedTuple):
+class TileLists(NamedTuple):
     """Lists of tiles, one per row tile (or one per key tile): where each list starts, its tiles,
-    and for partial tiles which table of bits tells their pairs."""
+    and for partial tiles which table of bits holds their pairs."""
 
     full_start: Any
     full: Any
@@ -29,7 +29,7 @@ class Walk(NamedTuple):
 
 class Edges(NamedTuple):
     """Runs of keys, one for each query: where each begins, and how many they are; and where the
-    walk of each tile starts, where its full tiles begin and end, and where it stops."""
+    loop of each tile starts, where its full tiles begin and end, and where it stops."""
 
     first: Any
     many: Any
@@ -50,7 +50,8 @@ class Rule(NamedTuple):
     low: Any
     high: Any
     limits: Any
-    walk: Any = None
+    lists: Any = None
+    """The `TileLists` or `Edges` of a mask that needs them."""
     next_batch: Any = 0
     """How many lists, or masks of runs, on those of the next batch entry are; 0 when all share
     one."""
@@ -105,46 +106,47 @@ def span_of_rows(rule, first, last, limit, queries, BM: tl.constexpr):
 
 @triton.jit
 def keys_for(rule, n, b, h, tile, first, last, BN: tl.constexpr):
-    """The walk of row tile `tile` (queries first..last) over its keys: how many full and partial
-    tiles there are, the limit of the keys, and a path for `full_at` and `part_at`."""
+    """The key tiles of row tile `tile` (queries first..last): how many full and partial tiles
+    there are, the limit of the keys, and a path for `full_at` and `part_at`."""
     limit = limit_of(rule, n, b)
     start, full_start, full_stop, stop = span_of_keys(rule, first, last, limit, BN)
     if rule.kind == SPANS:
         start, full_start, full_stop, stop = edges_of(rule, b, h, first, n.queries)
-    return _walk(rule, b, h, tile, start, full_start, full_stop, stop, limit, BN)
+    return _path(rule, b, h, tile, start, full_start, full_stop, stop, limit, BN)
 
 
 @triton.jit
 def rows_for(rule, n, b, h, tile, first, last, BM: tl.constexpr):
-    """The walk of key tile `tile` (keys first..last) over the queries that see it."""
+    """The same for key tile `tile` (keys first..last): the tiles of queries that see it."""
     limit = limit_of(rule, n, b)
     start, full_start, full_stop, stop = span_of_rows(rule, first, last, limit, n.queries, BM)
     if rule.kind == SPANS:
         start, full_start, full_stop, stop = edges_of(rule, b, h, first, n.keys)
-    return _walk(rule, b, h, tile, start, full_start, full_stop, stop, limit, BM)
+    return _path(rule, b, h, tile, start, full_start, full_stop, stop, limit, BM)
 
 
 @triton.jit
 def edges_of(rule, b, h, first, length):
-    """The walk of a tile that starts at query, or key, `first` of so many."""
+    """Start, begin and end of full tiles, and stop for the tile that starts at query, or key,
+    `first` of `length`."""
     mask = b * rule.next_batch + h * rule.next_head
-    tiles = (length + rule.walk.size - 1) // rule.walk.size
-    at = rule.walk.tiles + (mask * tiles + first // rule.walk.size) * 4
+    tiles = (length + rule.lists.size - 1) // rule.lists.size
+    at = rule.lists.tiles + (mask * tiles + first // rule.lists.size) * 4
     return tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
 
 
 @triton.jit
-def _walk(rule, b, h, tile, start, full_start, full_stop, stop, limit, STEP: tl.constexpr):
+def _path(rule, b, h, tile, start, full_start, full_stop, stop, limit, STEP: tl.constexpr):
     left = (full_start - start) // STEP
     full = (full_stop - full_start) // STEP
     part = left + (stop - full_stop + STEP - 1) // STEP
     full_list, part_list = 0, 0
     if rule.kind == TILES:
         mine = b * rule.next_batch + h * rule.next_head + tile
-        full_list = tl.load(rule.walk.full_start + mine)
-        part_list = tl.load(rule.walk.part_start + mine)
-        full = tl.load(rule.walk.full_start + mine + 1) - full_list
-        part = tl.load(rule.walk.part_start + mine + 1) - part_list
+        full_list = tl.load(rule.lists.full_start + mine)
+        part_list = tl.load(rule.lists.part_start + mine)
+        full = tl.load(rule.lists.full_start + mine + 1) - full_list
+        part = tl.load(rule.lists.part_start + mine + 1) - part_list
     if rule.kind == SPANS:
         part_list = runs_of(rule, b, h)
     return full, part, limit, (start, left, full_start, full_stop, full_list, part_list)
@@ -155,27 +157,27 @@ def runs_of(rule, b, h):
     """Where the runs of a batch entry and head begin in memory."""
     base = 0
     if rule.kind == SPANS:
-        base = (b * rule.next_batch + h * rule.next_head) * rule.walk.rows
+        base = (b * rule.next_batch + h * rule.next_head) * rule.lists.rows
     return base
 
 
 @triton.jit
 def full_at(rule, path, i, STEP: tl.constexpr):
-    """Where full tile i of a walk starts."""
+    """Where full tile i of a path starts."""
     place = path[2] + i * STEP
     if rule.kind == TILES:
-        place = tl.load(rule.walk.full + path[4] + i) * STEP
+        place = tl.load(rule.lists.full + path[4] + i) * STEP
     return place
 
 
 @triton.jit
 def part_at(rule, path, i, STEP: tl.constexpr):
-    """Where partial tile i of a walk starts, and which table, or mask of runs, tells its pairs."""
+    """Where partial tile i of a path starts, and which table, or mask of runs, holds its pairs."""
     place = tl.where(i < path[1], path[0] + i * STEP, path[3] + (i - path[1]) * STEP)
     table = path[5]
     if rule.kind == TILES:
-        place = tl.load(rule.walk.part + path[5] + i) * STEP
-        table = tl.load(rule.walk.table + path[5] + i)
+        place = tl.load(rule.lists.part + path[5] + i) * STEP
+        table = tl.load(rule.lists.table + path[5] + i)
     return place, table
 
 
@@ -195,7 +197,7 @@ def band_at(rule, q, limit):
 def span_at(rule, q, limit, table):
     """The same of runs, or of a band."""
     if rule.kind == SPANS:
-        return tl.load(rule.walk.first + table + q), tl.load(rule.walk.many + table + q)
+        return tl.load(rule.lists.first + table + q), tl.load(rule.lists.many + table + q)
     else:
         return band_at(rule, q, limit)
 
@@ -220,7 +222,7 @@ def allowed(rule, q, k, limit, table, BM: tl.constexpr, BN: tl.constexpr):
         seen = k < limit + 0 * q
     if rule.kind == TILES:
         row, column = q % BM, k % BN
-        at = rule.walk.bits + table.to(tl.int64) * (BM * BN // 8)
+        at = rule.lists.bits + table.to(tl.int64) * (BM * BN // 8)
         byte = tl.load(at + row * (BN // 8) + column // 8)
         seen &= ((byte >> (column % 8).to(tl.uint8)) & 1) != 0
     return seen

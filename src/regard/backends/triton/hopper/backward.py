@@ -36,9 +36,9 @@ from regard.backends.triton.hopper.pairs import (
     described,
     fetch,
     keeps,
+    queries_of_key_tile,
     slope_of,
     span_of_row,
-    walk_of_key_tile,
     words_of,
 )
 from regard.backends.triton.launches.launched import launched
@@ -62,11 +62,11 @@ def _add(where: Any, coord: Any, source: Any, _semantic: Any = None) -> None:
 @gluon.jit
 def _copy(
     q, g_out, k, v, rows, rule, drop, n, b, g, tile, k_tile, v_tile, q_ring, g_ring, numbers, spans,
-    own_full, q_full, g_full, told,
+    own_full, q_full, g_full, rows_full,
     BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy keys and values, then tiles of queries and gradients as room becomes free, and what is
-    told of their rows."""
+    known of their rows."""
     WARP: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     mbarrier.expect(own_full, k.block_type.nbytes + v.block_type.nbytes)
     fetch(k, [b, g, tile * BN, 0], own_full, k_tile)
@@ -75,7 +75,7 @@ def _copy(
     slot = 0
     for member in range(n.group):
         h = g * n.group + member
-        limit, start, _, _, every = walk_of_key_tile(rule, n, b, h, tile, BM, BN)
+        limit, start, _, _, every = queries_of_key_tile(rule, n, b, h, tile, BM, BN)
         for i in range(every):
             row = start + i * BM + gl.arange(0, BM, WARP)
             norm, inverse, shift = _numbers(rows, b, h, row, n)
@@ -93,7 +93,7 @@ def _copy(
                 numbers.index(4 * slot + 3).store(words.to(gl.float32, bitcast=True))
             spans.index(2 * slot).store(first)
             spans.index(2 * slot + 1).store(gl.where(row < n.queries, many, 0))
-            mbarrier.arrive(told.index(slot), count=1)
+            mbarrier.arrive(rows_full.index(slot), count=1)
             step += 1
             slot = gl.where(slot == STAGES - 1, 0, slot + 1)
     # No barrier is left with arrivals that nobody met.
@@ -142,9 +142,9 @@ def _weights(
 
 @gluon.jit
 def _step(
-    half, i, step, slot, lap, start, sum_k, sum_v, keys, values, all_keys, q_ring, g_ring,
-    numbers, spans, q_full, g_full, told, slopes, staged, sums, scoring, bias, slope, drop, b, h,
-    key,
+    half, i, step, slot, phase, start, sum_k, sum_v, keys, values, all_keys, q_ring, g_ring,
+    numbers, spans, q_full, g_full, rows_full, slopes, staged, sums, scoring, bias, slope, drop, b,
+    h, key,
     BM: gl.constexpr, BN: gl.constexpr, BD: gl.constexpr, STAGES: gl.constexpr,
     PARTIAL: gl.constexpr, LOGITS: gl.constexpr, PART: gl.constexpr, OWN: gl.constexpr,
 ):  # fmt: skip
@@ -155,11 +155,11 @@ def _step(
     qs = q_ring.index(slot).reshape((BM, BD))
     gs = g_ring.index(slot).reshape((BM, BD))
     nothing = gl.zeros((HALF, BM), gl.float32, LOGITS)
-    mbarrier.wait(q_full.index(slot), lap)
+    mbarrier.wait(q_full.index(slot), phase)
     s = warpgroup_mma(keys, qs.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    mbarrier.wait(g_full.index(slot), lap)
+    mbarrier.wait(g_full.index(slot), phase)
     dp = warpgroup_mma(values, gs.permute((1, 0)), nothing, use_acc=False, is_async=True)
-    mbarrier.wait(told.index(slot), lap)
+    mbarrier.wait(rows_full.index(slot), phase)
     s = warpgroup_mma_wait(1, deps=(s,))
     p = _weights(s, slot, numbers, spans, row, key, scoring, bias, slope, PARTIAL, COLUMN)
     met = p
@@ -183,7 +183,7 @@ def _step(
     meet()
     part = gl.zeros((BM, BD // 2), gl.float32, PART)
     part = warpgroup_mma(shared.permute((1, 0)), all_keys, part, use_acc=False, is_async=True)
-    # Under these products the part of the queries is handed over, when the one before it is out
+    # Under these products the part of the queries is by_cudnn over, when the one before it is out
     # of the way.
     sum_k = warpgroup_mma(gl.convert_layout(narrow, OWN), qs, sum_k, is_async=True)
     sum_v, part = warpgroup_mma_wait(1, deps=(sum_v, part))
@@ -194,14 +194,14 @@ def _step(
     sum_k = warpgroup_mma_wait(0, deps=(sum_k,))
     free(KEYS_FREE + slot)
     wraps = slot == STAGES - 1
-    slot, lap = gl.where(wraps, 0, slot + 1), gl.where(wraps, lap ^ 1, lap)
-    return step + 1, slot, lap, sum_k, sum_v
+    slot, phase = gl.where(wraps, 0, slot + 1), gl.where(wraps, phase ^ 1, phase)
+    return step + 1, slot, phase, sum_k, sum_v
 
 
 @gluon.jit
 def _multiply(
     half, dk, dv, sums, flags, rule, scoring, bias, drop, n, b, g, tile, k_tile, v_tile, q_ring,
-    g_ring, numbers, spans, slopes, staged, spoilt, own_full, q_full, g_full, told,
+    g_ring, numbers, spans, slopes, staged, spoilt, own_full, q_full, g_full, rows_full,
     D: gl.constexpr, E: gl.constexpr, BD: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -219,33 +219,33 @@ def _multiply(
     sum_v = gl.zeros((HALF, BD), gl.float32, SUMS)
     step = 0
     slot = 0
-    lap = 0
+    phase = 0
     mbarrier.wait(own_full, 0)
     for member in range(n.group):
         h = g * n.group + member
         slope = slope_of(bias, h)
-        _, start, left, full, every = walk_of_key_tile(rule, n, b, h, tile, BM, BN)
+        _, start, left, full, every = queries_of_key_tile(rule, n, b, h, tile, BM, BN)
         if (tile + 1) * BN > n.keys:
             # Past the last key there are zeros, whose weights may be infinite beside very small
             # logits.
             left, full = every, every
         for i in range(left):
-            step, slot, lap, sum_k, sum_v = _step(
-                half, i, step, slot, lap, start, sum_k, sum_v, keys, values, all_keys, q_ring,
-                g_ring, numbers, spans, q_full, g_full, told, slopes, staged, sums, scoring, bias,
-                slope, drop, b, h, key, BM, BN, BD, STAGES, True, LOGITS, PART, OWN,
+            step, slot, phase, sum_k, sum_v = _step(
+                half, i, step, slot, phase, start, sum_k, sum_v, keys, values, all_keys, q_ring,
+                g_ring, numbers, spans, q_full, g_full, rows_full, slopes, staged, sums, scoring,
+                bias, slope, drop, b, h, key, BM, BN, BD, STAGES, True, LOGITS, PART, OWN,
             )  # fmt: skip
         for i in range(left, full):
-            step, slot, lap, sum_k, sum_v = _step(
-                half, i, step, slot, lap, start, sum_k, sum_v, keys, values, all_keys, q_ring,
-                g_ring, numbers, spans, q_full, g_full, told, slopes, staged, sums, scoring, bias,
-                slope, drop, b, h, key, BM, BN, BD, STAGES, False, LOGITS, PART, OWN,
+            step, slot, phase, sum_k, sum_v = _step(
+                half, i, step, slot, phase, start, sum_k, sum_v, keys, values, all_keys, q_ring,
+                g_ring, numbers, spans, q_full, g_full, rows_full, slopes, staged, sums, scoring,
+                bias, slope, drop, b, h, key, BM, BN, BD, STAGES, False, LOGITS, PART, OWN,
             )  # fmt: skip
         for i in range(full, every):
-            step, slot, lap, sum_k, sum_v = _step(
-                half, i, step, slot, lap, start, sum_k, sum_v, keys, values, all_keys, q_ring,
-                g_ring, numbers, spans, q_full, g_full, told, slopes, staged, sums, scoring, bias,
-                slope, drop, b, h, key, BM, BN, BD, STAGES, True, LOGITS, PART, OWN,
+            step, slot, phase, sum_k, sum_v = _step(
+                half, i, step, slot, phase, start, sum_k, sum_v, keys, values, all_keys, q_ring,
+                g_ring, numbers, spans, q_full, g_full, rows_full, slopes, staged, sums, scoring,
+                bias, slope, drop, b, h, key, BM, BN, BD, STAGES, True, LOGITS, PART, OWN,
             )  # fmt: skip
     sum_k = sum_k * scoring.scale
     if drop.on:
@@ -304,12 +304,12 @@ def all_gradients_on_hopper(
     own_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     g_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    told = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    rows_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     mbarrier.init(own_full, count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(g_full.index(i), count=1)
-        mbarrier.init(told.index(i), count=1)
+        mbarrier.init(rows_full.index(i), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -318,7 +318,7 @@ def all_gradients_on_hopper(
                 (
                     0, dk, dv, sums, flags, rule, scoring, bias, drop, n, b, g, tile, k_tile,
                     v_tile, q_ring, g_ring, numbers, spans, slopes, staged, spoilt, own_full,
-                    q_full, g_full, told, D, E, BD, BM, BN, STAGES,
+                    q_full, g_full, rows_full, D, E, BD, BM, BN, STAGES,
                 ),
             ),
             (
@@ -326,14 +326,14 @@ def all_gradients_on_hopper(
                 (
                     1, dk, dv, sums, flags, rule, scoring, bias, drop, n, b, g, tile, k_tile,
                     v_tile, q_ring, g_ring, numbers, spans, slopes, staged, spoilt, own_full,
-                    q_full, g_full, told, D, E, BD, BM, BN, STAGES,
+                    q_full, g_full, rows_full, D, E, BD, BM, BN, STAGES,
                 ),
             ),
             (
                 _copy,
                 (
                     q, g_out, k, v, rows, rule, drop, n, b, g, tile, k_tile, v_tile, q_ring, g_ring,
-                    numbers, spans, own_full, q_full, g_full, told, BM, BN, STAGES,
+                    numbers, spans, own_full, q_full, g_full, rows_full, BM, BN, STAGES,
                 ),
             ),
         ],

@@ -59,9 +59,14 @@ from regard.backends.triton.hopper.pairs import (
     width_on_hopper,
     words_of,
 )
-from regard.backends.triton.hopper.producer import FACTS, copy_tiles, item_of, told_of
+from regard.backends.triton.hopper.producer import FACTS, copy_tiles, facts_of, item_of
+from regard.backends.triton.hopper.schedule import (
+    keys_of_row_tile,
+    keys_of_split,
+    next_slot,
+    place_of,
+)
 from regard.backends.triton.hopper.softmax import logits, own_sum, shrunk, softmax
-from regard.backends.triton.hopper.walk import keys_of_split, next_slot, place_of, walk_of_row_tile
 from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import FAR
 from regard.backends.triton.pairs import GOLDEN, LEAST, NO_BIAS, UNSEEN
@@ -72,7 +77,7 @@ from regard.inputs import AttentionInputs
 
 @gluon.jit
 def _step(
-    half, i, slot, lap, q_tile, k_ring, v_ring, c_ring, k_full, v_full, last, row, first, many,
+    half, i, slot, phase, q_tile, k_ring, v_ring, c_ring, k_full, v_full, last, row, first, many,
     scoring, bias, slope, drop, sums, words, p, shrink, mixed, beside, largest, total, energy,
     BD: gl.constexpr, BE: gl.constexpr, HALF: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, STATISTICS: gl.constexpr,
@@ -87,8 +92,8 @@ def _step(
     ahead of a branch.
     """
     before = slot
-    slot, lap = next_slot(slot, lap, STAGES)
-    mbarrier.wait(k_full.index(slot), lap)
+    slot, phase = next_slot(slot, phase, STAGES)
+    mbarrier.wait(k_full.index(slot), phase)
     await_turn(half)
     s = gl.zeros((HALF, BN), gl.float32, LOGITS)
     keys = k_ring.index(slot).reshape((BN, BD)).permute((1, 0))
@@ -112,19 +117,19 @@ def _step(
         s, scale, largest, total, energy, STATISTICS, PARTIAL, LOGITS
     )
     p = dropped(p, drop, words, last - i * BN, BN, LOGITS)
-    mbarrier.wait(v_full.index(slot), lap)
+    mbarrier.wait(v_full.index(slot), phase)
     if sums is None:
         mixed = warpgroup_mma_wait(0, deps=(mixed,))
     else:
         mixed, beside = warpgroup_mma_wait(0, deps=(mixed, beside))
     free(VALUES_FREE + before)
-    return slot, lap, p, shrink, mixed, beside, largest, total, energy
+    return slot, phase, p, shrink, mixed, beside, largest, total, energy
 
 
 @gluon.jit
 def _multiply(
     half, out, sent, staged, to, parts, flags, rule, scoring, bias, sink, drop, n, items, splits,
-    rows, sums, told, q_tiles, k_ring, v_ring, c_ring, q_full, k_full, v_full,
+    rows, sums, facts, q_tiles, k_ring, v_ring, c_ring, q_full, k_full, v_full,
     E: gl.constexpr, BD: gl.constexpr, BE: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, PLACES: gl.constexpr, STATISTICS: gl.constexpr,
 ):  # fmt: skip
@@ -134,20 +139,20 @@ def _multiply(
     OUTPUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BE, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, OUTPUT, 2)
     slot = 0
-    lap = 0
+    phase = 0
     turn = 0
     # The first group starts.
     if half == 1:
         give_turn(half)
     mbarrier.wait(q_full.index(0), 0)
-    item = item_of(told, 0)
+    item = item_of(facts, 0)
     while item < items:
         if BD > 64:
-            tile, b, h, split, limit, last, right, full, every = told_of(told, turn % PLACES)
+            tile, b, h, split, limit, last, right, full, every = facts_of(facts, turn % PLACES)
         else:
             # With numbers from memory the compiler orders the loop of narrow heads worse.
             tile, b, h, split = place_of(item, n, splits, BM)
-            limit, last, right, full, every = walk_of_row_tile(
+            limit, last, right, full, every = keys_of_row_tile(
                 rule, n, b, h, tile, split, splits, BM, BN
             )
         q_tile = q_tiles.index(turn % PLACES * 2 + half).reshape((HALF, BD))
@@ -173,7 +178,7 @@ def _multiply(
         if sums is not None:
             beside = no_columns(HALF)
 
-        mbarrier.wait(k_full.index(slot), lap)
+        mbarrier.wait(k_full.index(slot), phase)
         s = gl.zeros((HALF, BN), gl.float32, LOGITS)
         keys = k_ring.index(slot).reshape((BN, BD)).permute((1, 0))
         s = warpgroup_mma(q_tile, keys, s, use_acc=False, is_async=True)
@@ -185,24 +190,24 @@ def _multiply(
             s, scale, largest, total, energy, STATISTICS, True, LOGITS
         )
         p = dropped(p, drop, words, last, BN, LOGITS)
-        mbarrier.wait(v_full.index(slot), lap)
+        mbarrier.wait(v_full.index(slot), phase)
 
         for i in range(1, right):
-            slot, lap, p, shrink, mixed, beside, largest, total, energy = _step(
-                half, i, slot, lap, q_tile, k_ring, v_ring, c_ring, k_full, v_full, last, row,
+            slot, phase, p, shrink, mixed, beside, largest, total, energy = _step(
+                half, i, slot, phase, q_tile, k_ring, v_ring, c_ring, k_full, v_full, last, row,
                 first, many, scoring, bias, slope, drop, sums, words, p, shrink, mixed, beside,
                 largest, total, energy, BD, BE, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
             )  # fmt: skip
         for i in range(gl.maximum(right, 1), full):
-            slot, lap, p, shrink, mixed, beside, largest, total, energy = _step(
-                half, i, slot, lap, q_tile, k_ring, v_ring, c_ring, k_full, v_full, last, row,
+            slot, phase, p, shrink, mixed, beside, largest, total, energy = _step(
+                half, i, slot, phase, q_tile, k_ring, v_ring, c_ring, k_full, v_full, last, row,
                 first, many, scoring, bias, slope, drop, sums, words, p, shrink, mixed, beside,
                 largest, total, energy, BD, BE, HALF, BN, STAGES, STATISTICS, False, LOGITS,
                 WEIGHTS,
             )  # fmt: skip
         for i in range(gl.maximum(full, 1), every):
-            slot, lap, p, shrink, mixed, beside, largest, total, energy = _step(
-                half, i, slot, lap, q_tile, k_ring, v_ring, c_ring, k_full, v_full, last, row,
+            slot, phase, p, shrink, mixed, beside, largest, total, energy = _step(
+                half, i, slot, phase, q_tile, k_ring, v_ring, c_ring, k_full, v_full, last, row,
                 first, many, scoring, bias, slope, drop, sums, words, p, shrink, mixed, beside,
                 largest, total, energy, BD, BE, HALF, BN, STAGES, STATISTICS, True, LOGITS, WEIGHTS,
             )  # fmt: skip
@@ -219,7 +224,7 @@ def _multiply(
             mixed, beside = warpgroup_mma_wait(0, deps=(mixed, beside))
             add_up_rows(half, tile, b, h, n, beside, sums, BM)
         free(VALUES_FREE + slot)
-        slot, lap = next_slot(slot, lap, STAGES)
+        slot, phase = next_slot(slot, phase, STAGES)
 
         if drop.on:
             mixed = mixed * drop.grow
@@ -235,7 +240,7 @@ def _multiply(
             )  # fmt: skip
         turn += 1
         mbarrier.wait(q_full.index(turn % PLACES), (turn // PLACES) & 1)
-        item = item_of(told, turn % PLACES)
+        item = item_of(facts, turn % PLACES)
     if half == 0:
         await_turn(half)
     if sent is not None:
@@ -260,7 +265,7 @@ def forward_on_hopper(
     gl.static_assert(PLACES <= 2)
     HALF: gl.constexpr = BM // 2
     ONE: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    told = gl.allocate_shared_memory(gl.int32, [PLACES * FACTS, 1], ONE)
+    facts = gl.allocate_shared_memory(gl.int32, [PLACES * FACTS, 1], ONE)
     q_tiles = gl.allocate_shared_memory(q.dtype, [2 * PLACES, 1, 1, HALF, BD], q.layout)
     k_ring = gl.allocate_shared_memory(k.dtype, [STAGES, 1, 1, BN, BD], k.layout)
     v_ring = gl.allocate_shared_memory(v.dtype, [STAGES, 1, 1, BN, BE], v.layout)
@@ -285,7 +290,7 @@ def forward_on_hopper(
                 _multiply,
                 (
                     0, out, sent, staged, to, parts, flags, rule, scoring, bias, sink, drop, n,
-                    items, splits, rows, sums, told, q_tiles, k_ring, v_ring, c_ring, q_full,
+                    items, splits, rows, sums, facts, q_tiles, k_ring, v_ring, c_ring, q_full,
                     k_full, v_full, E, BD, BE, BM, BN, STAGES, PLACES, STATISTICS,
                 ),
             ),
@@ -293,14 +298,14 @@ def forward_on_hopper(
                 _multiply,
                 (
                     1, out, sent, staged, to, parts, flags, rule, scoring, bias, sink, drop, n,
-                    items, splits, rows, sums, told, q_tiles, k_ring, v_ring, c_ring, q_full,
+                    items, splits, rows, sums, facts, q_tiles, k_ring, v_ring, c_ring, q_full,
                     k_full, v_full, E, BD, BE, BM, BN, STAGES, PLACES, STATISTICS,
                 ),
             ),
             (
                 copy_tiles,
                 (
-                    q, k, v, c, rule, n, items, splits, taken, told, q_tiles, k_ring, v_ring,
+                    q, k, v, c, rule, n, items, splits, taken, facts, q_tiles, k_ring, v_ring,
                     c_ring, q_full, k_full, v_full, BM, BN, STAGES, PLACES,
                 ),
             ),

@@ -49,8 +49,8 @@ def span_of_row(rule, b, h, row, limit):
     """The first key that each query may see, and how many. The kernels know bands, and runs of
     keys, whose memory goes on beyond the last query."""
     if rule.kind == SPANS:
-        at = (b * rule.next_batch + h * rule.next_head) * rule.walk.rows + row
-        return gl.load(rule.walk.first + at), gl.load(rule.walk.many + at)
+        at = (b * rule.next_batch + h * rule.next_head) * rule.lists.rows + row
+        return gl.load(rule.lists.first + at), gl.load(rule.lists.many + at)
     else:
         return _band_at(rule, row, limit)
 
@@ -84,8 +84,8 @@ def seen_logits(s, key, first, many, BN: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def walk_of_key_tile(rule, n, b, h, tile, BM: gl.constexpr, BN: gl.constexpr):
-    """The walk of a key tile over its queries: the first query, and how many tiles come before
+def queries_of_key_tile(rule, n, b, h, tile, BM: gl.constexpr, BN: gl.constexpr):
+    """The tiles of queries that see a key tile: the first query, and how many tiles come before
     the full ones, with them, and in all."""
     limit = limit_on_hopper(rule, n, b)
     first = tile * BN

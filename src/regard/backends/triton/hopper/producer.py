@@ -1,5 +1,5 @@
 """The warp that copies, in the forward pass: queries of tile after tile, and the keys and values of
-each. It also tells the multiplying groups which tile comes, and its walk."""
+each. It also tells the multiplying groups which tile comes next, and which keys it sees."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from regard.backends.triton.hopper.barriers import (
     wait_until_free,
 )
 from regard.backends.triton.hopper.pairs import fetch
-from regard.backends.triton.hopper.walk import place_of, walk_of_row_tile
+from regard.backends.triton.hopper.schedule import keys_of_row_tile, place_of
 
 FACTS = gl.constexpr(10)
-"""How many numbers the copying warp tells of a tile of queries."""
+"""How many numbers the copying warp writes for each tile of queries."""
 
 
 @gluon.jit
 def copy_tiles(
-    q, k, v, c, rule, n, items, splits, taken, told, q_tiles, k_ring, v_ring, c_ring, q_full,
+    q, k, v, c, rule, n, items, splits, taken, facts, q_tiles, k_ring, v_ring, c_ring, q_full,
     k_full, v_full,
     BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr, PLACES: gl.constexpr,
 ):  # fmt: skip
@@ -38,12 +38,12 @@ def copy_tiles(
         g = h
         if n.group > 1:
             g = h // n.group
-        limit, last, right, full, every = walk_of_row_tile(
+        limit, last, right, full, every = keys_of_row_tile(
             rule, n, b, h, tile, split, splits, BM, BN
         )
         place = turn % PLACES
         wait_until_free(queries_free(place), turn >= PLACES)
-        _tell(told, place, item, tile, b, h, split, limit, last, right, full, every)
+        _write_facts(facts, place, item, tile, b, h, split, limit, last, right, full, every)
         mbarrier.expect(q_full.index(place), 2 * q.block_type.nbytes)
         fetch(q, [b, h, tile * BM, 0], q_full.index(place), q_tiles.index(2 * place))
         fetch(q, [b, h, tile * BM + HALF, 0], q_full.index(place), q_tiles.index(2 * place + 1))
@@ -68,7 +68,7 @@ def copy_tiles(
             item = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
     place = turn % PLACES
     wait_until_free(queries_free(place), turn >= PLACES)
-    _tell_end(told, place, items)
+    _write_end(facts, place, items)
     mbarrier.arrive(q_full.index(place), count=1)
     # No barrier is left with arrivals that nobody met.
     if PLACES == 2:
@@ -79,53 +79,52 @@ def copy_tiles(
 
 
 @gluon.jit
-def _tell(told, place, item, tile, b, h, split, limit, last, right, full, every):
-    """Tell the multiplying groups which tile of queries comes next, and its walk: they would
+def _write_facts(facts, place, item, tile, b, h, split, limit, last, right, full, every):
+    """Tell the multiplying groups which tile of queries comes next, and its keys: they would
     divide and load for as long as a tile of keys takes, with nothing to do meanwhile."""
     at = place * FACTS
-    _write(told, at, item)
-    _write(told, at + 1, tile)
-    _write(told, at + 2, b)
-    _write(told, at + 3, h)
-    _write(told, at + 4, split)
-    _write(told, at + 5, limit)
-    _write(told, at + 6, last)
-    _write(told, at + 7, right)
-    _write(told, at + 8, full)
-    _write(told, at + 9, every)
+    _write(facts, at, item)
+    _write(facts, at + 1, tile)
+    _write(facts, at + 2, b)
+    _write(facts, at + 3, h)
+    _write(facts, at + 4, split)
+    _write(facts, at + 5, limit)
+    _write(facts, at + 6, last)
+    _write(facts, at + 7, right)
+    _write(facts, at + 8, full)
+    _write(facts, at + 9, every)
 
 
 @gluon.jit
-def _tell_end(told, place, items):
-    """Tell them that none comes."""
-    _write(told, place * FACTS, items)
+def _write_end(facts, place, items):
+    """Tell them that no tile follows."""
+    _write(facts, place * FACTS, items)
 
 
 @gluon.jit
-def item_of(told, place):
-    """The number of a tile of queries that was told; that of all tiles, and more, after the
-    last."""
-    return _read(told, place * FACTS)
+def item_of(facts, place):
+    """The number of the next tile of queries; after the last, that of all tiles or more."""
+    return _read(facts, place * FACTS)
 
 
 @gluon.jit
-def told_of(told, place):
-    """Where a tile of queries is, and its walk."""
+def facts_of(facts, place):
+    """Where a tile of queries is, and which keys it visits."""
     at = place * FACTS
     return (
-        _read(told, at + 1), _read(told, at + 2), _read(told, at + 3), _read(told, at + 4),
-        _read(told, at + 5), _read(told, at + 6), _read(told, at + 7), _read(told, at + 8),
-        _read(told, at + 9),
+        _read(facts, at + 1), _read(facts, at + 2), _read(facts, at + 3), _read(facts, at + 4),
+        _read(facts, at + 5), _read(facts, at + 6), _read(facts, at + 7), _read(facts, at + 8),
+        _read(facts, at + 9),
     )  # fmt: skip
 
 
 @gluon.jit
-def _write(told, at, number):
+def _write(facts, at, number):
     ONE: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    told.index(at).store(gl.full((1,), 0, gl.int32, ONE) + number)
+    facts.index(at).store(gl.full((1,), 0, gl.int32, ONE) + number)
 
 
 @gluon.jit
-def _read(told, at):
+def _read(facts, at):
     SAME: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return gl.max(told.index(at).load(SAME), 0)
+    return gl.max(facts.index(at).load(SAME), 0)

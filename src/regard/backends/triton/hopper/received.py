@@ -25,8 +25,8 @@ from regard.backends.triton.hopper.pairs import (
     described,
     fetch,
     only_allowed,
+    queries_of_key_tile,
     span_of_row,
-    walk_of_key_tile,
     width_on_hopper,
 )
 from regard.backends.triton.launches.launched import launched
@@ -46,7 +46,7 @@ def _copy(
     BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy the keys, then tiles of queries as room becomes free."""
-    _, start, _, _, every = walk_of_key_tile(rule, n, b, h, tile, BM, BN)
+    _, start, _, _, every = queries_of_key_tile(rule, n, b, h, tile, BM, BN)
     mbarrier.expect(k_full, k.block_type.nbytes)
     fetch(k, [b, h // n.group, tile * BN, 0], k_full, k_tile)
     for i in range(every):
@@ -95,7 +95,7 @@ def _sum(
 ):  # fmt: skip
     """Every third tile of queries against the keys of a tile."""
     LOGITS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BN, 16])
-    limit, start, left, full, every = walk_of_key_tile(rule, n, b, h, tile, BM, BN)
+    limit, start, left, full, every = queries_of_key_tile(rule, n, b, h, tile, BM, BN)
     lse += (b * n.heads + h).to(gl.int64) * n.queries
     scale = scale * LOG2E
     mbarrier.wait(k_full, 0)

@@ -138,5 +138,5 @@ def _check(what: str, error: int) -> None:
     if error:
         text = ctypes.c_char_p()
         _cuda().cuGetErrorString(error, ctypes.byref(text))
-        told = (text.value or b"unknown error").decode()
-        raise RegardError(f"CUDA could not {what} a kernel", got=f"{told} (error {error})")
+        message = (text.value or b"unknown error").decode()
+        raise RegardError(f"CUDA could not {what} a kernel", got=f"{message} (error {error})")

@@ -139,7 +139,7 @@ class Launched:
         if not cuda_driver.available():
             return None
         card = capability(torch.device("cuda", device))
-        binary = shipped.find(card, self.spelled(traits[1:], constants))
+        binary = shipped.find(card, self.signature(traits[1:], constants))
         loaded = None if binary is None else load(binary)
         if loaded is None:
             return None
@@ -162,19 +162,19 @@ class Launched:
     def keep(self, one: One) -> Directly | ByTriton:
         """The kernel of a launch, once it is compiled."""
         assert one.awaited is not None
-        with _said(self.kernel.fn.__name__):
+        with _noticed_if_slow(self.kernel.fn.__name__):
             compiled = one.awaited.result()
         known = self._known[one.key] = _loaded(compiled, self.names, one)
         return known
 
-    def spelled(self, traits: list[Any], constants: dict[str, Any]) -> str:
-        return shipped.spelled(self.kernel.fn.__name__, traits, constants)
+    def signature(self, traits: list[Any], constants: dict[str, Any]) -> str:
+        return shipped.signature(self.kernel.fn.__name__, traits, constants)
 
-    def told(self, arguments: tuple[Any, ...], constants: dict[str, Any]) -> str:
+    def signature_of(self, arguments: tuple[Any, ...], constants: dict[str, Any]) -> str:
         """What a launch is compiled for, as text."""
         traits: list[Any] = []
         _read(arguments, traits, [])
-        return self.spelled(traits, constants)
+        return self.signature(traits, constants)
 
     def finish(self, one: One) -> None:
         """Launch, once the kernel is compiled."""
@@ -258,7 +258,7 @@ def _compilers() -> ThreadPoolExecutor:
 
 
 @contextmanager
-def _said(name: str) -> Iterator[None]:
+def _noticed_if_slow(name: str) -> Iterator[None]:
     """Say what takes so long, if it does."""
     line = f"compiling the kernel {name} for this kind of call: some seconds, once"
     timer = threading.Timer(SLOW, notice, (line,))

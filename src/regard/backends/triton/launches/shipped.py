@@ -28,14 +28,14 @@ def place_of(capability: int) -> Path:
     return FOLDER / f"sm_{capability}.zip"
 
 
-def spelled(kernel: str, traits: Iterable[Any], constants: Mapping[str, Any]) -> str:
+def signature(kernel: str, traits: Iterable[Any], constants: Mapping[str, Any]) -> str:
     """What a kernel is compiled for, as text."""
-    return f"{kernel} {_spell(tuple(traits))} {_spell(tuple(sorted(constants.items())))}"
+    return f"{kernel} {_written(tuple(traits))} {_written(tuple(sorted(constants.items())))}"
 
 
-def _spell(part: Any) -> str:
+def _written(part: Any) -> str:
     if isinstance(part, tuple):
-        return f"({', '.join(map(_spell, part))})"
+        return f"({', '.join(map(_written, part))})"
     return part.__name__ if isinstance(part, type) else repr(part)
 
 
@@ -54,15 +54,15 @@ def find(capability: int, what: str) -> Binary | None:
     known = _index(place_of(capability))
     if what not in known:
         return None
-    told = known[what]
+    entry = known[what]
     try:
         with zipfile.ZipFile(place_of(capability)) as file:
-            code = file.read(told["code"])
+            code = file.read(entry["code"])
     except (OSError, KeyError, zipfile.BadZipFile):
         return None
     return Binary(
-        code, told["name"], told["warps"], told["shared"], tuple(told["takes"]),
-        tuple(Tiling(a, b, c, tuple(box)) for a, b, c, box in told["tilings"]),
+        code, entry["name"], entry["warps"], entry["shared"], tuple(entry["takes"]),
+        tuple(Tiling(a, b, c, tuple(box)) for a, b, c, box in entry["tilings"]),
     )  # fmt: skip
 
 

@@ -17,17 +17,17 @@ from triton.backends.nvidia import compiler
 
 from regard import biases, masks
 from regard.backends.passes import Pull
-from regard.backends.questions.kin import kin_of
+from regard.backends.questions.matching_keys import matching_keys
 from regard.backends.triton.backward import backward
 from regard.backends.triton.forward import forward
 from regard.backends.triton.launches.launched import Collected
-from regard.backends.triton.layout import is_told
+from regard.backends.triton.layout import is_compact
 from regard.backends.triton.prepared.common_calls import Asked, launches, rows
 from regard.backends.triton.prepared.prebuild import standing_in
 from regard.backends.triton.questions import second_pass
 from regard.backends.triton.questions.maps import pooled_map
 from regard.backends.triton.questions.mean_logits import mean_logits
-from regard.backends.triton.questions.pair_sums import kin_mass, offset_sums
+from regard.backends.triton.questions.pair_sums import matching_mass, offset_sums
 from regard.backends.triton.questions.top_keys import top_keys
 from regard.backends.triton.settings.cards import CARDS, Card, standing_for
 from regard.backends.triton.settings.tuning import looking_settings
@@ -89,7 +89,7 @@ def call(dtype: torch.dtype, width: int, kind: str, Q: int, K: int, groups: int)
 def all_kinds(dtype: torch.dtype, width: int, kinds: Iterable[str] = KINDS) -> Iterator[Asked]:
     """Every pass over every kind of call with one type and head dimension."""
     for kind in kinds:
-        # Masks that are not told by numbers are looked at pair by pair.
+        # Masks that need lists of tiles are looked at pair by pair.
         long = 512 if kind in ("documents", "holes") else 4096
         for n in (256, long):
             x = call(dtype, width, kind, n, n, HEADS)
@@ -119,7 +119,7 @@ def looked_at(x: AttentionInputs) -> Iterator[Asked]:
     yield partial(top_keys, x, looking_settings(x), rows(x), 64)
     yield partial(mean_logits, x, looking_settings(x))
     yield partial(mapped, x)
-    if is_told(x.mask, x.shape, x.q.device):
+    if is_compact(x.mask, x.shape, x.q.device):
         yield partial(offset_sums, x, looking_settings(x), rows(x), 64)
         yield partial(of_own_kind, x)
 
@@ -129,7 +129,7 @@ def of_own_kind(x: AttentionInputs) -> None:
     asks, holds = (
         torch.empty(x.shape.B, n, dtype=torch.int64, device=x.q.device) for n in x.shape[2:]
     )
-    kin_mass(x, looking_settings(x), rows(x), kin_of(asks, holds, earlier=True))
+    matching_mass(x, looking_settings(x), rows(x), matching_keys(asks, holds, earlier=True))
 
 
 def mapped(x: AttentionInputs) -> None:
@@ -150,8 +150,8 @@ def taken(wanted: dict[str, Collected], capability: int, *, allocate: bool) -> I
 
 
 def _compiled(compile_it: Callable[[], Any]) -> tuple[int, int]:
-    told = compile_it().metadata
-    return told.shared, getattr(told, "tmem_size", None) or 0
+    metadata = compile_it().metadata
+    return metadata.shared, getattr(metadata, "tmem_size", None) or 0
 
 
 class _AllocatedError(Exception):
@@ -185,11 +185,11 @@ def _only_allocating() -> Iterator[None]:
             mod.get_int_attr("ttg.shared"), mod.get_int_attr("ttg.tensor_memory_size")
         )
 
-    def changed(*told: Any) -> Any:
-        if not told:
+    def changed(*given: Any) -> Any:
+        if not given:
             # What such compilations are cached by: none is used for another.
             return "allocate", "allocate"
-        backend, stages, options, _, capability = told
+        backend, stages, options, _, capability = given
         stages["llir"] = partial(allocate, backend, options, capability)
         return None
 

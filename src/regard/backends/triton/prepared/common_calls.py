@@ -98,7 +98,7 @@ def launches(capability: int, calls: Iterable[Asked]) -> dict[str, Collected]:
             with collected() as made:
                 run()
             for kernel, given, constants in made:
-                found[kernel.told(given, constants)] = kernel, given, constants
+                found[kernel.signature_of(given, constants)] = kernel, given, constants
     finally:
         arguments.stands_for.reset(token)
     return found

@@ -1,1 +1,1 @@
-"""Questions about what was computed: kernels that walk over q and k once more."""
+"""Questions about what was computed: kernels that go over q and k once more."""

@@ -1,6 +1,6 @@
 """What the rows of each head add up to, for whoever follows training: one launch for a call.
 
-One program walks over the rows of a head. Where a mask hides only what comes after a query, the
+One program loops over the rows of a head. Where a mask hides only what comes after a query, the
 mean of its logits is q·(the sum of the keys it sees) / (how many they are). From one row to the
 next one key more is seen, so that a program adds up keys as it goes: O(n) for a head, no pair is
 looked at but those with the first key, and nothing is written but the sums.

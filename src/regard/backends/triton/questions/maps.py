@@ -1,8 +1,8 @@
 """Pooled maps: the weights of a region of pairs, added into the cells of a map.
 
 Nothing of size n×n is written. Under a band, tiles start where cells do: they hold several cells
-where these are small and divide them, else each lies in one cell. Lists of tiles are walked as they
-lie, and each tile adds to all cells it touches.
+where these are small and divide them, else each lies in one cell. Lists of tiles are visited as
+they lie, and each tile adds to all cells it touches.
 """
 
 from __future__ import annotations

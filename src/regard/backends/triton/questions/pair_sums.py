@@ -13,7 +13,7 @@ import triton.language as tl
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.backends.questions.kin import Kin
+from regard.backends.questions.matching_keys import MatchingKeys
 from regard.backends.triton.arguments import added, constants_of, score, sheet, sizes, tiles_of
 from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import rule_of
@@ -92,7 +92,7 @@ def _offset_sums(
 
 @launched
 @triton.jit
-def _kin_mass(
+def _matching_mass(
     q, k, lse, mass, met, rows, begins, ends, keys, rule, bias, scoring, n,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -149,8 +149,8 @@ def offset_sums(
     return total[:, side : side + 2 * reach + 1].flip(-1).view(B, H, -1)
 
 
-def kin_mass(
-    x: AttentionInputs, how: Looking, lse: Float[Tensor, "b h q"], kin: Kin
+def matching_mass(
+    x: AttentionInputs, how: Looking, lse: Float[Tensor, "b h q"], matches: MatchingKeys
 ) -> tuple[Float[Tensor, "b h q"], Bool[Tensor, "b q"]]:
     """What each query gives to the keys whose kind it asks for, and whether it sees any."""
     B, H, Q, _ = x.shape
@@ -159,9 +159,9 @@ def kin_mass(
     # Most tokens are few, and so are their keys.
     rows, keys = min(how.rows, 64), min(how.keys, 32)
     rule = rule_of(x.mask, x.shape, (rows, keys), x.q.device, by_keys=False)
-    _kin_mass[(tiles_of(Q, rows), B * H)](
-        sheet(x.q), sheet(x.k), lse.contiguous(), mass, met, kin.rows, kin.begins, kin.ends,
-        kin.keys, rule, added(x), score(x), sizes(x),
+    _matching_mass[(tiles_of(Q, rows), B * H)](
+        sheet(x.q), sheet(x.k), lse.contiguous(), mass, met, matches.rows, matches.begins,
+        matches.ends, matches.keys, rule, added(x), score(x), sizes(x),
         **constants_of(x, rows, keys, how.precision), num_warps=4,
     )  # fmt: skip
     return mass, met > 0

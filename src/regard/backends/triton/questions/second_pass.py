@@ -1,4 +1,4 @@
-"""Questions about the weights, answered by walking over q and k once more with lse in hand.
+"""Questions about the weights, answered by one more pass over q and k with the log-sum-exp known.
 
 What each key received owns a tile of keys and sums over queries; the other questions own a tile of
 queries. Nothing of size n×n is written. Other questions have files of their own beside this one.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.backends.contract import Pool, Rows, Top, Weighed
 from regard.backends.exactness import widened
-from regard.backends.questions.kin import Kin
+from regard.backends.questions.matching_keys import MatchingKeys
 from regard.backends.tiled.second_pass import TiledPass
 from regard.backends.triton.arguments import (
     added,
@@ -32,7 +32,7 @@ from regard.backends.triton.forward import mixes_columns, weighed
 from regard.backends.triton.hopper.columns import MOST as MOST_COLUMNS
 from regard.backends.triton.hopper.received import received_on_hopper
 from regard.backends.triton.launches.launched import launched, recorded
-from regard.backends.triton.layout import is_told, rule_of
+from regard.backends.triton.layout import is_compact, rule_of
 from regard.backends.triton.pairs import (
     INTERPRETED,
     LN2,
@@ -44,7 +44,7 @@ from regard.backends.triton.pairs import (
 from regard.backends.triton.questions.head_sums import kind_of_sums, memory_for_sums, sums_of_heads
 from regard.backends.triton.questions.maps import pooled_map
 from regard.backends.triton.questions.mean_logits import mean_logits
-from regard.backends.triton.questions.pair_sums import kin_mass, offset_sums
+from regard.backends.triton.questions.pair_sums import matching_mass, offset_sums
 from regard.backends.triton.questions.top_keys import MOST, top_keys
 from regard.backends.triton.questions.value_forms import WIDEST, value_forms
 from regard.backends.triton.refusals import why_not
@@ -157,7 +157,7 @@ class TritonPass(TiledPass):
         x = inputs
         inside = (*x.tensors(), lse)
         learns = may_learn(inside) or transformed(inside)
-        if learns or not len(keys) or not _told(x) or not _tells(x, lse):
+        if learns or not len(keys) or not _is_compact(x) or not _exact_in_float32(x, lse):
             return super().mass(x, lse, keys)
         return _of_keys(x, lse, keys)
 
@@ -176,7 +176,7 @@ class TritonPass(TiledPass):
 
     @torch.no_grad()
     def _first_look(self, key: Any, inputs: AttentionInputs) -> Float[Tensor, "b h q"]:
-        if not _told(inputs) or not _takes(inputs):
+        if not _is_compact(inputs) or not _takes(inputs):
             return super().first_logit(inputs)
         if key is None or INTERPRETED.value:
             return _of_keys(inputs, None, None)
@@ -193,7 +193,7 @@ class TritonPass(TiledPass):
     def received(
         self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"]
     ) -> Float[Tensor, "b h k"]:
-        if not _tells(inputs, lse):
+        if not _exact_in_float32(inputs, lse):
             return super().received(inputs, lse)
         with on_card(lse):
             return _received_by_keys(inputs, lse)
@@ -210,7 +210,7 @@ class TritonPass(TiledPass):
     ) -> Float[Tensor, "b h rows columns"]:
         # Tiles add to the cells they share in no fixed order.
         unordered = pool != "max" and torch.are_deterministic_algorithms_enabled()
-        if unordered or not _tells(inputs, lse):
+        if unordered or not _exact_in_float32(inputs, lse):
             return super().pooled(inputs, lse, cells, queries, keys, pool)
         with on_card(lse):
             return pooled_map(inputs, looking_settings(inputs), lse, cells, queries, keys, pool)
@@ -218,7 +218,7 @@ class TritonPass(TiledPass):
     @torch.no_grad()
     def top(self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], n: int) -> Top:
         many = min(n, inputs.shape.K)
-        if not 0 < many <= MOST or not _tells(inputs, lse):
+        if not 0 < many <= MOST or not _exact_in_float32(inputs, lse):
             return super().top(inputs, lse, n)
         with on_card(lse):
             return top_keys(inputs, looking_settings(inputs), lse, many)
@@ -234,19 +234,19 @@ class TritonPass(TiledPass):
     def offset_sums(
         self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], reach: int
     ) -> Float[Tensor, "b h offsets"] | None:
-        if not _told(inputs) or not _tells(inputs, lse):
+        if not _is_compact(inputs) or not _exact_in_float32(inputs, lse):
             return None
         with on_card(lse):
             return offset_sums(inputs, looking_settings(inputs), lse, reach)
 
     @torch.no_grad()
-    def kin_mass(
-        self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], kin: Kin
+    def matching_mass(
+        self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], matches: MatchingKeys
     ) -> tuple[Float[Tensor, "b h q"], Bool[Tensor, "b q"]] | None:
-        if not _told(inputs) or not _tells(inputs, lse):
+        if not _is_compact(inputs) or not _exact_in_float32(inputs, lse):
             return None
         with on_card(lse):
-            return kin_mass(inputs, looking_settings(inputs), lse, kin)
+            return matching_mass(inputs, looking_settings(inputs), lse, matches)
 
     def mixes_columns(self, inputs: AttentionInputs) -> bool:
         learns = torch.is_grad_enabled() and may_learn(inputs.tensors())
@@ -307,12 +307,12 @@ def _takes(x: AttentionInputs) -> bool:
     return not why_not(x)
 
 
-def _told(x: AttentionInputs) -> bool:
-    return is_told(x.mask, x.shape, x.q.device)
+def _is_compact(x: AttentionInputs) -> bool:
+    return is_compact(x.mask, x.shape, x.q.device)
 
 
-def _tells(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> bool:
-    """Whether kernels take such a call, and float32 tells its weights."""
+def _exact_in_float32(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> bool:
+    """Whether kernels take such a call, and float32 is exact enough for its weights."""
     return _takes(x) and widened(x, lse) is None
 
 

@@ -1,11 +1,11 @@
-"""The strongest keys of each query, found in two walks over its keys.
+"""The strongest keys of each query, found in two passes over its keys.
 
-The first walk keeps, for each query and each column of a tile, the largest logit that stood there:
+The first pass keeps, for each query and each column of a tile, the largest logit that stood there:
 a comparison and two selections a pair, without a branch. The strongest of these columns are the
 first list. What the list can lack is a key that shares its column with a stronger one, so the
-second walk only looks for those above the weakest of the list. With 64 columns and n = 8 a query
+second pass only looks for those above the weakest of the list. With 64 columns and n = 8 a query
 has about half such a key (64 · ln(64 / 56) - 8), whatever the length; neighbours, which strong keys
-often are, never share a column. Keeping a sorted list in one walk instead inserts
+often are, never share a column. Keeping a sorted list in one pass instead inserts
 n · ln(keys / n) + n keys a query, some 60 of 16,000, one after the other, while all other queries
 of the tile wait.
 
@@ -95,7 +95,7 @@ def _top_keys(
         s, _ = logits_of(s, scoring, bias, b, heads, place, start + column, n)
         seen = allowed(rule, place, start + column, limit, table, BM, BN)
         seen &= (start + column < n.keys) & (place < n.queries)
-        # Tiles are not walked in the order of keys.
+        # Tiles do not come in the order of keys.
         higher = seen & ((s > high) | ((s == high) & (start < since)))
         high = tl.where(higher, s, high)
         since = tl.where(higher, start, since)

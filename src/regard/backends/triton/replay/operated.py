@@ -9,7 +9,7 @@ from torch import Tensor
 from regard.backends.contract import Rows
 from regard.backends.operator_kinds import in_numbers, keep, kind_of
 from regard.backends.passes import Call, Given, Operated, Passes, Pull
-from regard.backends.triton.replay.passes import RepeatedPass, RepeatedPull
+from regard.backends.triton.replay.passes import RepeatedBackward, RepeatedForward
 from regard.inputs import AttentionInputs
 
 
@@ -18,8 +18,8 @@ class Replayed(Operated):
 
     def __init__(self, passes: Passes) -> None:
         super().__init__(passes)
-        self._forward: dict[Hashable, RepeatedPass] = {}
-        self._backward: dict[Hashable, RepeatedPull] = {}
+        self._forward: dict[Hashable, RepeatedForward] = {}
+        self._backward: dict[Hashable, RepeatedBackward] = {}
 
     def forward(self, call: Call, x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]:
         kind = _kind(call, x)
@@ -27,7 +27,7 @@ class Replayed(Operated):
             return super().forward(call, x, statistics=statistics)
         known = self._forward.get((kind, statistics))
         if known is None:
-            known = RepeatedPass(self.passes, x.beside_tensors(), statistics)
+            known = RepeatedForward(self.passes, x.beside_tensors(), statistics)
             keep(self._forward, (kind, statistics), known)
         rows, kept = known(x.q, x.k, x.v)
         if not statistics:
@@ -44,7 +44,7 @@ class Replayed(Operated):
             return super().backward(call, x, rows, kept, pull, bias=bias)
         known = self._backward.get(kind)
         if known is None:
-            known = keep(self._backward, kind, RepeatedPull(self.passes))
+            known = keep(self._backward, kind, RepeatedBackward(self.passes))
         dq, dk, dv = known(x, rows, kept, pull)
         return Given(dq, dk, dv, None, [], [])
 

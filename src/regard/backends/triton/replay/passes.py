@@ -13,8 +13,8 @@ from torch import Tensor
 from regard.backends.contract import Rows, Tabled, table_step
 from regard.backends.passes import Passes, Pull
 from regard.backends.triton import cudnn
-from regard.backends.triton.backward import launch as launch_pulling
-from regard.backends.triton.backward import memory_for as pulling_memory
+from regard.backends.triton.backward import launch as launch_backward
+from regard.backends.triton.backward import memory_for as backward_memory
 from regard.backends.triton.backward import norm_of
 from regard.backends.triton.captures import capturing
 from regard.backends.triton.forward import Memory, launch, memory_for
@@ -36,7 +36,7 @@ _GIVEN = 3
 """Tensors that a forward pass is given: q, k and v."""
 
 
-class RepeatedPass:
+class RepeatedForward:
     """The forward pass of one kind of call, from q, k and v."""
 
     def __init__(
@@ -46,7 +46,7 @@ class RepeatedPass:
         self.keeps = keeps
         """Whether what a backward pass needs is wanted: else it is scratch memory."""
         self.replay: tuple[list[Fresh | None], list[Step]] | None = None
-        self.handed: tuple[float, bool] | None = None
+        self.by_cudnn: tuple[float, bool] | None = None
         """Of calls that cuDNN takes: the scale, and whether they are causal."""
         self.asked = self.tabled = False
 
@@ -54,10 +54,10 @@ class RepeatedPass:
         if self.replay is None:
             return self._first(q, k, v)
         fresh, steps = self.replay
-        if self.handed is None:
+        if self.by_cudnn is None:
             memory = made(fresh, q.device)
         else:
-            memory = [*cudnn.forward(q, k, v, *self.handed), *made(fresh[2:], q.device)]
+            memory = [*cudnn.forward(q, k, v, *self.by_cudnn), *made(fresh[2:], q.device)]
         launch_again(steps, [q, k, v, *memory])
         to = Memory._make(memory)
         return Tabled(to.out, to.largest) if self.tabled else to.rows(), to.norm
@@ -69,8 +69,8 @@ class RepeatedPass:
         if self.asked:
             return self.passes.forward(x, statistics=self.statistics)
         self.asked = not capturing()
-        handed = cudnn.asked(x) if how.cudnn else None
-        found = None if handed is None else cudnn.forward(x.q, x.k, x.v, *handed)
+        by_cudnn = cudnn.scale_and_causal(x) if how.cudnn else None
+        found = None if by_cudnn is None else cudnn.forward(x.q, x.k, x.v, *by_cudnn)
         rule = rule_of(x.mask, x.shape, (how.rows, how.keys), q.device, by_keys=False)
         to = memory_for(x, how, rule, statistics=self.statistics, found=found)
         with recorded() as launches:
@@ -83,11 +83,11 @@ class RepeatedPass:
             if not self.keeps and not _mapped(steps):
                 fresh, steps = _few_tensors(fresh, steps, statistics=self.statistics)
                 self.tabled = self.statistics
-            self.replay, self.handed = (fresh, steps), handed
+            self.replay, self.by_cudnn = (fresh, steps), by_cudnn
         return to.rows(), to.norm
 
 
-class RepeatedPull:
+class RepeatedBackward:
     """The backward pass of one kind of call."""
 
     def __init__(self, passes: Passes) -> None:
@@ -111,8 +111,8 @@ class RepeatedPull:
         known = self.known[key]
         if known is None:
             return self.passes.backward(x, rows, kept, pull, bias=False)[:3]
-        handed, fresh, steps = known
-        found = cudnn.backward(x, rows, g) if handed else ()
+        by_cudnn, fresh, steps = known
+        found = cudnn.backward(x, rows, g) if by_cudnn else ()
         rest = fresh[len(found) :] if steps else []
         memory = (*found, *made(rest, g.device))
         launch_again(steps, (x.q, x.k, x.v, rows.out, rows.lse, kept, g, *memory))
@@ -124,18 +124,18 @@ class RepeatedPull:
         assert pull.out is not None
         g = pull.out.detach()
         x = AttentionInputs(x.q.detach(), x.k.detach(), x.v.detach(), *x.beside_tensors())
-        handed = cudnn.pulls(x, pull)
-        to = pulling_memory(x, rows, cudnn.backward(x, rows, g) if handed else None)
+        by_cudnn = cudnn.runs_backward(x, pull)
+        to = backward_memory(x, rows, cudnn.backward(x, rows, g) if by_cudnn else None)
         norm = norm_of(x, rows, kept)
         numbers = RowNumbers(norm, to.shift, None, None, rows.lse.numel(), rows.lse)
         with recorded() as launches:
-            launch_pulling(x, rows, g, None, numbers, to, None, handed=handed)
+            launch_backward(x, rows, g, None, numbers, to, None, by_cudnn=by_cudnn)
         steps = steps_of(launches, (x.q, x.k, x.v, rows.out, rows.lse, kept, g), to)
-        if handed and not launches:
+        if by_cudnn and not launches:
             steps = []
         if steps is not None:
             fresh = [None if t is None else Fresh.like(t, zero=t is to.sums) for t in to]
-            self.known[key] = handed, fresh, steps
+            self.known[key] = by_cudnn, fresh, steps
         elif not capturing():
             self.known[key] = None
         return to[:3]

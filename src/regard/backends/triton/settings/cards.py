@@ -74,8 +74,10 @@ def standing_for(wanted: int) -> Card:
 def _found(device: torch.device) -> Card:
     if device.type != "cuda":
         return HOPPER._replace(processors=1)
-    told = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(device)
     # Older versions of PyTorch do not tell.
-    shared = getattr(told, "shared_memory_per_block_optin", None)
+    shared = getattr(properties, "shared_memory_per_block_optin", None)
     known = standing_for(capability(device))
-    return Card(known.generation, int(shared or known.shared), int(told.multi_processor_count))
+    return Card(
+        known.generation, int(shared or known.shared), int(properties.multi_processor_count)
+    )

@@ -16,7 +16,7 @@ from regard.backends.triton.arguments import (
     tiles_of,
     wide,
 )
-from regard.backends.triton.layout import is_simple, is_told, sees_all
+from regard.backends.triton.layout import is_compact, is_simple, sees_all
 from regard.backends.triton.settings.cards import card_of
 from regard.backends.triton.settings.shared_memory import (
     Row,
@@ -87,7 +87,7 @@ def fits_hopper(x: AttentionInputs) -> bool:
         and x.comparison.scale > 0
         and (x.bias is None or isinstance(x.bias, Alibi))
         and (x.softcap is None or x.softcap <= CAP)
-        and is_told(x.mask, x.shape, x.q.device)
+        and is_compact(x.mask, x.shape, x.q.device)
         and all(describable(t) for t in (x.q, x.k, x.v))
     )
 
@@ -127,7 +127,7 @@ def _row(x: AttentionInputs) -> Row:
         pair = x.bias.tensor.element_size()
     elif isinstance(x.bias, Relative):
         pair = x.bias.table.element_size()
-    if not is_told(x.mask, x.shape, x.q.device):
+    if not is_compact(x.mask, x.shape, x.q.device):
         pair += 1
     key, value = (size * wide(t.shape[-1]) for t in (x.q, x.v))
     return Row(key, value, pair, x.q.dtype == torch.float32)
@@ -175,7 +175,12 @@ def _forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
     if width <= 128 and _multiplications(x) < SMALL:
         return Forward(64, 64, warps=4, stages=2, careful=not sees_all(x.mask, x.shape))
     # Without a mask PyTorch serves as well; who names these kernels gets them.
-    if not statistics and x.mask is not None and _multiplications(x) >= WORK and cudnn.attends(x):
+    if (
+        not statistics
+        and x.mask is not None
+        and _multiplications(x) >= WORK
+        and cudnn.runs_forward(x)
+    ):
         if not outruns_cudnn(x):
             return Forward(64, 64, warps=4, cudnn=True)
     # Of narrower heads, what is measured: windows and short sequences could do with smaller tiles.
@@ -230,7 +235,7 @@ def _multiplications(x: AttentionInputs) -> int:
 
 def _laden(x: AttentionInputs) -> bool:
     """Whether more than keys and values is loaded for each tile, which takes shared memory."""
-    return isinstance(x.bias, Dense) or not is_told(x.mask, x.shape, x.q.device)
+    return isinstance(x.bias, Dense) or not is_compact(x.mask, x.shape, x.q.device)
 
 
 def _precision(width: int) -> Precision:

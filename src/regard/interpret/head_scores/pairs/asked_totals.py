@@ -52,8 +52,10 @@ def asked_totals(
         offset_rows = torch.zeros(B, OFFSETS, dtype=torch.long, device=lse.device)
     tokens = token_rows = None
     if sides.query.ids is not None and sides.key.ids is not None:
-        kin = sides.query.own_kin if sides.own else sides.query.kin(sides.key, earlier=False)
-        answers = [asks.kin_mass(x, lse, each) for each in kin]
+        matches = (
+            sides.query.own_matches if sides.own else sides.query.matches(sides.key, earlier=False)
+        )
+        answers = [asks.matching_mass(x, lse, each) for each in matches]
         found = [answer for answer in answers if answer is not None]
         if len(found) < len(answers):
             return None
@@ -62,7 +64,7 @@ def asked_totals(
         def met() -> Tensor:
             return torch.stack([some.sum(-1) for _, some in found], -1)
 
-        token_rows = sides.query.counted("kin", x, met) if sides.own else met()
+        token_rows = sides.query.counted("matches", x, met) if sides.own else met()
     received = asks.received(x, lse).double() if weighed is None else None
     away = None
     if sides.own:

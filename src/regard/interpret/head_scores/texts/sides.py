@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from regard.backends.questions.kin import Kin, kin_of
+from regard.backends.questions.matching_keys import MatchingKeys, matching_keys
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask
 from regard.values import Shape
@@ -70,16 +70,16 @@ class Side:
         return self.ids.where(self.real, NOTHING), before.where(follows, NOTHING)
 
     @cached_property
-    def own_kin(self) -> tuple[Kin, Kin]:
+    def own_matches(self) -> tuple[MatchingKeys, MatchingKeys]:
         """For a text that looks at itself: earlier places of the same token, and those that
         followed it."""
-        return self.kin(self, earlier=True)
+        return self.matches(self, earlier=True)
 
-    def kin(self, keys: Side, *, earlier: bool) -> tuple[Kin, Kin]:
+    def matches(self, keys: Side, *, earlier: bool) -> tuple[MatchingKeys, MatchingKeys]:
         """Keys of the token that each query has, and those that follow it."""
         assert self.ids is not None
         asks = self.ids.where(self.real, NOTHING - 1)
-        same, after = (kin_of(asks, kind, earlier=earlier) for kind in keys.kinds)
+        same, after = (matching_keys(asks, kind, earlier=earlier) for kind in keys.kinds)
         return same, after
 
     def counted(self, what: str, x: AttentionInputs, count: Callable[[], Tensor]) -> Tensor:

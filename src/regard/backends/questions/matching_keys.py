@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 
-class Kin(NamedTuple):
+class MatchingKeys(NamedTuple):
     """Keys sorted by kind, in which those that a query asks for lie together. Queries too come in
     that order, those that ask for nothing at the end."""
 
@@ -20,7 +20,9 @@ class Kin(NamedTuple):
     ends: Int[Tensor, "b q"]
 
 
-def kin_of(asks: Int[Tensor, "b q"], holds: Int[Tensor, "b k"], *, earlier: bool) -> Kin:
+def matching_keys(
+    asks: Int[Tensor, "b q"], holds: Int[Tensor, "b k"], *, earlier: bool
+) -> MatchingKeys:
     """From the kind that each query asks for and each key is of. With `earlier`, a query asks only
     for keys before its own place; queries are the last places of the keys."""
     Q, K = asks.shape[1], holds.shape[1]
@@ -31,4 +33,4 @@ def kin_of(asks: Int[Tensor, "b q"], holds: Int[Tensor, "b k"], *, earlier: bool
     begins, ends = (torch.searchsorted(ranks, edge.contiguous()) for edge in (least, most))
     rows = torch.where(ends > begins, begins, K).argsort(1)
     begins, ends = begins.gather(1, rows), ends.gather(1, rows)
-    return Kin(*(t.to(torch.int32) for t in (keys, rows, begins, ends)))
+    return MatchingKeys(*(t.to(torch.int32) for t in (keys, rows, begins, ends)))

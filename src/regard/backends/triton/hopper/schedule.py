@@ -1,4 +1,4 @@
-"""Which tile of queries a program takes, and its walk over the keys."""
+"""Which tile of queries a program takes, and which tiles of keys it visits."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def place_of(item, n, splits, BM: gl.constexpr):
 
 
 @gluon.jit
-def next_slot(slot, lap, STAGES: gl.constexpr):
-    """Of a ring: the slot after one, and whether the lap around it is an odd one."""
+def next_slot(slot, phase, STAGES: gl.constexpr):
+    """The next slot of a ring of buffers, and the phase of its barriers: it flips at each wrap."""
     wraps = slot == STAGES - 1
-    return gl.where(wraps, 0, slot + 1), gl.where(wraps, lap ^ 1, lap)
+    return gl.where(wraps, 0, slot + 1), gl.where(wraps, phase ^ 1, phase)
 
 
 @gluon.jit
@@ -39,9 +39,9 @@ def keys_of_split(n, split, splits, BN: gl.constexpr):
 
 
 @gluon.jit
-def walk_of_row_tile(rule, n, b, h, tile, split, splits, BM: gl.constexpr, BN: gl.constexpr):
-    """The walk of a row tile over its keys, from the last tile to the first: the first key of the
-    last tile, and how many tiles come before the full ones, with them, and in all."""
+def keys_of_row_tile(rule, n, b, h, tile, split, splits, BM: gl.constexpr, BN: gl.constexpr):
+    """The key tiles of a row tile, from the last to the first: the first key of the last one, and
+    how many tiles come before the full ones, with them, and in all."""
     limit = limit_on_hopper(rule, n, b)
     first = tile * BM
     last = gl.minimum(first + BM, n.queries) - 1
