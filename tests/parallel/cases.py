@@ -559,7 +559,7 @@ def statistics_that_ride_along(dtype: torch.dtype) -> None:
         torch.testing.assert_close(x.grad, laid.shard(y.grad, 2))
     # Of what nobody learns from, no gradient is worked out: that of max_logit goes over all pairs.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(differentiable.AskedPulled, "apply", None)
+        patch.setattr(differentiable.AskedVjp, "apply", None)
         parallel.trace(*own, **told).out.sum().backward()
 
 

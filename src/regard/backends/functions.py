@@ -2,8 +2,8 @@
 vmap, and any of them inside another.
 
 Each function hands on to another, so that transforms may be nested: the gradient of `Attend` is
-`Pulled`, its tangent `Pushed`. Those two say that they have no derivative. vmap turns a function
-into itself with fewer axes (entries.py).
+`AttendVjp`, its tangent `AttendJvp`. Those two have no derivative and refuse one. vmap turns a
+function into itself with fewer axes (entries.py).
 """
 
 from __future__ import annotations
@@ -94,14 +94,14 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     @between_graphs(UNCOMPILED)
-    def backward(ctx: Any, *pulls: Tensor | None) -> tuple[Any, ...]:
-        g_out, g_lse, _, g_entropy, _ = pulls
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Any, ...]:
+        g_out, g_lse, _, g_entropy, _ = grad_outputs
         passes, call, _ = ctx.call
         _, _, _, _, *tensors = saved = ctx.saved_tensors
         wanted = tuple(ctx.needs_input_grad[3:])
         if g_out is None and g_lse is None and g_entropy is None:
             return None, None, None, *(None for _ in tensors)
-        given = iter(Pulled.apply(passes, call, wanted, g_out, g_lse, g_entropy, *saved))  # type: ignore[no-untyped-call]
+        given = iter(AttendVjp.apply(passes, call, wanted, g_out, g_lse, g_entropy, *saved))  # type: ignore[no-untyped-call]
         return None, None, None, *(next(given) if want else None for want in wanted)
 
     @staticmethod
@@ -109,7 +109,7 @@ class Attend(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
         passes, call, statistics = ctx.call
         moved = tangents[3:]
-        out, lse, entropy = Pushed.apply(passes, call, statistics, *moved, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        out, lse, entropy = AttendJvp.apply(passes, call, statistics, *moved, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
         return out, lse, None, entropy if statistics else None, None
 
     @staticmethod
@@ -124,14 +124,14 @@ class Attend(torch.autograd.Function):
         return each(found, answer)
 
 
-class Pulled(torch.autograd.Function):
+class AttendVjp(torch.autograd.Function):
     """Gradients of the tensors that want one, from gradients of out, lse and entropy."""
 
     @staticmethod
     def forward(
         passes: Passes, call: Call, wanted: tuple[bool, ...], *operands: Tensor | None
     ) -> tuple[Tensor, ...]:
-        pulls, (out, lse, entropy, kept), tensors = operands[:3], operands[3:7], operands[7:]
+        grad_outputs, (out, lse, entropy, kept), tensors = operands[:3], operands[3:7], operands[7:]
         assert out is not None
         assert lse is not None
         assert entropy is not None
@@ -140,13 +140,13 @@ class Pulled(torch.autograd.Function):
         added = [] if x.bias is None else x.bias.tensors()
         learns_bias = any(wanted[len(wanted) - len(added) :])
 
-        def pull(*pulls: Tensor | None) -> list[Tensor]:
+        def vjp_of(*grad_outputs: Tensor | None) -> list[Tensor]:
             has_entropy = entropy.numel() == lse.numel()
             given = passes.backward(
                 x,
                 Rows(out, lse, lse, entropy),
                 kept,
-                Pull(pulls[0], pulls[1], pulls[2] if has_entropy else None),
+                Pull(grad_outputs[0], grad_outputs[1], grad_outputs[2] if has_entropy else None),
                 bias=learns_bias,
             )
             gradients = [given.q, given.k, given.v, given.sink, None, *given.own(x)]
@@ -156,7 +156,7 @@ class Pulled(torch.autograd.Function):
                 if g is not None and t is not None
             ]
 
-        return tuple(one_by_one(pull, pulls, sum(wanted)))
+        return tuple(one_by_one(vjp_of, grad_outputs, sum(wanted)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -181,13 +181,13 @@ class Pulled(torch.autograd.Function):
         def answer(lot: Lot) -> list[Tensor]:
             rows = map(lot.rows, rest[:6], axes[:6])
             kept = lot.kept(rest[6], axes[6])
-            given = Pulled.apply(passes, lot.call, wanted, *rows, kept, *lot.tensors)  # type: ignore[no-untyped-call]
+            given = AttendVjp.apply(passes, lot.call, wanted, *rows, kept, *lot.tensors)  # type: ignore[no-untyped-call]
             return [*map(lot.restored, given)]
 
         return each(found, answer)
 
 
-class Pushed(torch.autograd.Function):
+class AttendJvp(torch.autograd.Function):
     """Tangents of out, lse and entropy, from tangents of the tensors (None where one has none)."""
 
     @staticmethod
@@ -202,7 +202,7 @@ class Pushed(torch.autograd.Function):
         x = call.inputs(*tensors)
         places = [i for i, t in enumerate(tangents) if t is not None]
 
-        def push(*moved: Tensor | None) -> list[Tensor]:
+        def jvp_of(*moved: Tensor | None) -> list[Tensor]:
             every = [
                 torch.zeros_like(t) if t is not None and t.is_floating_point() else t
                 for t in tensors
@@ -211,9 +211,9 @@ class Pushed(torch.autograd.Function):
                 every[i] = t
             rows = Rows(out, lse, lse, entropy)
             at = call.inputs(*every)
-            return list(passes.push(x, rows, kept, at, statistics=statistics))
+            return list(passes.jvp(x, rows, kept, at, statistics=statistics))
 
-        return tuple(one_by_one(push, [tangents[i] for i in places], 3))
+        return tuple(one_by_one(jvp_of, [tangents[i] for i in places], 3))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -241,7 +241,7 @@ class Pushed(torch.autograd.Function):
         def answer(lot: Lot) -> list[Tensor]:
             moved = map(lot.rows, tangents, tangent_axes)
             given = *map(lot.rows, rows[:3], row_axes[:3]), lot.kept(rows[3], row_axes[3])
-            found = Pushed.apply(passes, lot.call, statistics, *moved, *given, *lot.tensors)  # type: ignore[no-untyped-call]
+            found = AttendJvp.apply(passes, lot.call, statistics, *moved, *given, *lot.tensors)  # type: ignore[no-untyped-call]
             return [*map(lot.restored, found)]
 
         return each(found, answer)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from regard.backends.contract import Rows
-from regard.backends.functions import UNCOMPILED, Attend, Pulled, refuse_second
+from regard.backends.functions import UNCOMPILED, Attend, AttendVjp, refuse_second
 from regard.backends.passes import Call, Given, Moved, Operated, Passes, Pull, floating, taken_apart
 from regard.between_graphs import between_graphs
 from regard.errors import RegardError
@@ -35,7 +35,7 @@ class Way(NamedTuple):
 
     attended: Callable[[Tensor, Tensor, Tensor], tuple[Rows, Tensor]]
     """Its forward pass, with what the backward pass wants back."""
-    pulled: Callable[[AttentionInputs, Rows, Tensor, Pull], Sequence[Tensor]]
+    backward: Callable[[AttentionInputs, Rows, Tensor, Pull], Sequence[Tensor]]
     """Its backward pass: gradients of q, k and v."""
 
 
@@ -231,7 +231,7 @@ def register(
         x = call.inputs(q, k, v, sink, seed, *tensors)
         moved = call.inputs(d_q, d_k, d_v, d_sink, seed, *d_tensors)
         rows = Rows(out, lse, lse, entropy)
-        return passes.push(x, rows, keeps, moved, statistics=statistics)
+        return passes.jvp(x, rows, keeps, moved, statistics=statistics)
 
     @onward.register_fake
     def _(*operands: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -273,7 +273,7 @@ def register(
         x: AttentionInputs, rows: Rows, kept: Tensor, moved: AttentionInputs, *, statistics: bool
     ) -> Moved:
         if _unobserved(x.tensors()):
-            return passes.push(x, rows, kept, moved, statistics=statistics)
+            return passes.jvp(x, rows, kept, moved, statistics=statistics)
         call, (q, k, v, sink, seed, *tensors) = taken_apart(x)
         _, (d_q, d_k, d_v, d_sink, _, *d_tensors) = taken_apart(moved)
         return Moved(
@@ -296,7 +296,7 @@ def register(
         ) -> tuple[Tensor, ...]:
             rows, keeps = way.attended(q, k, v)
             ctx.save_for_backward(rows.out, rows.lse, keeps, rows.entropy, q, k, v)
-            ctx.rest = way.pulled, rest
+            ctx.rest = way.backward, rest
             ctx.set_materialize_grads(False)
             # In the place of an entropy that nobody asked for may stand a tensor of other calls
             # too, which must not hold on to this one.
@@ -305,10 +305,10 @@ def register(
             return tuple(rows)
 
         @staticmethod
-        def backward(ctx: Any, *pulls: Tensor | None) -> tuple[Any, ...]:
+        def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Any, ...]:
             out, lse, keeps, entropy, *qkv = ctx.saved_tensors
-            pulled, rest = ctx.rest
-            g_out, g_lse, _, g_entropy = pulls
+            backward, rest = ctx.rest
+            g_out, g_lse, _, g_entropy = grad_outputs
             pull = Pull(g_out, g_lse, g_entropy if entropy.numel() == lse.numel() else None)
             given_back = [g for g in pull if g is not None]
             if not given_back:
@@ -320,12 +320,14 @@ def register(
                 call, tensors = taken_apart(x)
                 wanted = (True, True, True, *(False for _ in tensors[3:]))
                 rows = (out, lse, entropy, keeps)
-                return None, None, *Pulled.apply(seen, call, wanted, *pull, *rows, *tensors)  # type: ignore[no-untyped-call]
-            given = pulled(x, Rows(out, lse, lse, entropy), keeps, pull)
+                return None, None, *AttendVjp.apply(seen, call, wanted, *pull, *rows, *tensors)  # type: ignore[no-untyped-call]
+            given = backward(x, Rows(out, lse, lse, entropy), keeps, pull)
             each = zip(given, qkv, strict=True)
             return None, None, *(g if g.dtype is t.dtype else g.to(t.dtype) for g, t in each)
 
-    def pulled(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull) -> Sequence[Tensor]:
+    def plain_backward(
+        x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull
+    ) -> Sequence[Tensor]:
         return passes.backward(x, rows, kept, pull, bias=False)[:3]
 
     def run(x: AttentionInputs, *, statistics: bool) -> Rows:
@@ -340,7 +342,7 @@ def register(
         if not learned:
             return passes.forward(x, statistics=statistics)[0]
         if all(t is x.q or t is x.k or t is x.v for t in learned):
-            way = Way(lambda *_: passes.forward(x, statistics=statistics), pulled)
+            way = Way(lambda *_: passes.forward(x, statistics=statistics), plain_backward)
             return learning(way, x.beside_tensors(), x.q, x.k, x.v)
         return transforming(x, statistics)
 

@@ -75,7 +75,7 @@ class Backward(Protocol):
 
 
 @runtime_checkable
-class Push(Protocol):
+class Jvp(Protocol):
     """Tangents of the rows, from tangents of the inputs: `moved` is the call with a tangent in the
     place of every floating-point tensor."""
 
@@ -97,7 +97,7 @@ class Passes:
     name: str
     forward_pass: Forward
     backward_pass: Backward
-    forward_mode: Push
+    forward_mode: Jvp
 
     def forward(self, x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]:
         with no_autocast(x.q):
@@ -109,7 +109,7 @@ class Passes:
         with no_autocast(x.q):
             return self.backward_pass(x, rows, kept, pull, bias=bias)
 
-    def push(
+    def jvp(
         self,
         x: AttentionInputs,
         rows: Rows,

@@ -76,14 +76,16 @@ class Scanned(torch.autograd.Function):
         return (*answers, last)
 
     @staticmethod
-    def backward(ctx: Any, *pulls: Any) -> Any:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
         wanted = ctx.needs_input_grad[2:]
         sequences, states = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
-        if torch.is_grad_enabled() or any(map(is_batched, pulls)):
+        if torch.is_grad_enabled() or any(map(is_batched, grad_outputs)):
             # A derivative that is itself differentiated, or many at once: as one segment.
-            given = _pulled(ctx.step, (states[0], *sequences), wanted, pulls, again=True)
+            given = _step_gradients(
+                ctx.step, (states[0], *sequences), wanted, grad_outputs, again=True
+            )
             return None, None, *given
-        return None, None, *_backwards(ctx.step, ctx.size, states, sequences, wanted, pulls)
+        return None, None, *_backwards(ctx.step, ctx.size, states, sequences, wanted, grad_outputs)
 
 
 def _backwards(
@@ -92,45 +94,47 @@ def _backwards(
     states: Sequence[Tensor],
     sequences: Sequence[Tensor],
     wanted: Sequence[bool],
-    pulls: Sequence[Tensor],
+    grad_outputs: Sequence[Tensor],
 ) -> list[Tensor | None]:
     n = sequences[0].shape[-2]
     grads = [
         torch.zeros_like(t) if want else None for t, want in zip(sequences, wanted[1:], strict=True)
     ]
-    *answers, pull = pulls
+    *answers, carried = grad_outputs
     for index in reversed(range(len(states))):
         end_of_step()
         part = slice(index * size, min((index + 1) * size, n))
         inputs = [states[index], *(t[..., part, :] for t in sequences)]
         # The state learns wherever anything before it does; the first one only if it is asked to.
         learns = [index > 0 or wanted[0], *wanted[1:]]
-        here = [*(t[..., part, :] for t in answers), pull]
+        here = [*(t[..., part, :] for t in answers), carried]
         with torch.enable_grad():
             apart = [
                 t.detach().requires_grad_(want) for t, want in zip(inputs, learns, strict=True)
             ]
-            given = _pulled(step, apart, learns, here, again=False)
+            given = _step_gradients(step, apart, learns, here, again=False)
         first, *rest = given
-        pull = torch.zeros_like(states[index]) if first is None else first
+        carried = torch.zeros_like(states[index]) if first is None else first
         for whole, found in zip(grads, rest, strict=True):
             if whole is not None and found is not None:
                 whole[..., part, :] = found
-    return [pull if wanted[0] else None, *grads]
+    return [carried if wanted[0] else None, *grads]
 
 
-def _pulled(
+def _step_gradients(
     step: Step,
     inputs: Sequence[Tensor],
     wanted: Sequence[bool],
-    pulls: Sequence[Tensor],
+    grad_outputs: Sequence[Tensor],
     *,
     again: bool,
 ) -> list[Tensor | None]:
     """Gradients of the inputs of one step that want one."""
     with torch.enable_grad():
         answers, last = step(*inputs)
-        learned = [(t, g) for t, g in zip((*answers, last), pulls, strict=True) if t.requires_grad]
+        learned = [
+            (t, g) for t, g in zip((*answers, last), grad_outputs, strict=True) if t.requires_grad
+        ]
     asked = [t for t, want in zip(inputs, wanted, strict=True) if want]
     if not learned or not asked:
         return [None for _ in inputs]

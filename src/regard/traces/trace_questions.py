@@ -13,17 +13,17 @@ from regard.inputs import AttentionInputs
 def max_logit() -> Question:
     """The largest logits: they are at hand, and only their gradient is asked for."""
 
-    def pull(x: AttentionInputs, _: Tensor, g: Tensor, *, bias: bool) -> Learned:
+    def vjp(x: AttentionInputs, _: Tensor, g: Tensor, *, bias: bool) -> Learned:
         return GRADIENTS.max_logit(x, g, bias=bias)
 
-    return Question("max_logit", lambda _, row: (row,), pull, largest_logit)
+    return Question("max_logit", lambda _, row: (row,), vjp, largest_logit)
 
 
 def mean_logit(second_pass: SecondPass) -> Question:
-    def pull(x: AttentionInputs, _: Tensor, g: Tensor, *, bias: bool) -> Learned:
+    def vjp(x: AttentionInputs, _: Tensor, g: Tensor, *, bias: bool) -> Learned:
         return GRADIENTS.mean_logit(x, g, bias=bias)
 
-    return Question("mean_logit", lambda x, _: (second_pass.mean_logit(x),), pull)
+    return Question("mean_logit", lambda x, _: (second_pass.mean_logit(x),), vjp)
 
 
 def logit_spread(second_pass: SecondPass, name: str) -> Question:
@@ -32,10 +32,10 @@ def logit_spread(second_pass: SecondPass, name: str) -> Question:
 
 
 def received(second_pass: SecondPass) -> Question:
-    def pull(x: AttentionInputs, lse: Tensor, g: Tensor, *, bias: bool) -> Learned:
+    def vjp(x: AttentionInputs, lse: Tensor, g: Tensor, *, bias: bool) -> Learned:
         return GRADIENTS.received(x, lse, g, bias=bias)
 
-    return Question("received()", lambda *of: (second_pass.received(*of),), pull)
+    return Question("received()", lambda *of: (second_pass.received(*of),), vjp)
 
 
 def top(second_pass: SecondPass, n: int) -> Question:
@@ -54,7 +54,7 @@ def pooled(
     def ask(x: AttentionInputs, lse: Tensor) -> tuple[Tensor]:
         return (second_pass.pooled(x, lse, size, rows, columns, pool),)
 
-    def pull(x: AttentionInputs, lse: Tensor, g: Tensor, *, bias: bool) -> Learned:
+    def vjp(x: AttentionInputs, lse: Tensor, g: Tensor, *, bias: bool) -> Learned:
         return GRADIENTS.pooled(x, lse, g, rows, columns, pool, bias=bias)
 
-    return Question("map()", ask, pull)
+    return Question("map()", ask, vjp)

@@ -50,10 +50,10 @@ def kept_mass(
     def ask(x: AttentionInputs, lse: Tensor) -> tuple[Tensor]:
         return (MASS.kept(x, lse, chosen),)
 
-    def pull(x: AttentionInputs, lse: Tensor, g: Tensor, *, bias: bool) -> Learned:
+    def vjp(x: AttentionInputs, lse: Tensor, g: Tensor, *, bias: bool) -> Learned:
         return MASS.pull_kept(x, lse, g, chosen, bias=bias)
 
-    (kept,) = answer(Question("recall()", ask, pull), x, lse)
+    (kept,) = answer(Question("recall()", ask, vjp), x, lse)
     return kept
 
 
@@ -102,10 +102,10 @@ def head_sums(
     def ask(x: AttentionInputs, lse: Tensor) -> tuple[Tensor]:
         return (MASS.summed(x, lse, blocks, queries),)
 
-    def pull(x: AttentionInputs, lse: Tensor, g: Tensor, *, bias: bool) -> Learned:
+    def vjp(x: AttentionInputs, lse: Tensor, g: Tensor, *, bias: bool) -> Learned:
         return MASS.pull_summed(x, lse, g, blocks, queries, bias=bias)
 
-    (summed,) = answer(Question("indexer_target()", ask, pull), x, lse)
+    (summed,) = answer(Question("indexer_target()", ask, vjp), x, lse)
     return summed
 
 

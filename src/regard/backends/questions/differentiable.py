@@ -32,8 +32,8 @@ UNCOMPILED = (
 
 
 @runtime_checkable
-class Pull(Protocol):
-    """What a question gives to learn from, from inputs, row and the gradient of its answer."""
+class Vjp(Protocol):
+    """The gradients of a question's inputs and row, from that of its answer."""
 
     def __call__(self, x: AttentionInputs, row: Tensor, g: Tensor, /, *, bias: bool) -> Learned: ...
 
@@ -44,7 +44,7 @@ class Question(NamedTuple):
     name: str
     ask: Ask
     """From the inputs and one number per row, mostly the lse."""
-    pull: Pull | None = None
+    vjp: Vjp | None = None
     compiled: Callable[[AttentionInputs, Tensor], Tensor] | None = None
     """The answer with its gradient inside a graph that is compiled, where there can be one."""
 
@@ -52,7 +52,7 @@ class Question(NamedTuple):
 def answer(question: Question, x: AttentionInputs, row: Tensor) -> tuple[Tensor, ...]:
     """The answer, in the graph of autograd where it has a gradient."""
     inside = (*x.tensors(), row)
-    learns = question.pull is not None and may_learn(inside)
+    learns = question.vjp is not None and may_learn(inside)
     changed = transformed(inside)
     if not (learns or changed):
         return question.ask(x, row.detach())
@@ -93,7 +93,7 @@ class Asked(torch.autograd.Function):
         # An answer that travelled with others, of which only these are learned from.
         if g is None and all(other is None for other in others):
             return tuple(None for _ in ctx.needs_input_grad)
-        if question.pull is None:
+        if question.vjp is None:
             _refuse(question.name)
         row, *tensors = ctx.saved_tensors
         wanted = tuple(
@@ -104,13 +104,13 @@ class Asked(torch.autograd.Function):
         )
         if not any(wanted):
             return None, None, *(None for _ in wanted)
-        given = iter(AskedPulled.apply(question, call, wanted, g, row, *tensors))  # type: ignore[no-untyped-call]
+        given = iter(AskedVjp.apply(question, call, wanted, g, row, *tensors))  # type: ignore[no-untyped-call]
         return None, None, *(next(given) if want else None for want in wanted)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> None:
         question, _ = ctx.asked
-        _refuse(question.name, "" if question.pull is None else " in forward mode")
+        _refuse(question.name, "" if question.vjp is None else " in forward mode")
 
     @staticmethod
     def vmap(info: Any, axes: tuple[Any, ...], *operands: Any) -> Any:
@@ -124,7 +124,7 @@ class Asked(torch.autograd.Function):
         return each(found, given)
 
 
-class AskedPulled(torch.autograd.Function):
+class AskedVjp(torch.autograd.Function):
     """Gradients of the row and of those tensors that want one and get one."""
 
     @staticmethod
@@ -139,12 +139,12 @@ class AskedPulled(torch.autograd.Function):
         x = call.inputs(*tensors)  # type: ignore[arg-type]
         biases = 0 if x.bias is None else len(x.bias.tensors())
         learns_bias = any(wanted[len(wanted) - biases :])
-        assert question.pull is not None
+        assert question.vjp is not None
 
-        def pull(g: Tensor) -> list[Tensor]:
-            assert question.pull is not None
+        def vjp(g: Tensor) -> list[Tensor]:
+            assert question.vjp is not None
             with no_autocast(x.q):
-                lse, given = question.pull(x, row, g, bias=learns_bias)
+                lse, given = question.vjp(x, row, g, bias=learns_bias)
             # A row that is no lse gives nothing on: what it is a number of does.
             lse = torch.zeros_like(row) if lse is None else lse
             every = [lse, given.q, given.k, None, None, None, *given.own(x)]
@@ -154,7 +154,7 @@ class AskedPulled(torch.autograd.Function):
                 if want and found is not None and t is not None
             ]
 
-        return tuple(one_by_one(pull, [g], sum(wanted)))
+        return tuple(one_by_one(vjp, [g], sum(wanted)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -177,8 +177,8 @@ class AskedPulled(torch.autograd.Function):
 
         def given(lot: Lot) -> list[Tensor]:
             rows = lot.rows(g, axes[3]), lot.rows(row, axes[4])
-            pulled = AskedPulled.apply(question, lot.call, wanted, *rows, *lot.tensors)  # type: ignore[no-untyped-call]
-            return [*map(lot.restored, pulled)]
+            given = AskedVjp.apply(question, lot.call, wanted, *rows, *lot.tensors)  # type: ignore[no-untyped-call]
+            return [*map(lot.restored, given)]
 
         return each(found, given)
 

@@ -30,14 +30,14 @@ class Fused(torch.autograd.Function):
         return found.out, found.total, found.last
 
     @staticmethod
-    def backward(ctx: Any, *pulls: Tensor | None) -> Any:
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> Any:
         q, k, v, start, *rest = ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:]
-        if all(pull is None for pull in pulls):
+        if all(g is None for g in grad_outputs):
             return None, None, *(None for _ in wanted)
-        if torch.is_grad_enabled() or any(map(is_batched, pulls)):
-            return None, None, *plainly(ctx.plain, (q, k, v, start), wanted, pulls)
-        g, g_total, g_last = pulls
+        if torch.is_grad_enabled() or any(map(is_batched, grad_outputs)):
+            return None, None, *plainly(ctx.plain, (q, k, v, start), wanted, grad_outputs)
+        g, g_total, g_last = grad_outputs
         found = Found(*rest)
         g = torch.zeros_like(found.out) if g is None else g
         given = backward(ctx.call, q, k, v, found, g, g_total, g_last)
@@ -48,7 +48,7 @@ def plainly(
     plain: Callable[..., tuple[Tensor, ...]],
     inputs: tuple[Tensor | None, ...],
     wanted: tuple[bool, ...],
-    pulls: tuple[Tensor | None, ...],
+    grad_outputs: tuple[Tensor | None, ...],
 ) -> list[Tensor | None]:
     """Gradients of the inputs that want one, by PyTorch's operations."""
     again = torch.is_grad_enabled()
@@ -59,7 +59,7 @@ def plainly(
                 for t, want in zip(inputs, wanted, strict=True)
             )
         answers = plain(*inputs)
-    learned = [(a, g) for a, g in zip(answers, pulls, strict=True) if g is not None]
+    learned = [(a, g) for a, g in zip(answers, grad_outputs, strict=True) if g is not None]
     asked = [t for t, want in zip(inputs, wanted, strict=True) if t is not None and want]
     outputs, gradients = zip(*learned, strict=True)
     found = iter(

@@ -32,16 +32,16 @@ class Recurrent(torch.autograd.Function):
         return out, last
 
     @staticmethod
-    def backward(ctx: Any, *pulls: Tensor | None) -> Any:
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> Any:
         given, (whole, part, solved, turns, states, written) = (
             ctx.saved_tensors[:6], ctx.saved_tensors[6:],
         )  # fmt: skip
         wanted = ctx.needs_input_grad[2:]
-        if all(pull is None for pull in pulls):
+        if all(g is None for g in grad_outputs):
             return None, None, *(None for _ in wanted)
-        if torch.is_grad_enabled() or any(map(is_batched, pulls)):
-            return None, None, *plainly(ctx.plain, given, wanted, pulls)
-        g, g_last = pulls
+        if torch.is_grad_enabled() or any(map(is_batched, grad_outputs)):
+            return None, None, *plainly(ctx.plain, given, wanted, grad_outputs)
+        g, g_last = grad_outputs
         call = Given(*given)
         if g is None:
             g = call.v.new_zeros(*call.q.shape[:3], call.v.shape[3])

@@ -50,8 +50,8 @@ class BlockQuestion:
     def ended(self, x: AttentionInputs, answer: Answer) -> Answer:
         return answer
 
-    def pulls(self, found: Sequence[Tensor], answer: Answer, grads: Grads) -> Grads:
-        """Gradients of what a block said, from those of the whole answer."""
+    def vjp(self, found: Sequence[Tensor], answer: Answer, grads: Grads) -> Grads:
+        """Gradients of a block's answer, from those of the whole answer."""
         return grads
 
 
@@ -85,7 +85,7 @@ class Largest(Total):
         (largest, ties), (each,) = answer, found
         return torch.maximum(largest, each), _ties(largest, ties, each)
 
-    def pulls(self, found: Sequence[Tensor], answer: Answer, grads: Grads) -> Grads:
+    def vjp(self, found: Sequence[Tensor], answer: Answer, grads: Grads) -> Grads:
         (largest, ties), (each,), g = answer, found, grads[0]
         return [None if g is None else g * (each == largest) / ties.clamp_min(1)]
 
@@ -135,7 +135,7 @@ class OfRows(BlockQuestion):
         out, *rest = answer
         return out.to(x.q.dtype), *(t.clone() for t in rest)
 
-    def pulls(self, found: Sequence[Tensor], answer: Answer, grads: Grads) -> Grads:
+    def vjp(self, found: Sequence[Tensor], answer: Answer, grads: Grads) -> Grads:
         # With w = exp(lse of the block - lse): ∂out/∂lse of the block = w (out of the block - out),
         # ∂entropy/∂lse of the block = w (entropy of the block - log w - entropy).
         out, lse, largest, entropy = found
@@ -145,19 +145,19 @@ class OfRows(BlockQuestion):
         log_share = torch.where(unseen, 0.0, lse - all_lse)
         share = torch.where(unseen, 0.0, log_share.exp())
         through = torch.zeros_like(share) if g_lse is None else g_lse
-        pulled: list[Tensor | None] = [None, None, None, None]
+        given: list[Tensor | None] = [None, None, None, None]
         if g_out is not None:
             wide = g_out.to(share.dtype)
             through = through + (wide * (out.to(share.dtype) - all_out)).sum(-1)
-            pulled[0] = (share[..., None] * wide).to(out.dtype)
+            given[0] = (share[..., None] * wide).to(out.dtype)
         if g_entropy is not None:
             through = through + g_entropy * (entropy - log_share - all_entropy)
-            pulled[3] = share * g_entropy
+            given[3] = share * g_entropy
         if g_largest is not None:
             first = (largest == all_largest) & ~unseen
-            pulled[2] = torch.where(first, g_largest / ties.clamp_min(1), 0.0)
-        pulled[1] = share * through
-        return pulled
+            given[2] = torch.where(first, g_largest / ties.clamp_min(1), 0.0)
+        given[1] = share * through
+        return given
 
 
 def _ties(largest: Tensor, ties: Tensor, each: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Rows whose logits are too large for float32, where a rank never sees all keys of a row.
 
-On one device such a call is asked in float64, with a log-sum-exp that is worked out again from all
-its keys (`regard.backends.exactness`). A block has some keys only: what it works out would be
-its own sum, and every block's weights would add up to 1. So ranks decide together, and the sums of
-all keys are worked out by one more lap.
+On one device such a call is repeated in float64, with a log-sum-exp computed again from all its
+keys (`regard.backends.exactness`). A block has only some of the keys: it would compute the sum of
+these alone, and the weights of every block would add up to 1. So ranks decide together, and the
+sums over all keys are computed by one more pass around the ring.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from regard.inputs import AttentionInputs
 from regard.parallel.collectives import largest
 from regard.parallel.merge import merge, rows_of_sink
 from regard.parallel.methods.ring.block_questions import OfRows
-from regard.parallel.methods.ring.lap import Lap
+from regard.parallel.methods.ring.ring_pass import RingPass
 from regard.parallel.ranks import Ranks
 from regard.scores.comparison import longest
 
 
-def exact_lse(x: AttentionInputs, lse: Float[Tensor, "b h n"], lap: Lap) -> Tensor | None:
+def exact_lse(x: AttentionInputs, lse: Float[Tensor, "b h n"], ring: RingPass) -> Tensor | None:
     """The lse of the same rows in float64, without gradients; None if what they have will do. All
     ranks must ask."""
-    size = _largest_sum(x, lse, lap.blocks.ranks)
+    size = _largest_sum(x, lse, ring.blocks.ranks)
     if size * torch.finfo(torch.float64).eps > SURE:
         raise RegardError(
             "these logits are too large to compute weights block by block",
@@ -41,7 +41,7 @@ def exact_lse(x: AttentionInputs, lse: Float[Tensor, "b h n"], lap: Lap) -> Tens
         return None
     with torch.inference_mode(False), torch.no_grad():
         wide = widened(x.map_tensors(Tensor.detach))
-        rows = Rows(*lap.ask(OfRows(None), wide, None))
+        rows = Rows(*ring.ask(OfRows(None), wide, None))
         if wide.sink is not None:
             rows = merge(rows, rows_of_sink(wide.sink, rows))
         return as_found(rows.lse, lse.detach())

@@ -21,7 +21,7 @@ from regard.parallel.merge import merge, rows_of_sink
 from regard.parallel.methods.all_gather import mean_of_cells
 from regard.parallel.methods.ring.block_questions import OfRows
 from regard.parallel.methods.ring.blocks import Blocks
-from regard.parallel.methods.ring.lap import Lap
+from regard.parallel.methods.ring.ring_pass import RingPass
 from regard.parallel.methods.ring.ring_trace import RingTrace
 
 
@@ -31,9 +31,9 @@ class Ring:
     name = "ring"
 
     @cached_property
-    def lap(self) -> Lap:
+    def ring_pass(self) -> RingPass:
         call = self.call
-        return Lap(Blocks(call.ranks, call.layout, call.key_layout), call.inputs.mask)
+        return RingPass(Blocks(call.ranks, call.layout, call.key_layout), call.inputs.mask)
 
     def check(self, backend: str | None, *, statistics: bool) -> None:
         self._chosen(backend)
@@ -44,7 +44,7 @@ class Ring:
     def observe(self, backend: str | None) -> RingTrace:
         chosen = self._chosen(backend)
         rows = self._rows(backend)
-        return RingTrace(self.call.inputs, rows, self.lap, chosen.name, chosen.questions())
+        return RingTrace(self.call.inputs, rows, self.ring_pass, chosen.name, chosen.questions())
 
     def of_rows(self, *answers: Tensor) -> tuple[Tensor, ...]:
         return answers
@@ -88,10 +88,10 @@ class Ring:
     def _chosen(self, backend: str | None) -> Backend:
         """What runs the block of this rank's own keys."""
         x = self.call.inputs
-        own = self.lap.blocks.block(x, self.call.ranks.rank, x.k, x.v)
+        own = self.ring_pass.blocks.block(x, self.call.ranks.rank, x.k, x.v)
         return choose(own.inputs, backend, statistics=True)
 
     def _rows(self, backend: str | None) -> Rows:
         x = self.call.inputs
-        rows = Rows(*self.lap.ask(OfRows(backend), x, None))
+        rows = Rows(*self.ring_pass.ask(OfRows(backend), x, None))
         return rows if x.sink is None else merge(rows, rows_of_sink(x.sink, rows))

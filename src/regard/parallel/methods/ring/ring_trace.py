@@ -25,7 +25,7 @@ from regard.parallel.methods.ring.block_questions import (
 )
 from regard.parallel.methods.ring.blocks import Block
 from regard.parallel.methods.ring.exact_rows import exact_lse, widened
-from regard.parallel.methods.ring.lap import Lap
+from regard.parallel.methods.ring.ring_pass import RingPass
 from regard.parallel.own_rows import OwnRows
 from regard.traces import Trace
 from regard.values import whole
@@ -43,13 +43,13 @@ class _Top(BlockQuestion):
         return values, torch.where(indices < 0, -1, block.places[indices.clamp_min(0)])
 
     def nothing(self, x: AttentionInputs) -> Answer:
-        n = min(self.n, self.trace.lap.blocks.key_layout.length)
+        n = min(self.n, self.trace.ring_pass.blocks.key_layout.length)
         values = self.trace.rows.lse.detach().new_zeros(*x.shape[:3], n)
         return values, torch.full_like(values, -1, dtype=torch.int64)
 
     def joined(self, answer: Answer, found: Answer) -> Answer:
         values, indices = (torch.cat(pair, -1) for pair in zip(answer, found, strict=True))
-        by_place = torch.where(indices < 0, self.trace.lap.blocks.key_layout.length, indices)
+        by_place = torch.where(indices < 0, self.trace.ring_pass.blocks.key_layout.length, indices)
         order = by_place.argsort(-1)
         values, indices = values.gather(-1, order), indices.gather(-1, order)
         # A key whose weight is too small for its number still comes before none.
@@ -93,7 +93,7 @@ class RingTrace(OwnRows):
 
     inputs: AttentionInputs
     rows: Rows
-    lap: Lap
+    ring_pass: RingPass
     backend: str
     second_pass: SecondPass
 
@@ -105,7 +105,7 @@ class RingTrace(OwnRows):
             return torch.where(count > 0, mean, 0.0) * count, count
 
         zeros = torch.zeros_like(self.lse.detach())
-        total, count = self.lap.ask(Total(ask, lambda: (zeros, zeros)), self.inputs, None)
+        total, count = self.ring_pass.ask(Total(ask, lambda: (zeros, zeros)), self.inputs, None)
         return torch.where(count > 0, total / count.detach().clamp_min(1), -math.inf)
 
     @property
@@ -120,7 +120,7 @@ class RingTrace(OwnRows):
 
     @torch.no_grad()
     def _spread(self) -> Answer:
-        return self.lap.once(_Spread(self), self.inputs.map_tensors(Tensor.detach), None)
+        return self.ring_pass.once(_Spread(self), self.inputs.map_tensors(Tensor.detach), None)
 
     def received(self) -> Float[Tensor, "b h m"]:
         """By the keys of this rank, from the queries of all."""
@@ -132,7 +132,7 @@ class RingTrace(OwnRows):
         with torch.no_grad():
             x, row = self._asked()
             x = x.map_tensors(Tensor.detach)
-            values, indices = self.lap.once(_Top(self, n), x, row.detach())
+            values, indices = self.ring_pass.once(_Top(self, n), x, row.detach())
         return Top(values.to(self.lse.dtype), indices)
 
     def mass(self, keys: Int[Tensor, "k"]) -> Float[Tensor, "b h n"]:
@@ -156,7 +156,7 @@ class RingTrace(OwnRows):
         self, blocks: KeyBlocks, queries: tuple[int, int]
     ) -> Float[Tensor, "b some_n key_blocks"]:
         """The weights of all heads together, of this rank's queries in a region, by key block."""
-        first, stop = run_inside(self.lap.blocks.places, queries)
+        first, stop = run_inside(self.ring_pass.blocks.places, queries)
 
         def ask(block: Block, row: Tensor | None) -> Answer | None:
             if first == stop:
@@ -192,7 +192,9 @@ class RingTrace(OwnRows):
         if question == "weights":
             return self._weighed(Total(ask, lambda: (zeros,)))
         # A pair that is masked has a logit, -inf, and so has every pair of a hidden block.
-        (found,) = self.lap.ask(Total(ask, lambda: (zeros,), skips=False), self.inputs, self.lse)
+        (found,) = self.ring_pass.ask(
+            Total(ask, lambda: (zeros,), skips=False), self.inputs, self.lse
+        )
         return found
 
     def pooled(
@@ -200,7 +202,7 @@ class RingTrace(OwnRows):
     ) -> Float[Tensor, "b h rows columns"]:
         """Cells of a map, summed or the largest, as far as this rank's queries are in them."""
         B, H, _, _ = self.inputs.shape
-        rows = _cell_runs(self.lap.blocks.places, queries, cells[0])
+        rows = _cell_runs(self.ring_pass.blocks.places, queries, cells[0])
 
         def ask(block: Block, row: Tensor | None) -> Answer | None:
             first, stop = run_inside(block.places, keys)
@@ -235,7 +237,7 @@ class RingTrace(OwnRows):
 
     def _weighed(self, question: BlockQuestion) -> Tensor:
         """The answer to a question about weights."""
-        found, *_ = self.lap.ask(question, *self._asked())
+        found, *_ = self.ring_pass.ask(question, *self._asked())
         return found.to(self.lse.dtype)
 
     def _asked(self) -> tuple[AttentionInputs, Float[Tensor, "b h n"]]:
@@ -249,14 +251,14 @@ class RingTrace(OwnRows):
 
     @cached_property
     def _exact(self) -> Tensor | None:
-        return exact_lse(self.inputs, self.lse, self.lap)
+        return exact_lse(self.inputs, self.lse, self.ring_pass)
 
     def _zeros(self, *size: int) -> Tensor:
         return self.lse.detach().new_zeros(size)
 
     @cached_property
     def _places(self) -> Int[Tensor, "n"]:
-        return self.lap.blocks.places.to(self.inputs.q.device)
+        return self.ring_pass.blocks.places.to(self.inputs.q.device)
 
 
 def _found(places: Tensor, wanted: Tensor) -> tuple[Int[Tensor, "found"], Int[Tensor, "found"]]:

@@ -1,7 +1,8 @@
-"""One lap: keys and values go round once, and every rank asks its question of each block.
+"""One pass around the ring: every rank sees each block of keys and values once, and answers its
+question from each.
 
-Gradients are those of the answer as a whole. For them keys and values go round again, each block is
-asked again, and the gradients of its keys and values go round with them until they are home. So no
+Gradients are those of the answer as a whole. For them keys and values go round again, each block
+answers again, and the gradients of its keys and values travel with them back to their rank. So no
 rank ever holds more than its own block, the one it works on, and the one that is arriving.
 """
 
@@ -28,8 +29,8 @@ Answer = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Lap:
-    """Who goes round with whom, and whose keys need no look."""
+class RingPass:
+    """The ranks of a ring, and which blocks of keys are masked altogether."""
 
     blocks: Blocks
     mask: Mask | None = field(repr=False)
@@ -58,7 +59,7 @@ class Lap:
         return question.ended(x, tuple(sums.home()) if sums is not None else answer)
 
     def hidden(self, question: BlockQuestion) -> frozenset[int]:
-        """The ranks of whose keys nothing need be asked."""
+        """The ranks whose keys need not be looked at."""
         return self._hidden if question.skips else self.blocks.hidden(None)
 
     @cached_property
@@ -70,14 +71,14 @@ class _Asked(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        lap: Lap,
+        ring_pass: RingPass,
         question: BlockQuestion,
         call: Apart,
         row: Tensor | None,
         *tensors: Tensor | None,
     ) -> Answer:
-        answer = lap.once(question, call.inputs(*tensors), row)  # type: ignore[arg-type]
-        ctx.asked = lap, question, call
+        answer = ring_pass.once(question, call.inputs(*tensors), row)  # type: ignore[arg-type]
+        ctx.asked = ring_pass, question, call
         ctx.split = len(answer)
         ctx.save_for_backward(*answer, row, *tensors)
         ctx.set_materialize_grads(False)
@@ -90,18 +91,18 @@ class _Asked(torch.autograd.Function):
         wanted = tuple(ctx.needs_input_grad[3:])
         if all(g is None for g in grads):
             return None, None, None, *(None for _ in wanted)
-        given = _Pulled.apply(*ctx.asked, wanted, ctx.split, *grads, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        given = _AskedVjp.apply(*ctx.asked, wanted, ctx.split, *grads, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
         found = iter(given)
         return None, None, None, *(next(found) if want else None for want in wanted)
 
 
-class _Pulled(torch.autograd.Function):
+class _AskedVjp(torch.autograd.Function):
     """Gradients of the row and of those tensors that want one."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        lap: Lap,
+        ring_pass: RingPass,
         question: BlockQuestion,
         call: Apart,
         wanted: tuple[bool, ...],
@@ -109,10 +110,10 @@ class _Pulled(torch.autograd.Function):
         *rest: Tensor | None,
     ) -> tuple[Tensor, ...]:
         grads, answer, (row, *tensors) = rest[:split], rest[split : 2 * split], rest[2 * split :]
-        pulled = _pulled(lap, question, call, wanted, grads, answer, [row, *tensors])  # type: ignore[arg-type]
+        found = _gradients(ring_pass, question, call, wanted, grads, answer, [row, *tensors])  # type: ignore[arg-type]
         return tuple(
             g.to(t.dtype)
-            for g, t in zip(pulled, (row, *tensors), strict=True)
+            for g, t in zip(found, (row, *tensors), strict=True)
             if g is not None and t is not None
         )
 
@@ -125,8 +126,8 @@ class _Pulled(torch.autograd.Function):
         )
 
 
-def _pulled(
-    lap: Lap,
+def _gradients(
+    ring_pass: RingPass,
     question: BlockQuestion,
     call: Apart,
     wanted: Sequence[bool],
@@ -134,8 +135,8 @@ def _pulled(
     answer: Answer,
     tensors: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """Go round again: the gradients of every tensor that wants one."""
-    ranks, layout = lap.blocks.ranks, lap.blocks.key_layout
+    """One more pass: the gradients of every tensor that wants one."""
+    ranks, layout = ring_pass.blocks.ranks, ring_pass.blocks.key_layout
     leaves = [_leaf(t, want) for t, want in zip(tensors, wanted, strict=True)]
     totals = [_zeros(t) if want else None for t, want in zip(tensors, wanted, strict=True)]
     _, _, k, v, *_ = tensors
@@ -143,15 +144,15 @@ def _pulled(
     assert v is not None
     learned = [i for i in (2, 3) if wanted[i]]
     sums = Sums(ranks, layout) if learned else None
-    # What is said of keys has gradients that go round with them.
+    # An answer about keys has gradients that travel with them.
     carried = [g for g in grads if g is not None] if question.about_keys else []
-    hidden = lap.hidden(question)
+    hidden = ring_pass.hidden(question)
     for owner, (key, value, *of_keys) in going_round(ranks, layout, [k, v, *carried]):
         leaves[2], leaves[3] = _leaf(key, wanted[2]), _leaf(value, wanted[3])
         given: list[Tensor | None] = [None] * len(leaves)
         if owner not in hidden:
             asked = of_keys if question.about_keys else grads
-            given = _of_block(lap, question, call, owner, leaves, answer, asked)
+            given = _of_block(ring_pass, question, call, owner, leaves, answer, asked)
         for i, g in enumerate(given):
             if g is not None and i not in (2, 3):
                 totals[i].add_(g)  # type: ignore[union-attr]
@@ -163,7 +164,7 @@ def _pulled(
 
 
 def _of_block(
-    lap: Lap,
+    ring_pass: RingPass,
     question: BlockQuestion,
     call: Apart,
     owner: int,
@@ -171,16 +172,16 @@ def _of_block(
     answer: Answer,
     grads: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
-    """What one block gives to learn from."""
+    """The gradients that one block gives."""
     row, *tensors = leaves
     with torch.enable_grad():
         x = call.inputs(*tensors)  # type: ignore[arg-type]
-        block = lap.blocks.block(x, owner, x.k, x.v)
+        block = ring_pass.blocks.block(x, owner, x.k, x.v)
         found = question.ask(block, row)
     if found is None:
         return [None] * len(leaves)
-    pulls = question.pulls([t.detach() for t in found], answer, grads)
-    ends = [(t, g) for t, g in zip(found, pulls, strict=True) if g is not None and t.requires_grad]
+    slopes = question.vjp([t.detach() for t in found], answer, grads)
+    ends = [(t, g) for t, g in zip(found, slopes, strict=True) if g is not None and t.requires_grad]
     asked = [i for i, t in enumerate(leaves) if t is not None and t.requires_grad]
     given: list[Tensor | None] = [None] * len(leaves)
     if ends and asked:
