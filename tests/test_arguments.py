@@ -7,7 +7,7 @@ import torch
 
 import regard
 from regard import biases, cost, interpret, linear, masks, models, nn, parallel, scores, view
-from regard.arguments import flag, is_number, said
+from regard.arguments import described, flag, is_number
 from regard.seen import Seen
 
 q, k, v = torch.randn(3, 2, 4, 6, 8)
@@ -203,4 +203,4 @@ def test_flags_of_any_kind_are_flags():
 
 
 def test_a_long_argument_is_cut():
-    assert len(said(list(range(1000)))) < 100
+    assert len(described(list(range(1000)))) < 100

@@ -21,7 +21,7 @@ from benchmarks.measurement import RESULTS, write
 from benchmarks.views.viewer import browser
 from regard.commands.first_view import first_view
 from regard.commands.named_subject import STORY, subject_of
-from regard.view.subjects import Wanted
+from regard.view.subjects import ViewOptions
 from regard.view.web import App
 
 MODEL = "regard-small"
@@ -79,7 +79,7 @@ def hovered(what: str, text: str | None, moves: int) -> Row:
     tokens = atlas[0].shape[1]
     with browser() as tab, App(atlas, told=subject.told, reader=subject.reader) as app:
         tab.set_viewport_size({"width": 1440, "height": 900})
-        tab.goto(f"{app.url}#{first_view(subject, atlas, Wanted())}")
+        tab.goto(f"{app.url}#{first_view(subject, atlas, ViewOptions())}")
         tab.wait_for_selector(".sentence[data-asked]", timeout=60_000)
         heads = "Array.from(document.querySelectorAll('.head')).every(h => 'badge' in h.dataset)"
         for _ in range(2400):
@@ -113,7 +113,7 @@ def switched(times: int) -> Row:
     atlas = subject.atlas()
     with browser() as tab, App(atlas, told=subject.told, reader=subject.reader) as app:
         tab.set_viewport_size({"width": 1440, "height": 900})
-        tab.goto(f"{app.url}#{first_view(subject, atlas, Wanted())}")
+        tab.goto(f"{app.url}#{first_view(subject, atlas, ViewOptions())}")
         tab.wait_for_selector(".bars tbody tr", timeout=60_000)
         tab.wait_for_timeout(500)
         taken = sorted([tab.evaluate(SWITCHED), tab.evaluate(SWITCHED)][0] for _ in range(times))

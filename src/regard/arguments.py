@@ -47,7 +47,7 @@ def flag(name: str, value: object) -> bool:
     numpy = type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_")
     if not numpy and not (type(value) is int and value in (0, 1)):
         raise RegardError(
-            f"{name} must be true or false", got=said(value), accepted="True or False"
+            f"{name} must be true or false", got=described(value), accepted="True or False"
         )
     return bool(value)
 
@@ -57,7 +57,7 @@ def refuse_dropout(dropout: float) -> None:
     if not (is_number(dropout) and 0 <= dropout < 1):
         raise RegardError(
             "dropout is the share of weights to drop",
-            got=said(dropout),
+            got=described(dropout),
             accepted="0 <= dropout < 1",
         )
 
@@ -65,19 +65,19 @@ def refuse_dropout(dropout: float) -> None:
 def refuse_no_list(name: str, value: object, accepted: str) -> None:
     """Unless it is a list, or another sequence that is no text."""
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        raise RegardError(f"{name}= is a list", got=said(value), accepted=accepted)
+        raise RegardError(f"{name}= is a list", got=described(value), accepted=accepted)
 
 
 def refuse_no_tensor(name: str, value: object, accepted: str) -> None:
     """Unless it is a tensor."""
     if not isinstance(value, Tensor):
-        raise RegardError(f"{name} is a tensor", got=said(value), accepted=accepted)
+        raise RegardError(f"{name} is a tensor", got=described(value), accepted=accepted)
 
 
 def refuse_no_module(name: str, value: object) -> None:
     """Unless it is a module of PyTorch."""
     if not isinstance(value, nn.Module):
-        raise RegardError(f"{name} is a model", got=said(value), accepted="a torch.nn.Module")
+        raise RegardError(f"{name} is a model", got=described(value), accepted="a torch.nn.Module")
 
 
 def device_of(device: torch.device | str) -> torch.device:
@@ -86,7 +86,7 @@ def device_of(device: torch.device | str) -> torch.device:
         return torch.device(device)
     except (TypeError, RuntimeError):
         raise RegardError(
-            "there is no such device", got=said(device), accepted='"cpu", "cuda" or "cuda:1"'
+            "there is no such device", got=described(device), accepted='"cpu", "cuda" or "cuda:1"'
         ) from None
 
 
@@ -101,16 +101,16 @@ def path_of(path: object) -> Path:
             return Path(path)
     raise RegardError(
         "a file is written and read by its path",
-        got=said(path),
+        got=described(path),
         accepted='a text such as "seen.regard", or a pathlib.Path',
     )
 
 
-def said(value: Any) -> str:
+def described(value: Any) -> str:
     """An argument as an error says it: tensors by kind and axes, others as they print, with their
     type.
 
-    >>> said(torch.zeros(2, 3)), said("two")
+    >>> described(torch.zeros(2, 3)), described("two")
     ('torch.float32 [2, 3]', "'two' (str)")
     """
     if isinstance(value, Tensor) and value.numel() != 1:

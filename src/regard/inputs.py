@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.arguments import flag, is_number, refuse_dropout, said
+from regard.arguments import described, flag, is_number, refuse_dropout
 from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
@@ -169,7 +169,7 @@ def check(
     _check_shapes(q, k, v)
     if softcap is not None and not (is_number(softcap) and 0 < softcap < math.inf):
         raise RegardError(
-            "softcap bounds the logits", got=said(softcap), accepted="a number above 0"
+            "softcap bounds the logits", got=described(softcap), accepted="a number above 0"
         )
     refuse_dropout(dropout)
     q, k, comparison = (score or scaled_dot()).prepare(q, k, scale)

@@ -15,7 +15,7 @@ import regard
 from regard import cli, models
 from regard.commands import named_subject
 from regard.seen import Seen
-from regard.view.subjects import TOKEN, Look, Subject, Wanted, look
+from regard.view.subjects import TOKEN, Look, Subject, ViewOptions, look
 from tests.view import tiny_models
 from tests.view.text_drawings import seen_model
 
@@ -259,7 +259,7 @@ def figure_of(seen: Seen, **wanted: Any) -> Any:
     from regard.view.pictures.subject_picture import drawn
 
     seen.tokens = TOKENS
-    this: Look = look(Subject(seen, None, "", ""), Wanted(**wanted))
+    this: Look = look(Subject(seen, None, "", ""), ViewOptions(**wanted))
     return drawn(this)
 
 

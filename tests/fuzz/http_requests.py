@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 from regard import RegardError
 from regard.view.web import App, connections, server
 from regard.view.web.atlas_queries import Answers
-from tests.view.toys import seen, tokens
+from tests.view.small_traces import seen, tokens
 
 TOKENS = 300
 WAIT = 0.3

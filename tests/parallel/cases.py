@@ -28,7 +28,7 @@ from regard.parallel import Layout, choice, collectives
 from regard.parallel.methods.ring.block_questions import OfRows
 from regard.parallel.ranks import ranks_of
 from tests.parallel import dtensor_cases
-from tests.parallel.whole import BLOCK, BLOCKS, HEADS, KEYS, MAP, QUERIES, REGION, Whole
+from tests.parallel.dense_formulas import BLOCK, BLOCKS, HEADS, KEYS, MAP, QUERIES, REGION, Whole
 
 N = 37
 """Tokens: as many as fit no number of ranks."""

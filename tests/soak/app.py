@@ -22,11 +22,11 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.view.visitor import Visitor
+from tests.view.http_client import Visitor
 
 SERVE = """
 from regard.view.web import serve
-from tests.view.toys import seen, tokens
+from tests.view.small_traces import seen, tokens
 serve(seen(600), tokens=tokens(600), browser=False, ready=lambda url: print(url, flush=True))
 """
 GROWTH = 400 << 20

@@ -13,7 +13,7 @@ import pytest
 from regard.seen import Seen
 from regard.view.web import page as write_page
 from tests.view.browser_page import Open
-from tests.view.toys import seen, tokens
+from tests.view.small_traces import seen, tokens
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
 

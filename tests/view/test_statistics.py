@@ -19,7 +19,7 @@ from regard.commands.named_subject import subject_of
 from regard.seen import Layer, Seen
 from regard.view import head_grid
 from regard.view.atlas import Atlas
-from regard.view.subjects import Subject, Wanted
+from regard.view.subjects import Subject, ViewOptions
 from regard.view.web import App, notebook, page, widget
 from regard.view.web.atlas_queries import Answers
 from tests.view.browser_page import Open
@@ -187,9 +187,9 @@ def test_the_command_refuses_what_needs_weights(option: str, file: Path, tmp_pat
 
 def test_the_app_of_the_command_begins_with_what_there_is(file: Path) -> None:
     subject = subject_of([str(file)])
-    assert first_view(subject, subject.atlas(), Wanted()) == ""
+    assert first_view(subject, subject.atlas(), ViewOptions()) == ""
     with pytest.raises(regard.RegardError, match="only statistics"):
-        first_view(subject, subject.atlas(), Wanted(layer="0"))
+        first_view(subject, subject.atlas(), ViewOptions(layer="0"))
     mixed = seen_model(6)
     layer = mixed._layers.pop("layers.0")
     layer.traces = []
@@ -197,10 +197,10 @@ def test_the_app_of_the_command_begins_with_what_there_is(file: Path) -> None:
     subject = Subject(mixed, None, "", "")
     atlas = subject.atlas()
     assert atlas[0].name == "layers.1"
-    assert first_view(subject, atlas, Wanted()) == ""
-    assert first_view(subject, atlas, Wanted(layer="2", head="1")) == "map=1&head=1"
+    assert first_view(subject, atlas, ViewOptions()) == ""
+    assert first_view(subject, atlas, ViewOptions(layer="2", head="1")) == "map=1&head=1"
     with pytest.raises(regard.RegardError, match="--layer 0"):
-        first_view(subject, atlas, Wanted(layer="0", head="1"))
+        first_view(subject, atlas, ViewOptions(layer="0", head="1"))
 
 
 def test_the_last_line_of_a_cell_says_how_to_keep_traces() -> None:

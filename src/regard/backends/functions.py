@@ -3,7 +3,7 @@ vmap, and any of them inside another.
 
 Each function hands on to another, so that transforms may be nested: the gradient of `Attend` is
 `AttendVjp`, its tangent `AttendJvp`. Those two have no derivative and refuse one. vmap turns a
-function into itself with fewer axes (entries.py).
+function into itself with fewer axes (vmap_entries.py).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.contract import Rows
-from regard.backends.entries import Lot, each, lots
 from regard.backends.passes import Call, Passes, Pull
+from regard.backends.vmap_entries import Lot, each, lots
 from regard.between_graphs import between_graphs
 from regard.errors import RegardError
 from regard.transforms import is_batched

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.arguments import counted, said
+from regard.arguments import counted, described
 from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.values import Pick, Shape, end_aligned, whole
@@ -78,7 +78,7 @@ def alibi(slopes: Float[Tensor, "h"] | Sequence[float], *, offset: int | None = 
     if not isinstance(tensor, Tensor) or tensor.ndim != 1 or not tensor.is_floating_point():
         raise RegardError(
             "alibi: one slope per head",
-            got=said(tensor),
+            got=described(tensor),
             accepted="a floating-point tensor [H], or so many floats",
         )
     return Alibi(tensor, None if offset is None else whole("offset", offset))

@@ -12,7 +12,7 @@ from regard.errors import RegardError
 from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.atlas import Atlas, clean, head_figures, layer_of, refuse_places
-from regard.view.subjects import SPELLING, Subject, Wanted, chosen_head, placed, refuse_parts
+from regard.view.subjects import SPELLING, Subject, ViewOptions, chosen_head, placed, refuse_parts
 from regard.view.web import BUNDLE
 
 SHORT = 1024
@@ -40,14 +40,15 @@ def _browser() -> bool:
     return windows
 
 
-def first_view(subject: Subject, atlas: Atlas, wanted: Wanted) -> str:
+def first_view(subject: Subject, atlas: Atlas, wanted: ViewOptions) -> str:
     """What the app shows first, as the end of its address: what the command named, else a head of
     which it is known what it does, else the sharpest of a short text.
 
     >>> import regard, torch
     >>> x = torch.zeros(1, 2, 3, 4)
     >>> subject = Subject(regard.trace(x, x, x), ["to", "be", "or"], "", "")
-    >>> first_view(subject, Atlas.of(subject.what, subject.tokens), Wanted(head="1", token="be"))
+    >>> atlas = Atlas.of(subject.what, subject.tokens)
+    >>> first_view(subject, atlas, ViewOptions(head="1", token="be"))
     'head=1&view=text&token=1'
     """
     if not atlas.maps:
@@ -76,11 +77,11 @@ def first_view(subject: Subject, atlas: Atlas, wanted: Wanted) -> str:
     return urlencode(view, safe=",")
 
 
-def _settled(subject: Subject, atlas: Atlas, wanted: Wanted) -> Wanted:
+def _settled(subject: Subject, atlas: Atlas, wanted: ViewOptions) -> ViewOptions:
     """The layer and head that are meant, where the command named neither."""
     if wanted.layer is not None or wanted.head is not None:
         named = chosen_head(subject, wanted, None)
-        return named if wanted.head is not None else Wanted(named.layer, None, wanted.token)
+        return named if wanted.head is not None else ViewOptions(named.layer, None, wanted.token)
     if subject.told.heads:
         _, path, head = subject.told.heads[0]
         return replace(wanted, layer=path, head=str(head))

@@ -77,9 +77,9 @@ def heads(
     given = None if texts is None else lines_of(texts)
     if out is not None:
         # Before the work: matplotlib is an extra, and may be missing.
-        from regard.view.pictures import head_scores_picture, ink
+        from regard.view.pictures import head_scores_picture, theme
 
-        ink.format_of(out)
+        theme.format_of(out)
     with progress_bar() as bar:
         task = bar.add_task("loading", total=None)
         reader = load(model, dtype=dtype, device=device, progress=shown_on(bar, task))

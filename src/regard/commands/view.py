@@ -17,7 +17,7 @@ from regard.commands.first_view import first_view, why_not
 from regard.commands.named_subject import subject_of
 from regard.errors import RegardError
 from regard.seen import shown
-from regard.view.subjects import Look, Spelling, Subject, Wanted, look
+from regard.view.subjects import Look, Spelling, Subject, ViewOptions, look
 from regard.view.terminal import PlainConsole, show
 from regard.view.web import App
 from regard.view.web import page as write_page
@@ -142,10 +142,10 @@ def view(
         )
     if picture is not None:
         # Before the work: matplotlib is an extra, and may be missing.
-        from regard.view.pictures import ink
+        from regard.view.pictures import theme
 
-        ink.format_of(picture)
-    wanted = Wanted(layer, head, token, call, numbers, plain, dark, kind)
+        theme.format_of(picture)
+    wanted = ViewOptions(layer, head, token, call, numbers, plain, dark, kind)
     writing = picture is not None or page is not None
     why = "" if serving or here or writing else why_not()
     in_app = serving or not (here or writing or why)
@@ -188,7 +188,7 @@ def _draw(this: Look, picture: Path, width: float | None) -> None:
 
 def _serve(
     subject: Subject,
-    wanted: Wanted,
+    wanted: ViewOptions,
     port: int,
     console: Console,
     *,

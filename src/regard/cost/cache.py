@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from regard.arguments import counted, said
+from regard.arguments import counted, described
 from regard.cost.configuration import Configuration
 from regard.errors import RegardError
 
@@ -39,7 +39,9 @@ def cache_bytes(c: Configuration, context: int, batch: int = 1) -> CacheBytes:
     """
     if not isinstance(c, Configuration):
         raise RegardError(
-            "a cache is that of a model", got=said(c), accepted="a Configuration, as preset gives"
+            "a cache is that of a model",
+            got=described(c),
+            accepted="a Configuration, as preset gives",
         )
     counted("context", context)
     counted("batch", batch)

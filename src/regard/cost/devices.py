@@ -18,7 +18,7 @@ Real programs reach 60 to 80 % of such peaks, so a time from here is a bound. `r
 
 from __future__ import annotations
 
-from regard.arguments import said
+from regard.arguments import described
 from regard.cost.rates import Device
 from regard.cost.this_machine import here
 from regard.errors import RegardError
@@ -55,7 +55,7 @@ def device(name: str | Device) -> Device:
     if isinstance(name, Device):
         return name
     if not isinstance(name, str):
-        raise RegardError("a device has a name", got=said(name), accepted=", ".join(DEVICES))
+        raise RegardError("a device has a name", got=described(name), accepted=", ".join(DEVICES))
     if _bare(name) == "here":
         return here()
     wanted = _bare(name)

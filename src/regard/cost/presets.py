@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from regard.arguments import said
+from regard.arguments import described
 from regard.cost.configuration import Configuration
 from regard.errors import RegardError
 
@@ -46,7 +46,7 @@ def preset(name: str) -> Configuration:
     8
     """
     if not isinstance(name, str):
-        raise RegardError("a model has a name", got=said(name), accepted=", ".join(PRESETS))
+        raise RegardError("a model has a name", got=described(name), accepted=", ".join(PRESETS))
     found = PRESETS.get(name.lower())
     if found is not None:
         return found

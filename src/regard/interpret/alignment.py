@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from regard.arguments import is_number, refuse_no_list, said
+from regard.arguments import described, is_number, refuse_no_list
 from regard.errors import RegardError
 from regard.interpret.rows import Heads, Run, choose, together
 from regard.seen import Layer
@@ -107,7 +107,9 @@ def token_times(
         raise RegardError("there must be a token to time", got=str(tokens), accepted="1 or more")
     if not (is_number(seconds) and 0 < seconds < math.inf):
         raise RegardError(
-            "seconds= is how long a frame lasts", got=said(seconds), accepted="a number above 0"
+            "seconds= is how long a frame lasts",
+            got=described(seconds),
+            accepted="a number above 0",
         )
     matrices = []
     for path, which in choose(seen, layers, heads).items():

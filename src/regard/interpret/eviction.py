@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
 
-from regard.arguments import said
+from regard.arguments import described
 from regard.errors import RegardError
 from regard.interpret.kept_positions import Kept, strongest
 from regard.interpret.rows import received_from
@@ -112,5 +112,5 @@ def refuse_no_trace(trace: object) -> None:
     """Unless it is one."""
     if not isinstance(trace, Trace):
         raise RegardError(
-            "keys are scored by a trace", got=said(trace), accepted="what regard.trace gives"
+            "keys are scored by a trace", got=described(trace), accepted="what regard.trace gives"
         )

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from regard.arguments import said
+from regard.arguments import described
 from regard.errors import RegardError
 from regard.traces import Trace
 
@@ -142,7 +142,7 @@ def differentiable(metric: Any, outcome: Outcome) -> Float[Tensor, "b"]:
     if not isinstance(metric, Metric) and not callable(metric):
         raise RegardError(
             "a metric is a function of the output",
-            got=said(metric),
+            got=described(metric),
             accepted="one of regard.interpret.metrics, or a function",
         )
     found = metric.of(outcome) if isinstance(metric, Metric) else metric(outcome.output)
@@ -151,7 +151,7 @@ def differentiable(metric: Any, outcome: Outcome) -> Float[Tensor, "b"]:
         numbers = torch.as_tensor(found)
     except (TypeError, ValueError, RuntimeError):
         raise RegardError(
-            asked, got=said(found), accepted="a number, or a tensor of them [batch]"
+            asked, got=described(found), accepted="a number, or a tensor of them [batch]"
         ) from None
     if numbers.ndim > 1:
         raise RegardError(
@@ -202,7 +202,7 @@ def tokens_of(token: Token, numbers: Float[Tensor, "b v"]) -> Int[Tensor, "b"]:
     if which is None or not bool(((which >= 0) & (which < V)).all()):
         raise RegardError(
             "there is no such token",
-            got=f"{which.tolist()}" if which is not None else said(token),
+            got=f"{which.tolist()}" if which is not None else described(token),
             accepted=f"a whole number from 0 to {V - 1}, or a tensor of {B}, one for each sequence",
         )
     return which.long().expand(B)

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from regard.arguments import is_number, said
+from regard.arguments import described, is_number
 from regard.errors import RegardError
 from regard.interpret.eviction import refuse_no_trace
 from regard.interpret.kept_positions import Kept, strongest
@@ -37,7 +37,7 @@ def prune(trace: Trace, tokens: Chosen, share: float, *, queries: Chosen = -1) -
     chosen = places(tokens, K, "tokens", device)
     if not (is_number(share) and 0 <= share <= 1):
         raise RegardError(
-            "share= is how much of the tokens stays", got=said(share), accepted="0 to 1"
+            "share= is how much of the tokens stays", got=described(share), accepted="0 to 1"
         )
     if len(chosen.unique()) < len(chosen):
         raise RegardError("tokens= names a token twice", got=f"{tokens!r:.80}")

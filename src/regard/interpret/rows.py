@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.arguments import said
+from regard.arguments import described
 from regard.errors import RegardError
 from regard.seen import Layer
 from regard.traces import Chosen, Trace, places
@@ -31,7 +31,9 @@ def choose(
     """The heads asked for, by the path of their layer; every head of every layer for None."""
     if not isinstance(seen, Mapping):
         raise RegardError(
-            "what was seen is asked", got=said(seen), accepted="what watch or regard.load gives"
+            "what was seen is asked",
+            got=described(seen),
+            accepted="what watch or regard.load gives",
         )
     paths = matching(seen, layers)
     for path in paths:
@@ -50,7 +52,9 @@ def matching(paths: Iterable[str], layers: str | Sequence[str]) -> list[str]:
     patterns = [layers] if isinstance(layers, str) else layers
     if not isinstance(patterns, Sequence) or not all(isinstance(one, str) for one in patterns):
         raise RegardError(
-            "layers= are patterns of paths", got=said(layers), accepted="a text, or a list of texts"
+            "layers= are patterns of paths",
+            got=described(layers),
+            accepted="a text, or a list of texts",
         )
     every = list(paths)
     found = [path for path in every if any(fnmatch(path, pattern) for pattern in patterns)]
@@ -67,7 +71,7 @@ def numbered(sizes: Mapping[str, int], heads: Heads) -> dict[str, list[int]]:
     """Heads by the path of their layer, from pairs (layer, head); `sizes` says how many each layer
     has."""
     if not isinstance(heads, Sequence):
-        raise RegardError("heads= is a list", got=said(heads), accepted="pairs (layer, head)")
+        raise RegardError("heads= is a list", got=described(heads), accepted="pairs (layer, head)")
     if not len(heads):
         raise RegardError("no head was chosen", accepted="a list of (layer, head), or None for all")
     if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in heads):

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.arguments import flag, is_number, refuse_no_list, said
+from regard.arguments import described, flag, is_number, refuse_no_list
 from regard.errors import RegardError
 from regard.interpret.rows import Heads, Run, choose, together
 from regard.seen import Layer
@@ -66,7 +66,7 @@ def word_links(
     if not isinstance(weights, Tensor) or weights.ndim != 2 or not weights.numel():
         raise RegardError(
             "links are made of the weights of target words on source words",
-            got=said(weights),
+            got=described(weights),
             accepted="a tensor [targets, sources], at least one of each",
         )
     if way not in ("target", "source", "both"):
@@ -76,7 +76,7 @@ def word_links(
             accepted='"target", "source" or "both"',
         )
     if not is_number(at_least):
-        raise RegardError("at_least= is a weight", got=said(at_least), accepted="a number")
+        raise RegardError("at_least= is a weight", got=described(at_least), accepted="a number")
     weights = weights.detach().cpu()
     if weights.is_complex() or bool(weights.isnan().any()):
         raise RegardError(
@@ -156,7 +156,7 @@ def _words(name: str, words: Sequence[Sequence[int]]) -> list[list[int]]:
     for word in words:
         refuse_no_list(f"a word of {name}", word, "the places of its tokens: [2, 3]")
         if len(set(word)) < len(word):
-            raise RegardError(f"{name}= names a token twice in a word", got=said(word))
+            raise RegardError(f"{name}= names a token twice in a word", got=described(word))
     return [[whole(f"a place of {name}", place) for place in word] for word in words]
 
 

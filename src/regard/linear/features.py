@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.arguments import said
+from regard.arguments import described
 from regard.errors import RegardError
 from regard.scores.score import positive
 from regard.values import Value, whole
@@ -101,7 +101,7 @@ def refuse_no_map(features: object) -> None:
     if not callable(features):
         raise RegardError(
             "features are made by a function",
-            got=said(features),
+            got=described(features),
             accepted="linear.elu_plus_one, torch.relu, linear.random_features(width, count), or a "
             "function of tensors",
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.arguments import said
+from regard.arguments import described
 from regard.backends.passes import no_autocast
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
@@ -205,6 +205,6 @@ def _per_token(
     axes = f"{list(alone)} or {[*alone, D]}" if channels else str(list(alone))
     raise RegardError(
         f"{name} has a number for each key head and token",
-        got=said(t) + (f" on {t.device}" if isinstance(t, Tensor) else ""),
+        got=described(t) + (f" on {t.device}" if isinstance(t, Tensor) else ""),
         accepted=f"{axes} on {x.k.device}",
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regard.arguments import said
+from regard.arguments import described
 from regard.errors import RegardError
 
 
@@ -86,6 +86,6 @@ def refuse_no_state(state: object) -> None:
     if state is not None and not isinstance(state, State):
         raise RegardError(
             "state= is the state after earlier tokens",
-            got=said(state),
+            got=described(state),
             accepted="linear.State() or None",
         )

@@ -18,7 +18,7 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.arguments import counted, refuse_no_tensor, said
+from regard.arguments import counted, described, refuse_no_tensor
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.masks.causal import causal
@@ -150,7 +150,7 @@ def from_flash(causal: bool = False, window_size: tuple[int, int] = (-1, -1)) ->
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise RegardError(
             "from_flash: window_size has a left and a right side",
-            got=said(window_size),
+            got=described(window_size),
             accepted="two whole numbers, -1 for an open side",
         )
     sides = [whole("from_flash: a side of window_size", side) for side in window_size]

@@ -9,7 +9,7 @@ from typing import Literal, overload
 
 import torch
 
-from regard.arguments import said
+from regard.arguments import described
 from regard.errors import RegardError
 from regard.files import expanded, is_folder
 from regard.models import folder as own
@@ -92,7 +92,7 @@ def load(
     if not isinstance(name, str):
         raise RegardError(
             "a model is opened by its name",
-            got=said(name),
+            got=described(name),
             accepted=f"{', '.join(NAMES)}, the text of a folder's path, or a name on the hub",
         )
     where, kept = chosen_device(device), chosen_dtype(dtype)

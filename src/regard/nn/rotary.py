@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.arguments import flag, is_number, said
+from regard.arguments import described, flag, is_number
 from regard.errors import RegardError
 from regard.values import whole
 
@@ -59,7 +59,7 @@ class Rotary:
         if not (is_number(self.base) and 0 < self.base < math.inf):
             raise RegardError(
                 "rotary positions turn by powers of a base",
-                got=f"base={said(self.base)}",
+                got=f"base={described(self.base)}",
                 accepted="a number above 0",
             )
         flag("Rotary: interleaved", self.interleaved)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from regard.arguments import is_number, said
+from regard.arguments import described, is_number
 from regard.errors import RegardError
 from regard.nn.multihead import MultiHeadAttention
 
@@ -60,25 +60,25 @@ def load_weights(
     if not isinstance(attention, MultiHeadAttention):
         raise RegardError(
             "weights are loaded into an attention module",
-            got=said(attention),
+            got=described(attention),
             accepted="regard.nn.MultiHeadAttention",
         )
     if not isinstance(state, Mapping) or not isinstance(prefix, str):
         raise RegardError(
             "weights are those of a state dict, under a prefix",
-            got=f"{type(state).__name__}, {said(prefix)}",
+            got=f"{type(state).__name__}, {described(prefix)}",
             accepted="names and tensors, as module.state_dict() gives them, and a text",
         )
     if layout not in (None, "side by side", "head by head"):
         raise RegardError(
             "layout= is the order of queries, keys and values in one projection",
-            got=said(layout),
+            got=described(layout),
             accepted='"side by side" or "head by head"',
         )
     if not is_number(norm_offset):
         raise RegardError(
             "norm_offset= is added to the weights of q_norm and k_norm",
-            got=said(norm_offset),
+            got=described(norm_offset),
             accepted="a number: 1 for Gemma, else 0",
         )
     found = {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
@@ -123,7 +123,7 @@ def from_torch(source: nn.MultiheadAttention) -> MultiHeadAttention:
     if not isinstance(source, nn.MultiheadAttention):
         raise RegardError(
             "from_torch: weights come from PyTorch's own attention",
-            got=said(source),
+            got=described(source),
             accepted="torch.nn.MultiheadAttention",
         )
     if source.bias_k is not None or source.add_zero_attn:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.arguments import said
+from regard.arguments import described
 from regard.errors import RegardError
 from regard.parallel.collectives import Replicated
 from regard.parallel.ranks import Mesh, ranks_of
@@ -49,7 +49,7 @@ class Layout:
         if not _are_runs(self.runs):
             raise RegardError(
                 "runs= has the runs of tokens of each rank",
-                got=said(self.runs),
+                got=described(self.runs),
                 accepted="for each rank pairs (start, stop): (((0, 4),), ((4, 8),))",
             )
         for rank, mine in enumerate(self.runs):
@@ -246,7 +246,7 @@ def _picked(x: Tensor, dim: int, index: Int[Tensor, "n"] | None) -> Tensor:
 def _listed(lengths: Sequence[int] | Tensor) -> list[int]:
     if not isinstance(lengths, (Tensor, Iterable)) or getattr(lengths, "ndim", 1) != 1:
         raise RegardError(
-            "by_document takes lengths", got=said(lengths), accepted="a list of whole numbers"
+            "by_document takes lengths", got=described(lengths), accepted="a list of whole numbers"
         )
     return lengths.tolist() if isinstance(lengths, Tensor) else list(lengths)
 

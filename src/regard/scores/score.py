@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.arguments import is_number, said
+from regard.arguments import described, is_number
 from regard.errors import RegardError
 from regard.scores.comparison import Comparison
 from regard.values import Value
@@ -56,7 +56,7 @@ def apart(x: Float[Tensor, "... d"]) -> tuple[Bool[Tensor, "... 1"], Float[Tenso
 def finite_scale(scale: float) -> float:
     """Refuse a scale that is not a finite number."""
     if not is_number(scale):
-        raise RegardError("scale is a number", got=said(scale), accepted="a finite number")
+        raise RegardError("scale is a number", got=described(scale), accepted="a finite number")
     scale = torch.sym_float(scale)
     if not math.isfinite(scale):
         raise RegardError("scale must be finite", got=str(scale), accepted="a finite number")
@@ -66,7 +66,9 @@ def finite_scale(scale: float) -> float:
 def positive(name: str, value: float) -> float:
     """Refuse what cannot divide."""
     if not (is_number(value) and 0 < value < math.inf):
-        raise RegardError(f"{name} must be positive", got=said(value), accepted="a number above 0")
+        raise RegardError(
+            f"{name} must be positive", got=described(value), accepted="a number above 0"
+        )
     return value
 
 

@@ -6,7 +6,7 @@ bytes.
 """
 
 from regard.view.pictures.arc_picture import arcs
-from regard.view.pictures.ink import save
+from regard.view.pictures.theme import save
 from regard.view.pictures.trace_pictures import entropy_by_layer, head_grid, heat_map
 from regard.view.pictures.word_map_picture import word_maps
 

@@ -19,7 +19,7 @@ from torch.testing import assert_close
 
 import regard
 from regard import RegardError, biases, masks, scores
-from regard.backends import entries
+from regard.backends import vmap_entries
 from regard.backends.passes import taken_apart
 from regard.inputs import check
 from tests.parity import cases
@@ -636,7 +636,7 @@ def test_everything_beside_q_k_and_v_can_be_mapped(backend: str) -> None:
 
 def test_many_entries_are_mapped_in_lots(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more heads at a time than a kernel has programs for."""
-    monkeypatch.setattr(entries, "MOST", 3 * B * H)
+    monkeypatch.setattr(vmap_entries, "MOST", 3 * B * H)
     q, k, v = three(torch.float64)
     many = torch.stack([i * q for i in range(8)])
     mask = masks.padding(torch.tensor([2, 4]))

@@ -11,7 +11,7 @@ import torch
 
 from regard.view.atlas import Atlas, on_cores, one_core
 from regard.view.web.html_page import stored_head
-from tests.view.toys import seen
+from tests.view.small_traces import seen
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ import regard
 from regard.view import Patches
 from regard.view.atlas import Atlas
 from regard.view.atlas.patches import png
-from tests.view.toys import drawn
+from tests.view.small_traces import drawn
 
 
 def bytes_of(patches: Patches) -> bytes:

@@ -14,7 +14,7 @@ from regard.view.web import App
 from regard.view.web import page as write_page
 from regard.view.web.redirect_file import RedirectFile
 from tests.view.browser_page import MAP, Open, contrast, hover, tip_weight, until, weights
-from tests.view.toys import HOSTILE, seen, tokens
+from tests.view.small_traces import HOSTILE, seen, tokens
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page

@@ -14,7 +14,7 @@ from regard.seen import Seen
 from regard.view.web import App
 from regard.view.web import page as write_page
 from tests.view.browser_page import MAP, Open, hover, spot, tip_weight, until, weights
-from tests.view.toys import seen, tokens
+from tests.view.small_traces import seen, tokens
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -21,7 +21,7 @@ from regard.view.atlas import tiles
 from regard.view.web import App
 from regard.view.web import page as write_page
 from tests.view.browser_page import MAP, Open, until, weights
-from tests.view.toys import HOSTILE, seen, tokens
+from tests.view.small_traces import HOSTILE, seen, tokens
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

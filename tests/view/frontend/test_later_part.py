@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.view.web import App, page
 from tests.view.browser_page import MAP, Open
-from tests.view.toys import seen, tokens
+from tests.view.small_traces import seen, tokens
 
 
 def test_the_app_loads_the_later_part_when_a_view_is_opened(open_page: Open) -> None:

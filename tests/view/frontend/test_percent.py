@@ -11,7 +11,7 @@ import regard
 from regard.view import Patches
 from regard.view.web import App
 from tests.view.browser_page import MAP, Open, hover, tip_weight, until
-from tests.view.toys import drawn
+from tests.view.small_traces import drawn
 
 pytestmark = pytest.mark.xdist_group("browser")
 N = 9

@@ -14,7 +14,7 @@ from regard.view.web import App
 from regard.view.web import session as sessions
 from tests.view import tiny_models
 from tests.view.browser_page import MAP, Open, until
-from tests.view.toys import seen, tokens
+from tests.view.small_traces import seen, tokens
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -9,7 +9,7 @@ import pytest
 from regard.seen import Seen
 from regard.view.web import App
 from tests.view.browser_page import MAP, Open, spot, until
-from tests.view.toys import seen, tokens
+from tests.view.small_traces import seen, tokens
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route

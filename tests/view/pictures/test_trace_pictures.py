@@ -28,7 +28,7 @@ from matplotlib.patches import Circle, PathPatch
 
 from regard.view import picture
 from regard.view.pictures import fonts
-from regard.view.pictures.ink import DARK, LIGHT, LONGEST
+from regard.view.pictures.theme import DARK, LIGHT, LONGEST
 from regard.view.terminal.colours import luminance
 from tests.fresh_process import FreshProcesses
 

@@ -14,7 +14,7 @@ from regard.view.subjects import run
 from regard.view.web import App
 from tests.view import tiny_models
 from tests.view.browser_page import MAP, Open, until
-from tests.view.toys import seen
+from tests.view.small_traces import seen
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

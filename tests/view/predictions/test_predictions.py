@@ -26,8 +26,8 @@ from regard.view.subjects.model_runs import tokens_given
 from regard.view.web import App
 from regard.view.web.prediction_queries import PredictionAnswers
 from tests.view import tiny_models
-from tests.view.toys import seen
-from tests.view.visitor import Visitor, asked
+from tests.view.http_client import Visitor, asked
+from tests.view.small_traces import seen
 
 TEXT = "the cat sat on the mat and the cat"
 

@@ -25,8 +25,8 @@ from regard.view.atlas import tiles
 from regard.view.web import App, redirect_file, serve
 from regard.view.web import app as apps
 from regard.view.web import atlas_queries as answers
-from tests.view.toys import HOSTILE, seen, tokens
-from tests.view.visitor import Answer, Visitor, asked, sent
+from tests.view.http_client import Answer, Visitor, asked, sent
+from tests.view.small_traces import HOSTILE, seen, tokens
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from regard.backends.tiled import TiledPass
 from regard.seen import Seen
 from regard.view.web import App, connections, server
 from regard.view.web.connections import Connections
-from tests.view.toys import seen
-from tests.view.visitor import Visitor, sent
+from tests.view.http_client import Visitor, sent
+from tests.view.small_traces import seen
 
 
 def until(what: Callable[[], bool], seconds: float = 5.0) -> bool:

@@ -20,8 +20,8 @@ from regard.view.atlas import Atlas, Patches
 from regard.view.atlas.tiles import HEADER, decoded
 from regard.view.web import App, bundle
 from regard.view.web.html_page import chosen_levels, page
-from tests.view.toys import HOSTILE, drawn, seen, tokens
-from tests.view.visitor import Visitor
+from tests.view.http_client import Visitor
+from tests.view.small_traces import HOSTILE, drawn, seen, tokens
 
 
 def parts(path: Path) -> tuple[dict[str, Any], list[bytes]]:

@@ -18,14 +18,14 @@ import pytest
 from regard.models import load
 from regard.view.atlas import Atlas
 from regard.view.web.session import Session
-from tests.view.toys import seen
-from tests.view.visitor import Visitor
+from tests.view.http_client import Visitor
+from tests.view.small_traces import seen
 
 LETTERS = "abcdefghij" * 40_000
 WORDS = " ".join(f"word{i}" for i in range(20_000))
 SERVE = """
 from regard.view.web import serve
-from tests.view.toys import seen
+from tests.view.small_traces import seen
 serve(seen(5), ready=lambda address: print(address, flush=True))
 """
 

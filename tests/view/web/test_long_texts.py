@@ -8,7 +8,7 @@ import pytest
 
 from regard.view.web import App
 from tests.view.browser_page import Open, until
-from tests.view.toys import seen
+from tests.view.small_traces import seen
 
 pytestmark = pytest.mark.xdist_group("browser")
 WORDS = " ".join(f"w{i}" for i in range(35_000))

@@ -16,7 +16,7 @@ import regard
 from regard import masks
 from regard.view.atlas import Atlas
 from regard.view.web import notebook
-from tests.view.toys import HOSTILE, seen, tokens
+from tests.view.small_traces import HOSTILE, seen, tokens
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -47,7 +47,7 @@ def test_with_anywidget_a_trace_is_a_widget() -> None:
         found = each._repr_mimebundle_()
         assert set(found) == {WIDGET, "text/plain"}
         assert found["text/plain"] == repr(each)
-        assert type(each._display_()).__name__ == "Live"
+        assert type(each._display_()).__name__ == "AttentionWidget"
 
 
 @pytest.mark.usefixtures("bare")

@@ -17,12 +17,12 @@ from regard.view.atlas.tiles import CancelledError, decoded
 from regard.view.web import widget
 from regard.view.web.atlas_queries import Answers
 from tests.view.browser_page import spot
+from tests.view.small_traces import seen, tokens
 from tests.view.text_drawings import seen_model
-from tests.view.toys import seen, tokens
 
 pytest.importorskip("anywidget")
 from regard.view.web.widget_model import Selection
-from tests.view.wire import PATIENCE, wires
+from tests.view.widget_comm import PATIENCE, wires
 
 __all__ = ["wires"]
 pytestmark = pytest.mark.usefixtures("wires")

@@ -23,13 +23,13 @@ from regard.commands.first_view import first_view
 from regard.commands.named_subject import subject_of
 from regard.models import load, named_models
 from regard.view.atlas import Atlas
-from regard.view.subjects import Spelling, Told, Wanted, known_heads, look
+from regard.view.subjects import Spelling, Told, ViewOptions, known_heads, look
 from regard.view.terminal import show
 from regard.view.web import session as sessions
 from regard.view.web.background_work import Tell, Work
 from regard.view.web.session import Session, known_models
 from tests.view import tiny_models
-from tests.view.toys import seen
+from tests.view.small_traces import seen
 
 TEXT = "The cat sat on the mat."
 
@@ -92,8 +92,8 @@ def test_heads_that_the_card_names_are_told(causal: str, translator: str) -> Non
     ]
     assert read(on, TEXT, translator)["heads"] == []
     subject = subject_of([TEXT], causal)
-    assert first_view(subject, subject.atlas(), Wanted()) == "map=1&head=3"
-    assert first_view(subject, subject.atlas(), Wanted(layer="0", head="2")) == "head=2"
+    assert first_view(subject, subject.atlas(), ViewOptions()) == "map=1&head=3"
+    assert first_view(subject, subject.atlas(), ViewOptions(layer="0", head="2")) == "head=2"
 
 
 def test_a_model_goes_on_in_the_same_map(causal: str) -> None:
@@ -174,7 +174,7 @@ def test_the_terminal_names_both_texts(
     monkeypatch.setattr(type(reader), "translation", lambda self, text, most: (target, True))
     subject = subject_of(["The cat sat on the mat."], translator)
     console = Console(width=120, record=True, file=StringIO())
-    show(look(subject, Wanted(layer="decoder.0.memory")), console)
+    show(look(subject, ViewOptions(layer="decoder.0.memory")), console)
     said = console.export_text()
     # Rows are what was written, columns what was read.
     assert len(re.findall(r"^mat ", said, re.MULTILINE)) == tokens
@@ -194,7 +194,7 @@ def test_a_token_of_two_texts_is_found_where_it_stands(
         ("cat", (1, 1), "token=1"),
         (None, (2, 3), ""),
     ):
-        wanted = Wanted(layer="decoder.0.memory", head="1", token=token)
+        wanted = ViewOptions(layer="decoder.0.memory", head="1", token=token)
         this = look(subject, wanted)
         assert this.place == place
         assert first_view(subject, subject.atlas(), wanted).endswith(view)
@@ -205,7 +205,7 @@ def test_a_token_of_two_texts_is_found_where_it_stands(
         assert ("looks at, in percent" in said) == (query is not None)
         assert ("who looks at" in said) == (key is not None)
     with pytest.raises(RegardError, match=r"not in the text[\s\S]*from 1 to 4"):
-        look(subject, Wanted(layer="decoder.0.memory", token="dog"))
+        look(subject, ViewOptions(layer="decoder.0.memory", token="dog"))
 
 
 def test_writing_that_is_cut_has_no_end() -> None:
@@ -226,12 +226,12 @@ def test_a_picture_names_both_texts(translator: str, monkeypatch: pytest.MonkeyP
     kind = type(regard.models.load(translator))
     monkeypatch.setattr(kind, "translation", lambda self, text, most: ("mat cat", True))
     subject = subject_of(["The cat"], translator)
-    axes = drawn(look(subject, Wanted(layer="decoder.0.memory"))).axes[0]
+    axes = drawn(look(subject, ViewOptions(layer="decoder.0.memory"))).axes[0]
     rows = [label.get_text() for label in axes.get_yticklabels()]
     columns = [label.get_text() for label in axes.get_xticklabels()]
     assert (rows, columns) == (["mat", "cat", "<text>"], ["The", "cat", "<text>"])
     with pytest.raises(RegardError, match="arcs are drawn over one text"):
-        drawn(look(subject, Wanted(layer="decoder.0.memory", token="cat")))
+        drawn(look(subject, ViewOptions(layer="decoder.0.memory", token="cat")))
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,7 @@ def test_some_texts_are_kept_and_not_long_ones(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_translator_is_first_shown_by_where_it_looks_in_the_other_text(translator: str) -> None:
     subject = subject_of(["The cat sat."], translator, Spelling(), lambda *_: None)
-    found = look(subject, Wanted())
+    found = look(subject, ViewOptions())
     assert found.chosen is not None
     assert found.wanted.layer == "2"
     assert found.chosen.queries != found.chosen.keys

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from regard.backends.entries import Lot, each, lots
 from regard.backends.functions import one_by_one
 from regard.backends.passes import Call, no_autocast, taken_apart
 from regard.backends.tiled.second_pass import Learned, QuestionGradients
+from regard.backends.vmap_entries import Lot, each, lots
 from regard.between_graphs import between_graphs
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor, nn
 
-from regard.arguments import counted, said
+from regard.arguments import counted, described
 from regard.display import table_html, table_text
 from regard.errors import RegardError
 from regard.interpret.attribution.head_matrices import HeadMatrices, head_matrices
@@ -152,9 +152,13 @@ def _chosen(tokens: Any, many: int) -> Int[Tensor, "n"]:
     try:
         found = torch.as_tensor(tokens)
     except (TypeError, ValueError, RuntimeError):
-        raise RegardError("tokens= are not numbers", got=said(tokens), accepted=accepted) from None
+        raise RegardError(
+            "tokens= are not numbers", got=described(tokens), accepted=accepted
+        ) from None
     if found.ndim != 1 or found.dtype not in (torch.int64, torch.int32) or not len(found):
-        raise RegardError("tokens= are the tokens to look at", got=said(found), accepted=accepted)
+        raise RegardError(
+            "tokens= are the tokens to look at", got=described(found), accepted=accepted
+        )
     least, most = int(found.min()), int(found.max())
     if least < 0 or most >= many:
         got = str(least if least < 0 else most)

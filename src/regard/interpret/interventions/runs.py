@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.arguments import said
+from regard.arguments import described
 from regard.backends.contract import SecondPass
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
@@ -142,7 +142,7 @@ def items(texts: Any) -> list[Any]:
     if not listed or any(isinstance(one, str) for one in listed):
         raise RegardError(
             "texts are what the model is called with",
-            got="strings" if listed else said(texts),
+            got="strings" if listed else described(texts),
             accepted="a list of tensors of tokens, or of dictionaries of arguments; or one of them",
             do=""
             if not listed

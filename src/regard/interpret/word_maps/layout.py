@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from regard.arguments import said
+from regard.arguments import described
 from regard.errors import RegardError
 from regard.values import whole
 
@@ -40,7 +40,9 @@ class Layout:
         sides = (1, 1) if self.grid is None else self.grid
         if not isinstance(sides, Sequence) or isinstance(sides, str) or len(sides) != 2:
             raise RegardError(
-                "grid= counts rows and columns of the picture", got=said(sides), accepted="(64, 96)"
+                "grid= counts rows and columns of the picture",
+                got=described(sides),
+                accepted="(64, 96)",
             )
         for name, count in (("frames", self.frames), ("rows", sides[0]), ("columns", sides[1])):
             whole(f"grounding: {name}", count)

@@ -21,7 +21,7 @@ from regard.view.atlas.labels import LEFT_TO_RIGHT, centre, clean, fit, stack
 from regard.view.atlas.maps import Map, check_place
 from regard.view.atlas.patches import Patches
 from regard.view.atlas.summaries import KEEP, Summary, only_statistics, refuse_places
-from regard.view.atlas.tensor_bytes import raw
+from regard.view.atlas.tensor_bytes import to_bytes
 from regard.view.atlas.tiles import SIDE, CancelledError, Go, halves, levels, tile
 
 __all__ = [
@@ -61,11 +61,11 @@ __all__ = [
     "on_cores",
     "one_core",
     "only_statistics",
-    "raw",
     "read",
     "refuse_places",
     "runs",
     "stack",
     "tile",
+    "to_bytes",
     "worth_showing",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from regard.arguments import said
+from regard.arguments import described
 from regard.errors import RegardError
 from regard.jagged import JaggedTrace
 from regard.seen import Layer, Seen, Tokens, joined, let_go
@@ -184,7 +184,7 @@ def _of_batch(tokens: Tokens | None, batch: int) -> Sequence[str] | None:
     if not isinstance(tokens, Sequence) or not all(map(_are_texts, tokens)):
         raise RegardError(
             "tokens= are texts",
-            got=said(tokens),
+            got=described(tokens),
             accepted='a list of texts, ["The", " cat"], or one such list per sequence',
         )
     if not len(tokens):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Any, Literal
 
-from regard.arguments import said
+from regard.arguments import described
 from regard.errors import RegardError
 from regard.jagged import JaggedTrace
 from regard.seen import Layer, Seen
@@ -70,7 +70,7 @@ def choose(
     if not isinstance(what, Trace):
         raise RegardError(
             "there is nothing to draw",
-            got=said(what),
+            got=described(what),
             accepted="a trace, what watch saw, or weights",
         )
     if isinstance(what, JaggedTrace):
@@ -145,7 +145,9 @@ def _names(
     """What keys are called, and queries where they have names of their own."""
     for name, given in (("tokens", tokens), ("queries", queries)):
         if given is not None and not isinstance(given, Sequence):
-            raise RegardError(f"{name}= are texts", got=said(given), accepted="a list of texts")
+            raise RegardError(
+                f"{name}= are texts", got=described(given), accepted="a list of texts"
+            )
     if queries is not None and len(queries) != Q:
         raise RegardError(
             "queries= names each query", got=f"{len(queries)} names", accepted=f"{Q} names"

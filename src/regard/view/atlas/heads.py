@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.arguments import said
+from regard.arguments import described
 from regard.errors import RegardError
 from regard.interpret.head_scores.pairs.weight_blocks import (
     blocks,
@@ -96,7 +96,7 @@ def head_figures(
     else:
         raise RegardError(
             "there is nothing to look at",
-            got=said(seen),
+            got=described(seen),
             accepted="a trace, what watch saw, or weights",
         )
     if not layers:

@@ -16,7 +16,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from regard.errors import RegardError
-from regard.view.atlas.tensor_bytes import raw
+from regard.view.atlas.tensor_bytes import to_bytes
 
 KINDS = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 """The first bytes of the files that every browser shows."""
@@ -233,7 +233,7 @@ def png(pixels: UInt8[Tensor, "height width channels"]) -> bytes:
         [
             b"\x89PNG\r\n\x1a\n",
             chunk(b"IHDR", head),
-            chunk(b"IDAT", zlib.compress(raw(rows), 9)),
+            chunk(b"IDAT", zlib.compress(to_bytes(rows), 9)),
             chunk(b"IEND", b""),
         ]
     )

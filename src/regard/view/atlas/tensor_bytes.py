@@ -7,11 +7,11 @@ import ctypes
 from torch import Tensor
 
 
-def raw(values: Tensor) -> bytes:
+def to_bytes(values: Tensor) -> bytes:
     """The bytes of a tensor on the CPU.
 
     >>> import torch
-    >>> raw(torch.tensor([1, 2], dtype=torch.uint8))
+    >>> to_bytes(torch.tensor([1, 2], dtype=torch.uint8))
     b'\\x01\\x02'
     """
     values = values.contiguous()

@@ -34,7 +34,7 @@ from regard.cancellation import UnwantedError
 from regard.errors import RegardError
 from regard.view.atlas.cores import one_core
 from regard.view.atlas.maps import Map
-from regard.view.atlas.tensor_bytes import raw
+from regard.view.atlas.tensor_bytes import to_bytes
 
 SIDE = 256
 HEADER = struct.Struct("<BBHHHff")
@@ -181,7 +181,7 @@ def encoded_weights(values: Float[Tensor, "rows columns"]) -> bytes:
     if not half.any():
         return HEADER.pack(ZEROS, 0, rows, columns, 0, 0.0, 0.0)
     head = HEADER.pack(WEIGHTS, 0, rows, columns, 0, 0.0, 0.0)
-    return head + raw(half)
+    return head + to_bytes(half)
 
 
 def encoded(
@@ -201,7 +201,7 @@ def encoded(
     low = struct.unpack("<f", struct.pack("<f", low))[0]
     head = HEADER.pack(POOLED, 0, rows, columns, read, low, high)
     code = codes(both, low, high)
-    return head + raw(torch.stack([code[0], code[1] - torch.minimum(code[0], code[1])]))
+    return head + to_bytes(torch.stack([code[0], code[1] - torch.minimum(code[0], code[1])]))
 
 
 def codes(values: Tensor, low: float, high: float) -> UInt8[Tensor, "..."]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 # Before matplotlib itself: where that is missing, this says what to do.
-from regard.view.pictures.ink import SIZE, Sheet, sheet  # isort: skip
+from regard.view.pictures.theme import SIZE, Sheet, sheet  # isort: skip
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure

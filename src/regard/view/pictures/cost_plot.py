@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 # Before matplotlib itself: where that is missing, this says what to do.
-from regard.view.pictures.ink import SIZE, Sheet, save, sheet  # isort: skip
+from regard.view.pictures.theme import SIZE, Sheet, save, sheet  # isort: skip
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 # Before matplotlib itself: where that is missing, this says what to do.
-from regard.view.pictures.ink import SIZE, Sheet, save, sheet  # isort: skip
+from regard.view.pictures.theme import SIZE, Sheet, save, sheet  # isort: skip
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, Normalize
 from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ import math
 from itertools import cycle
 
 # Before matplotlib itself: where that is missing, this says what to do.
-from regard.view.pictures.ink import SIZE, Ink, Sheet, save, sheet  # isort: skip
+from regard.view.pictures.theme import SIZE, Theme, Sheet, save, sheet  # isort: skip
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import Colormap, LinearSegmentedColormap
@@ -211,7 +211,7 @@ def _draw_heat(page: Sheet, axes: Axes, panel: Heat) -> None:
     page.scale(drawn, axes, panel.scale, cax=axes.inset_axes((1.03, 0.0, 0.035, 1.0)))
 
 
-def _signed(ink: Ink) -> Colormap:
+def _signed(ink: Theme) -> Colormap:
     """From the colour of what is below 0, over that of the page, to that of what is above."""
     return LinearSegmentedColormap.from_list("signed", [ink.ahead, ink.page, ink.back])
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from regard.view.pictures.ink import SIZE, Sheet
+from regard.view.pictures.theme import SIZE, Sheet
 
 # Okabe and Ito's, in an order that keeps neighbours apart in lightness too; then some more.
 COLOURS = (

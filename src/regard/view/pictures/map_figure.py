@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 # Before matplotlib itself: where that is missing, this says what to do.
-from regard.view.pictures.ink import write  # isort: skip
+from regard.view.pictures.theme import write  # isort: skip
 
 from regard.errors import RegardError
 from regard.view.atlas import Atlas

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 # Before matplotlib itself: where that is missing, this says what to do.
-from regard.view.pictures.ink import SIZE, Sheet, save, sheet  # isort: skip
+from regard.view.pictures.theme import SIZE, Sheet, save, sheet  # isort: skip
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 # Before matplotlib itself: where that is missing, this says what to do.
-from regard.view.pictures.ink import save  # isort: skip
+from regard.view.pictures.theme import save  # isort: skip
 from matplotlib.figure import Figure
 
 from regard.errors import RegardError

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 # Before matplotlib itself: where that is missing, this says what to do.
-from regard.view.pictures.ink import LONGEST, SIZE, Sheet, sheet  # isort: skip
+from regard.view.pictures.theme import LONGEST, SIZE, Sheet, sheet  # isort: skip
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure

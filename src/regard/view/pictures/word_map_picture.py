@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 # Before matplotlib itself: where that is missing, this says what to do.
-from regard.view.pictures.ink import SIZE, Sheet, sheet  # isort: skip
+from regard.view.pictures.theme import SIZE, Sheet, sheet  # isort: skip
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure

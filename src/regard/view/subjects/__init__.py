@@ -11,9 +11,9 @@ from regard.view.subjects.model_runs import (
 )
 from regard.view.subjects.spelled_words import SENTENCE, TOKEN, Spelling, no_word, spelled
 from regard.view.subjects.subject import Subject
-from regard.view.subjects.wanted import (
+from regard.view.subjects.view_options import (
     Look,
-    Wanted,
+    ViewOptions,
     chosen_head,
     look,
     placed,
@@ -31,7 +31,7 @@ __all__ = [
     "Subject",
     "Tell",
     "Told",
-    "Wanted",
+    "ViewOptions",
     "check_words",
     "chosen_head",
     "known_badges",

@@ -12,10 +12,10 @@ import torch
 
 from regard.cancellation import stoppable
 from regard.errors import RegardError
-from regard.view.atlas import Atlas, CancelledError, Go, head_badges, one_core, raw, tile
+from regard.view.atlas import Atlas, CancelledError, Go, head_badges, one_core, tile, to_bytes
 from regard.view.tour import tour
 from regard.view.web.html_page import document
-from regard.view.web.turns import Turns
+from regard.view.web.priority_lock import PriorityLock
 
 Asked = Mapping[str, str]
 JSON, BYTES = "application/json", "application/octet-stream"
@@ -41,7 +41,7 @@ class Answers:
 
     def __init__(self, atlas: Atlas) -> None:
         self.atlas = atlas
-        self._turns = Turns()
+        self._turns = PriorityLock()
         self._statistics: dict[int, bytes] = {}
         self._badges: dict[int, bytes] = {}
 
@@ -108,10 +108,10 @@ class Answers:
         return self._badges[place]
 
     def _largest(self, asked: Asked, go: Go) -> bytes:
-        return raw(self.atlas[int(asked["map"])].largest(int(asked["head"])))
+        return to_bytes(self.atlas[int(asked["map"])].largest(int(asked["head"])))
 
     def _visible(self, asked: Asked, go: Go) -> bytes:
-        return raw(self.atlas[int(asked["map"])].visible)
+        return to_bytes(self.atlas[int(asked["map"])].visible)
 
     def _tile(self, asked: Asked, go: Go) -> bytes:
         of = self.atlas[int(asked["map"])]
@@ -141,7 +141,7 @@ class Answers:
             if not go(done / len(heads)):
                 raise CancelledError
             total += of.weights(head, queries, keys).flatten().nan_to_num(0.0)
-        return raw(total / len(heads))
+        return to_bytes(total / len(heads))
 
     @one_core()
     def _cell(self, asked: Asked, go: Go) -> bytes:

@@ -43,8 +43,8 @@ from regard.view.atlas import (
     head_badges,
     levels,
     on_cores,
-    raw,
     tile,
+    to_bytes,
 )
 from regard.view.tour import tour
 from regard.view.web.bundle import script
@@ -132,7 +132,7 @@ def document(
     for place, (m, level) in enumerate(zip(atlas.maps, chosen, strict=True)):
         K = m.shape[2]
         strongest = min(STRONGEST, K) if level and K <= MOST_KEYS else 0
-        parts = [raw(m.visible)]
+        parts = [to_bytes(m.visible)]
         for stored in on_cores(partial(stored_head, m, level, strongest), range(m.shape[0])):
             parts.append(stored)
             done += 1
@@ -252,10 +252,10 @@ def stored_head(of: Map, level: int, strongest: int, head: int) -> bytes:
     ]
     if strongest:
         return b"".join([*tiles, strongest_keys(of, head, strongest)])
-    return b"".join([*tiles, raw(halves(of.largest(head)))])
+    return b"".join([*tiles, to_bytes(halves(of.largest(head)))])
 
 
 def strongest_keys(of: Map, head: int, count: int) -> bytes:
     """The weights and the places of each query's strongest keys."""
     weights, places = of.top(head, count)
-    return raw(halves(weights)) + raw(places.to(torch.uint16))
+    return to_bytes(halves(weights)) + to_bytes(places.to(torch.uint16))

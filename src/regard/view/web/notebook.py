@@ -20,7 +20,7 @@ from regard.lab.apparatus.experiments import Result
 from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.atlas import Atlas, read
-from regard.view.subjects import Subject, Wanted, look
+from regard.view.subjects import Subject, ViewOptions, look
 from regard.view.terminal import head_grid, show
 from regard.view.web.bundle import BUNDLE
 from regard.view.web.html_page import chosen_levels, document, size
@@ -124,7 +124,7 @@ def _in_letters(what: Trace | Seen) -> Html:
     title = what.model if isinstance(what, Seen) else ""
     tokens = read(what) if isinstance(what, Seen) else None
     console = _console()
-    show(look(Subject(what, tokens, title, repr(what)), Wanted()), console)
+    show(look(Subject(what, tokens, title, repr(what)), ViewOptions()), console)
     return Html(_exported(console))
 
 

@@ -12,7 +12,7 @@ from regard.traces import Trace
 from regard.view.atlas import Atlas, Weights
 
 if TYPE_CHECKING:
-    from regard.view.web.widget_model import Live
+    from regard.view.web.widget_model import AttentionWidget
 
 
 def widget(
@@ -22,7 +22,7 @@ def widget(
     queries: Sequence[str] | None = None,
     batch: int = 0,
     height: int = 640,
-) -> Live:
+) -> AttentionWidget:
     """What was seen, as the last line of a notebook's cell: Jupyter, VS Code, Colab or marimo.
 
     Its `selection` is what was picked: the layer, the head, and the query and the key of the pair
@@ -41,9 +41,9 @@ def widget(
             "the notebook widget is made with anywidget, which is not installed",
             do="pip install 'regard[notebook]'",
         )
-    from regard.view.web.widget_model import Live
+    from regard.view.web.widget_model import AttentionWidget
 
-    return Live(Atlas.of(what, tokens, queries=queries, batch=batch), height)
+    return AttentionWidget(Atlas.of(what, tokens, queries=queries, batch=batch), height)
 
 
 def installed() -> bool:

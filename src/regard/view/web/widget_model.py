@@ -33,12 +33,12 @@ class Selection(NamedTuple):
     key: int | None = None
 
 
-class Live(anywidget.AnyWidget):  # type: ignore[misc, no-any-unimported, unused-ignore]
+class AttentionWidget(anywidget.AnyWidget):  # type: ignore[misc, no-any-unimported, unused-ignore]
     """An atlas in a notebook. `regard.view.widget` makes it.
 
     >>> import regard, torch
     >>> x = torch.randn(1, 2, 5, 4)
-    >>> live = Live(Atlas.of(regard.trace(x, x, x)))
+    >>> live = AttentionWidget(Atlas.of(regard.trace(x, x, x)))
     >>> live.view = {"map": 0, "head": 1, "picked": [4, 2]}
     >>> live.selection
     Selection(layer='trace', head=1, query=4, key=2)

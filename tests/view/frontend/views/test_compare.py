@@ -14,8 +14,8 @@ from regard.seen import Seen
 from regard.view.atlas import Atlas
 from regard.view.web import App
 from tests.view.browser_page import Open, until, weights
+from tests.view.small_traces import seen, tokens
 from tests.view.tiny_models import causal
-from tests.view.toys import seen, tokens
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -19,7 +19,7 @@ from regard.view.web import App, atlas_queries
 from regard.view.web.atlas_queries import Answers
 from regard.view.web.html_page import page
 from tests.view.browser_page import Open, until
-from tests.view.toys import seen, tokens
+from tests.view.small_traces import seen, tokens
 from tests.view.web.test_html_page import parts
 
 WORDS = [" a", " b", " c", ".", " d", " e", " a", " b", " c", ".", " d", " e", " a", " b", " c"]

@@ -12,7 +12,7 @@ from regard.view.tour import tour
 from regard.view.web import App
 from regard.view.web import page as write_page
 from tests.view.browser_page import Open, until
-from tests.view.toys import seen, tokens
+from tests.view.small_traces import seen, tokens
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -10,7 +10,7 @@ from regard.seen import Seen
 from regard.view.atlas import Atlas
 from regard.view.web import App, page
 from tests.view.browser_page import MAP, Open, hover, spot, tip_weight, until, weights
-from tests.view.toys import seen, tokens
+from tests.view.small_traces import seen, tokens
 
 pytestmark = pytest.mark.xdist_group("browser")
 N = 40

@@ -15,7 +15,7 @@ from regard import masks
 from regard.view import App, Patches
 from regard.view.web import page as write_page
 from tests.view.browser_page import MAP, Open, until
-from tests.view.toys import drawn, seen, tokens
+from tests.view.small_traces import drawn, seen, tokens
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -12,12 +12,12 @@ import regard
 from regard.commands.first_view import first_view
 from regard.commands.named_subject import subject_of
 from regard.view.atlas import Atlas
-from regard.view.subjects import Wanted
+from regard.view.subjects import ViewOptions
 from regard.view.web import App
 from regard.view.web import page as write_page
 from tests.view.browser_page import MAP, Open, until, weights
 from tests.view.frontend.views.test_head_badges import WORDS, plain
-from tests.view.toys import seen, tokens
+from tests.view.small_traces import seen, tokens
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -45,7 +45,7 @@ def test_a_newcomer_reads_what_a_head_does(open_page: Open) -> None:
     atlas = subject.atlas()
     names = list(atlas[0].keys or ())
     with App(atlas, told=subject.told) as app:
-        tab = open_page(f"{app.url}#{first_view(subject, atlas, Wanted())}")
+        tab = open_page(f"{app.url}#{first_view(subject, atlas, ViewOptions())}")
         tab.set_viewport_size({"width": 1440, "height": 900})
         until(tab, "document.querySelectorAll('.head[data-badge]').length === 64")
         chosen = tab.locator(".head[aria-pressed=true]")

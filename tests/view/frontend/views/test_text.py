@@ -13,7 +13,7 @@ from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.web import page as write_page
 from tests.view.browser_page import Open, until, weights
-from tests.view.toys import tokens
+from tests.view.small_traces import tokens
 
 pytestmark = pytest.mark.xdist_group("browser")
 

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.arguments import said
+from regard.arguments import described
 from regard.errors import RegardError
 from regard.interpret.head_scores.syntax.syntax_table import Follows, Syntax
 from regard.interpret.head_scores.texts.text_batches import Batch, Texts
@@ -120,6 +120,6 @@ def _read(parse: Any) -> tuple[list[int | None], list[str] | None]:
 def _no_parse(parse: Any) -> RegardError:
     return RegardError(
         "a parse is the place of the head of every token",
-        got=said(parse),
+        got=described(parse),
         accepted="whole numbers, None for a root; or these and the labels: ([1, None], [...])",
     )

@@ -90,7 +90,7 @@ export function ramp(theme: "light" | "dark"): Rgb[] {
 /** With commas, as drawing programs want it. */
 export const css = ([r, g, b]: Rgb) => `rgb(${r},${g},${b})`;
 
-/** Ink that reads on a colour: black and white differ alike from the light between them. */
+/** Theme that reads on a colour: black and white differ alike from the light between them. */
 export function ink([red, green, blue]: Rgb): string {
   const light = 0.2126 * toLinear(red) + 0.7152 * toLinear(green) + 0.0722 * toLinear(blue);
   return light > 0.179 ? "#000000" : "#ffffff";

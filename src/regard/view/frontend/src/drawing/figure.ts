@@ -1,7 +1,7 @@
 /** A figure: a title, what it is of, and a legend, for those who are not at the screen. */
 
 import { SANS } from "./fonts";
-import type { Inks } from "./inks";
+import type { ThemeColours } from "./theme_colours";
 import { strip, type Legend } from "./legend";
 import type { Drawing, Shape } from "./shapes";
 
@@ -28,7 +28,7 @@ export function figure(
   title: string,
   body: Body,
   legend: Legend,
-  inks: Inks,
+  inks: ThemeColours,
   theme: "light" | "dark",
 ): Drawing {
   const width = Math.max(LEAST, body.width + 2 * MARGIN);
@@ -68,7 +68,7 @@ export function legendShapes(
   notes: string[],
   y: number,
   theme: "light" | "dark",
-  { ink, faint }: Inks,
+  { ink, faint }: ThemeColours,
 ): Shape[] {
   const colours = { x: MARGIN, y, width: STRIP, height: 10, canvas: strip(theme) };
   const under = y + 24;

@@ -1,6 +1,6 @@
 /** Layers × heads: each thumbnail is a map of the whole text. */
 
-import { inksOf } from "../drawing/inks";
+import { themeColours } from "../drawing/theme_colours";
 import type { Drawing } from "../drawing/shapes";
 import { el } from "../elements/element";
 import { Menu } from "../elements/menu";
@@ -157,7 +157,7 @@ export class Overview {
       rows.push({ name: info.name, about, across, heads: await Promise.all(heads) });
     }
     const title = [this.index.model, COLOURS].filter(Boolean).join(" · ");
-    return overviewFigure(title, rows, inksOf(this.root));
+    return overviewFigure(title, rows, themeColours(this.root));
   }
 
   private saving(): HTMLElement {

@@ -1,7 +1,7 @@
 /** All heads on one sheet: a row of thumbnails for each layer. */
 
 import { MONO, SANS } from "../drawing/fonts";
-import type { Inks } from "../drawing/inks";
+import type { ThemeColours } from "../drawing/theme_colours";
 import type { Drawing, Shape } from "../drawing/shapes";
 
 export interface Row {
@@ -20,7 +20,7 @@ const NUMBER = 18;
 const NAME = 26;
 const TITLE = 28;
 
-export function overviewFigure(title: string, rows: Row[], inks: Inks): Drawing {
+export function overviewFigure(title: string, rows: Row[], inks: ThemeColours): Drawing {
   const across = Math.max(...rows.map((row) => row.across));
   const width = 2 * MARGIN + across * (THUMB + GAP) - GAP;
   const shapes: Shape[] = [];

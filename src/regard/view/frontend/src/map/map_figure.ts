@@ -3,7 +3,7 @@
 import { css, place as placed, ramp } from "../drawing/colour";
 import { LEAST, legendLines, legendShapes, MARGIN, text, TITLE } from "../drawing/figure";
 import { MONO, SANS } from "../drawing/fonts";
-import type { Inks } from "../drawing/inks";
+import type { ThemeColours } from "../drawing/theme_colours";
 import type { Legend } from "../drawing/legend";
 import type { Drawing, Shape } from "../drawing/shapes";
 import { spelled } from "../drawing/token_spelling";
@@ -20,7 +20,7 @@ export interface Figure {
   region: Region;
   legend: Legend;
   texts: string[][];
-  inks: Inks;
+  inks: ThemeColours;
 }
 
 /** Up to so many cells are drawn one by one, and can be taken apart in a drawing program. */
@@ -127,7 +127,7 @@ function started(lens: Lens, stroke: string): Shape[] {
   return [{ kind: "line", x: left, y, toX: right, toY: y, stroke, dash: "4 3" }];
 }
 
-function axes(lens: Lens, texts: string[][], { faint }: Inks): Shape[] {
+function axes(lens: Lens, texts: string[][], { faint }: ThemeColours): Shape[] {
   const { queryText, keyText } = lens.map;
   // The names keep the room that they have on the screen, where there is no title above them.
   const { box } = lens;

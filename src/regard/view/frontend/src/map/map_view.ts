@@ -1,6 +1,6 @@
 /** The map: any region of a head's weights, from the whole text down to single pairs. */
 
-import { inksOf, type Inks } from "../drawing/inks";
+import { themeColours, type ThemeColours } from "../drawing/theme_colours";
 import { el } from "../elements/element";
 import { cellNumbers, paintNumbers } from "../plot/cell_numbers";
 import { labels, paintLabels } from "../plot/axes";
@@ -33,7 +33,7 @@ export interface Snapshot {
   cells: Cells;
   region: Region;
   status: MapStatus;
-  inks: Inks;
+  inks: ThemeColours;
 }
 
 const NARROW = 560;
@@ -216,7 +216,7 @@ export class MapView implements MapActions {
   private paint(): void {
     const { lens } = this;
     const context = this.cleared();
-    const inks = inksOf(this.root);
+    const inks = themeColours(this.root);
     const cells = (this.cells = this.drawable(lens, inks.ground));
     const { x, y, width, height } = lens.box;
     context.save();
@@ -318,7 +318,7 @@ export class MapView implements MapActions {
       if (status?.failed) throw new Error(status.failed);
       if (cells && status && !status.loading && !(exact && status.draft)) {
         const region = regionOf(cells.lens, this.size, this.visible, cells.strongest);
-        return { cells, region, status, inks: inksOf(this.root) };
+        return { cells, region, status, inks: themeColours(this.root) };
       }
       await new Promise((go) => setTimeout(go, 50));
     }

@@ -1,6 +1,6 @@
 /** The whole map in small, and which part of it is seen. */
 
-import { inksOf } from "../drawing/inks";
+import { themeColours } from "../drawing/theme_colours";
 import { el } from "../elements/element";
 import { paintCells, type Cells } from "../plot/cells";
 import { Lens } from "../plot/lens";
@@ -59,7 +59,7 @@ export class Minimap {
     });
     const [first, last] = seen.queries;
     const [left, right] = seen.keys;
-    context.strokeStyle = inksOf(this.root).accent;
+    context.strokeStyle = themeColours(this.root).accent;
     context.lineWidth = 2;
     const side = (from: number, to: number) => Math.max(6, (to - from) * zoom - 2);
     context.strokeRect(lens.x(left) + 1, lens.y(first) + 1, side(left, right), side(first, last));

@@ -2,7 +2,7 @@
 
 import { css, ink, ramp } from "../drawing/colour";
 import { canvasBody, figure } from "../drawing/figure";
-import { inksOf } from "../drawing/inks";
+import { themeColours } from "../drawing/theme_colours";
 import { legendBox, type Legend } from "../drawing/legend";
 import { exactly, percent } from "../drawing/number_format";
 import type { Drawing } from "../drawing/shapes";
@@ -208,7 +208,7 @@ export class PictureView {
       tabindex: pick ? "0" : undefined,
       "aria-label": `The picture in ${picture.rows} × ${picture.columns} patches. ${moves}`,
     });
-    const accent = inksOf(this.root).accent;
+    const accent = themeColours(this.root).accent;
     const most = weights ? mostOf(picture, weights) : 0;
     const paint = (hover: number | null) =>
       void decoded(picture).then((image) => {
@@ -302,7 +302,7 @@ export class PictureView {
     const { queryText, keyText } = this.map;
     const own = this.called(direction === "looks" ? queryText : keyText, this.token);
     const what = questionLine(own, this.token, direction);
-    return figure(`${of} · ${what}`, canvasBody(drawn), legend, inksOf(this.root), RAMP);
+    return figure(`${of} · ${what}`, canvasBody(drawn), legend, themeColours(this.root), RAMP);
   }
 
   /** The same question to every head of the layer, side by side. */

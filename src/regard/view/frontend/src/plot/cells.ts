@@ -1,7 +1,7 @@
 /** The cells of a map on a canvas, and the lines over them. */
 
 import { css, place as placed, ramp } from "../drawing/colour";
-import type { Inks } from "../drawing/inks";
+import type { ThemeColours } from "../drawing/theme_colours";
 import { edgesOf, type Place, type Strongest } from "../sources/source";
 import { SIDE } from "../sources/wire_format";
 import { scaled } from "./cell_value";
@@ -50,7 +50,12 @@ export function paintCells(context: Context, cells: Cells): void {
 }
 
 /** Tiles that are still to come: striped, as no weight and no mask is. */
-export function paintMissing(context: Context, lens: Lens, places: Place[], inks: Inks): void {
+export function paintMissing(
+  context: Context,
+  lens: Lens,
+  places: Place[],
+  inks: ThemeColours,
+): void {
   const { left, top, right, bottom } = lens.covered;
   for (const { level, row, column } of places) {
     const size = SIDE << level;

@@ -2,7 +2,7 @@
 
 import type { Body } from "../drawing/figure";
 import { MONO } from "../drawing/fonts";
-import type { Inks } from "../drawing/inks";
+import type { ThemeColours } from "../drawing/theme_colours";
 import type { Shape } from "../drawing/shapes";
 import { wordsOf, type Shading, type Word, type Words } from "./words";
 
@@ -22,7 +22,7 @@ interface Placed {
   width: number;
 }
 
-export function textBody(of: Words, shading: Shading, inks: Inks): Body {
+export function textBody(of: Words, shading: Shading, inks: ThemeColours): Body {
   const { set, width, height } = lines(wordsOf(of, shading));
   return {
     width,
@@ -50,7 +50,7 @@ function lines(words: Word[]): { set: Placed[]; width: number; height: number } 
   return { set, width: wide, height: (set.at(-1)?.y ?? 0) + LINE };
 }
 
-function drawn({ word, x, y, width }: Placed, inks: Inks): Shape[] {
+function drawn({ word, x, y, width }: Placed, inks: ThemeColours): Shape[] {
   const { text, colours, self, masked, written, opens, closes, about } = word;
   const [top, middle] = [y + (LINE - TALL) / 2, y + LINE / 2];
   const box = { x, y: top, width, height: TALL };

@@ -2,7 +2,7 @@
 
 import { css, ink, place, ramp } from "../drawing/colour";
 import { figure } from "../drawing/figure";
-import { inksOf } from "../drawing/inks";
+import { themeColours } from "../drawing/theme_colours";
 import { legendBox, type Legend } from "../drawing/legend";
 import { percent } from "../drawing/number_format";
 import type { Drawing } from "../drawing/shapes";
@@ -262,7 +262,7 @@ export class TextView {
     const of = figureTitle(this.index, this.state(), this.which(), layers === "all");
     const name = this.names(this.looks ? "query" : "key")?.[answer.token];
     const what = questionLine(name ? spelled(name, 32) : "", answer.token, direction);
-    const inks = inksOf(this.root);
+    const inks = themeColours(this.root);
     const body = textBody(...this.shaded(answer), inks);
     return figure(`${of} · ${what}`, body, this.legend(answer), inks, this.theme());
   }

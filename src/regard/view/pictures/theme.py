@@ -73,7 +73,7 @@ SETTINGS: Any = {
 
 
 @dataclass(frozen=True)
-class Ink:
+class Theme:
     """A page, and the colours that read well on it."""
 
     page: str
@@ -91,8 +91,8 @@ class Ink:
         return _weights(self.dark)
 
 
-LIGHT = Ink("#ffffff", "#1b1b1b", "#767676", "#0072b2", "#d55e00", dark=False)
-DARK = Ink("#14161a", "#e9e9e9", "#979da5", "#56b4e9", "#e69f00", dark=True)
+LIGHT = Theme("#ffffff", "#1b1b1b", "#767676", "#0072b2", "#d55e00", dark=False)
+DARK = Theme("#14161a", "#e9e9e9", "#979da5", "#56b4e9", "#e69f00", dark=True)
 
 
 @cache
@@ -106,7 +106,7 @@ class Sheet:
     """A figure that is being drawn, with fonts for what will stand on it."""
 
     figure: Figure
-    ink: Ink
+    ink: Theme
     family: list[str]
     missing: set[str]
 

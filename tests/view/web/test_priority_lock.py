@@ -11,14 +11,14 @@ from regard.cancellation import step
 from regard.view.atlas import Atlas
 from regard.view.web import atlas_queries
 from regard.view.web.atlas_queries import Answers
-from regard.view.web.turns import Turns
-from tests.view.toys import seen
+from regard.view.web.priority_lock import PriorityLock
+from tests.view.small_traces import seen
 
 ROW = {"map": "0", "heads": "0", "query": "3"}
 
 
 def test_the_urgent_go_first_whoever_came_first() -> None:
-    turns, order, threads = Turns(), list[str](), list[threading.Thread]()
+    turns, order, threads = PriorityLock(), list[str](), list[threading.Thread]()
 
     def work(name: str, urgent: bool) -> None:
         with turns.taken(urgent=urgent):
@@ -40,7 +40,7 @@ def test_the_urgent_go_first_whoever_came_first() -> None:
 
 
 def test_what_takes_long_waits_between_two_steps_for_the_urgent() -> None:
-    turns, order = Turns(), list[str]()
+    turns, order = PriorityLock(), list[str]()
     turns.take(urgent=False)
     turns.take(urgent=True)
     assert turns.wanted
@@ -60,7 +60,7 @@ def test_what_takes_long_waits_between_two_steps_for_the_urgent() -> None:
 
 
 def test_who_rests_is_still_waited_for_by_what_takes_long() -> None:
-    turns, order = Turns(), list[str]()
+    turns, order = PriorityLock(), list[str]()
 
     def work(name: str, urgent: bool) -> None:
         with turns.taken(urgent=urgent):

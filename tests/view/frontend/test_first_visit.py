@@ -9,7 +9,7 @@ import torch
 
 from regard.commands.first_view import first_view
 from regard.commands.named_subject import subject_of
-from regard.view.subjects import Subject, Wanted
+from regard.view.subjects import Subject, ViewOptions
 from regard.view.web import App
 from tests.view.browser_page import Open, until
 
@@ -50,7 +50,7 @@ def test_what_head_4_5_does_and_whether_it_matters_in_six_actions(open_page: Ope
     atlas = subject.atlas()
     names = list(atlas[0].keys or ())
     with App(atlas, told=subject.told, reader=subject.reader) as app:
-        hand = Hand(open_page, f"{app.url}#{first_view(subject, atlas, Wanted())}")
+        hand = Hand(open_page, f"{app.url}#{first_view(subject, atlas, ViewOptions())}")
         tab = hand.tab
         until(tab, "document.querySelectorAll('.head[data-badge]').length === 64")
         until(tab, "document.querySelectorAll('.bars tbody tr').length === 10")

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Turns:
+class PriorityLock:
     """A lock of two classes. Who is urgent waits for the urgent alone: a turn of who is not goes on
     beside it until its next step, and no further while somebody urgent waits or computes.
 
-    >>> turns = Turns()
+    >>> turns = PriorityLock()
     >>> turns.take(urgent=False)
     >>> with turns.taken(urgent=True):
     ...     turns.busy, turns.wanted

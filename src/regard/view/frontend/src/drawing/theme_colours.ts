@@ -1,6 +1,6 @@
 /** The colours of the theme, as the style sheet sets them. */
 
-export interface Inks {
+export interface ThemeColours {
   paper: string;
   ground: string;
   line: string;
@@ -10,7 +10,7 @@ export interface Inks {
   accent: string;
 }
 
-export function inksOf(root: HTMLElement): Inks {
+export function themeColours(root: HTMLElement): ThemeColours {
   const style = getComputedStyle(root);
   const colour = (name: string) => style.getPropertyValue(name).trim();
   return {

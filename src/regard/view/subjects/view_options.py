@@ -27,7 +27,7 @@ KINDS = ("map", "arcs", "heads", "entropy")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ViewOptions:
     """What of a model is to be shown; None where the command did not say."""
 
     layer: str | None = None
@@ -57,7 +57,7 @@ class Look:
     asked for is missing."""
 
     subject: Subject
-    wanted: Wanted
+    wanted: ViewOptions
     found: HeadFigures | None
     """Of every head, where they are shown."""
     chosen: Choice | None
@@ -69,7 +69,7 @@ class Look:
 
 
 def look(
-    subject: Subject, wanted: Wanted, progress: Callable[[int, int], None] | None = None
+    subject: Subject, wanted: ViewOptions, progress: Callable[[int, int], None] | None = None
 ) -> Look:
     """What of a subject is wanted, or the reason why it cannot be shown."""
     alone = only_statistics(subject.what)
@@ -92,7 +92,7 @@ def look(
     return Look(subject, wanted, found, chosen, place, why)
 
 
-def refuse_parts(wanted: Wanted) -> None:
+def refuse_parts(wanted: ViewOptions) -> None:
     """Refuse what only weights could show, where none were kept."""
     asked = {"--layer": wanted.layer, "--head": wanted.head, "--token": wanted.token}
     wrong = [f"{name} {given}" for name, given in asked.items() if given is not None]
@@ -102,7 +102,7 @@ def refuse_parts(wanted: Wanted) -> None:
         raise refuse_places(", ".join(wrong))
 
 
-def chosen_head(subject: Subject, wanted: Wanted, found: HeadFigures | None) -> Wanted:
+def chosen_head(subject: Subject, wanted: ViewOptions, found: HeadFigures | None) -> ViewOptions:
     """A layer and a head where the command named none, or only one of the two.
 
     With the numbers of all heads: the sharpest that looks past the first token, which is the one
@@ -137,7 +137,7 @@ def _across(subject: Subject) -> set[int]:
     return {at for at, found in enumerate(names) if found is not None and found[0] != found[1]}
 
 
-def pick(subject: Subject, wanted: Wanted) -> Choice:
+def pick(subject: Subject, wanted: ViewOptions) -> Choice:
     """The layer and the head that are wanted."""
     if isinstance(subject.what, Trace) and wanted.layer not in (None, "0"):
         raise RegardError("there is only one layer", got=f"--layer {wanted.layer}", accepted="0")
@@ -157,7 +157,9 @@ def pick(subject: Subject, wanted: Wanted) -> Choice:
     )
 
 
-def placed(subject: Subject, wanted: Wanted, keys: Sequence[str], queries: Sequence[str]) -> Place:
+def placed(
+    subject: Subject, wanted: ViewOptions, keys: Sequence[str], queries: Sequence[str]
+) -> Place:
     """The place of the token that is wanted: by its text, else by its number.
 
     Of several with that text it is the last: under a causal mask that is the one that saw most."""
