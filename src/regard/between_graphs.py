@@ -1,4 +1,4 @@
-"""Functions that the compiler is to leave alone."""
+"""Functions that torch.compile does not trace."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _alone = eval_frame._FrameExecStrategy(_skip, eval_frame._FrameAction.DEFAULT)
 
 
 def between_graphs(why: str) -> Callable[[F], F]:
-    """A function that runs between graphs, with all that it calls; `why` is what the compiler says
-    where it was told to make one graph of everything."""
+    """A function that runs between graphs, with all that it calls; `why` is the compiler's error
+    under fullgraph=True."""
 
     def mark(function: F) -> F:
         eval_frame.set_code_exec_strategy(function.__code__, _whole)

@@ -1,7 +1,6 @@
-"""Long work that somebody may stop: between two steps it asks whether it is still wanted.
-
-Who starts the work says how that is known; the loops that take long say where a step ends. Neither
-knows the other, and work that nobody can stop pays for looking up one variable.
+"""Long work that can be cancelled: between two steps it checks whether it is still wanted. The
+caller gives the check; long loops mark where a step ends. Neither knows the other, and work without
+a check pays for looking up one variable.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ Check = Callable[[], None]
 
 
 class UnwantedError(Exception):
-    """Work that nobody waits for any more. Whoever explains what goes wrong lets it pass."""
+    """Work that is no longer wanted. Handlers that explain errors let it pass."""
 
 
 Far = Callable[[int, int], None]
-"""Told how many steps are done, of how many."""
+"""Called with the number of steps done, and of all."""
 
 _check: ContextVar[Check | None] = ContextVar("regard.cancellation", default=None)
 _far: ContextVar[Far | None] = ContextVar("regard.telling", default=None)
 
 
 def step(done: int = 0, total: int = 0) -> None:
-    """The end of a step: raises what the one who may stop this work raises, if they did. Where the
-    work knows how far it is, whoever asked is told."""
+    """The end of a step: raises if the work is cancelled, and reports progress where it is
+    known."""
     check = _check.get()
     if check is not None:
         check()
@@ -38,7 +37,7 @@ def step(done: int = 0, total: int = 0) -> None:
 
 @contextmanager
 def telling(far: Far) -> Iterator[None]:
-    """What this thread does inside tells how far it is, where it knows.
+    """Work of this thread inside the block reports its progress, where it is known.
 
     >>> with telling(lambda done, total: print(f"{done} of {total}")):
     ...     step(1, 2)
@@ -53,7 +52,7 @@ def telling(far: Far) -> Iterator[None]:
 
 @contextmanager
 def stoppable(check: Check) -> Iterator[None]:
-    """What this thread does inside ends at its next step once `check` raises.
+    """Work of this thread inside the block ends at its next step once `check` raises.
 
     >>> def unwanted() -> None:
     ...     raise TimeoutError("nobody waits any more")

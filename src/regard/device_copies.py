@@ -1,9 +1,9 @@
 """Small tensors of a CPU that calls on a GPU need again and again: documents, lengths, tables.
 
 To copy one to the GPU waits for the GPU, and what is made of a copy would be made anew for each
-call. So copies are kept, each with what the tensor held when it was made. Whoever shares the
-tensor's memory, as NumPy does, may have written to it since, and nobody counts that: its numbers
-are compared, which takes some microseconds.
+call. So copies are kept, each with what the tensor held when it was made. Code that shares the
+tensor's memory, such as NumPy, may have written to it since without PyTorch counting it: its
+numbers are compared, which takes some microseconds.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def copy_of(tensor: Tensor, device: torch.device) -> Copy | None:
             _copies.move_to_end(key)
     if found is not None and torch.equal(found.held, tensor):
         return found
-    # Who makes something of a copy asks whether somebody wrote to it. Those made for inference do
-    # not tell.
+    # Code that derives something from a copy checks its version counter. Inference tensors have
+    # none.
     with torch.inference_mode(False):
         held = tensor.clone()
         # Of what is held, which another thread does not write to meanwhile.

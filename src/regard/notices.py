@@ -1,4 +1,4 @@
-"""One line for somebody who waits at a terminal. Into a pipe or a file nothing is said."""
+"""A one-line notice at a terminal; nothing is written to a pipe or a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def at_terminal() -> bool:
 
 
 def notice(line: str) -> None:
-    """Say why nothing seems to happen, before it takes seconds."""
+    """Explain a wait of several seconds before it begins."""
     if at_terminal():
         # A terminal that has gone must not end what is waited for.
         with suppress(OSError, ValueError):

@@ -41,7 +41,7 @@ class Rows(NamedTuple):
         return Rows(*map(change, self))
 
     def at_hand(self) -> tuple[Tensor, ...]:
-        """Those that are there without working them out."""
+        """Those that need no computation."""
         return tuple(self)
 
 
@@ -160,8 +160,8 @@ class Backend(Protocol):
         ...
 
     def reserved(self, inputs: AttentionInputs) -> str:
-        """Why a call that it can run is left to others, unless it is asked for by name. Empty: it
-        is not."""
+        """Why a call that it can run is left to other backends, unless this one is named. Empty: it
+        is not left."""
         ...
 
     def attend(self, inputs: AttentionInputs) -> Float[Tensor, "b h q e"]:
@@ -239,15 +239,15 @@ class SecondPass(Protocol):
 
     def head_sums(self, inputs: AttentionInputs, rows: Rows) -> Float[Tensor, "n b h"] | None:
         """The `HEAD_SUMS` of each head, without waiting for the device; None unless that is one
-        launch, since whoever asks can add them up by plain operations too."""
+        launch: callers can also add them up with plain operations."""
         return None
 
     def offset_sums(
         self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], reach: int
     ) -> Float[Tensor, "b h offsets"] | None:
         """What all queries give to the key at each offset, from `reach` places later to as many
-        earlier; queries are the last places of the keys. None where whoever asks adds them up as
-        soon from weights."""
+        earlier; queries are the last places of the keys. None where adding up weights is as
+        fast."""
         return None
 
     def matching_mass(
@@ -258,13 +258,13 @@ class SecondPass(Protocol):
         return None
 
     def mixes_columns(self, inputs: AttentionInputs) -> bool:
-        """Whether `weighed` answers: else nobody need make columns."""
+        """Whether `weighed` answers; if not, columns need not be made."""
         return False
 
     def weighed(self, inputs: AttentionInputs, columns: Float[Tensor, "b h k c"]) -> Weighed | None:
         """The forward pass itself, with columns of numbers of the keys that are mixed by the same
-        weights as the values, and rounded as these. None where whoever asks is as soon done with
-        what each key received."""
+        weights as the values, and rounded as these. None where the sums of what each key received
+        are as fast."""
         return None
 
     def value_forms(

@@ -1,4 +1,4 @@
-"""Which calls have logits too large for float32 to tell their weights, and what tells them then.
+"""Calls whose logits are too large to compute weights in float32, and what is done instead.
 
 A product of float32 numbers that add up to size s is rounded by about s · 2^-24, and by another
 rounding in a product of matrices of another shape. A weight is exp of a logit: where s is in the
@@ -20,8 +20,8 @@ from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot, DotInOrder
 
 SURE = 2.0**-13
-"""What rounding may change a weight by, as a share of itself, before it is asked in float64. In
-float32 that is a logit of 1024; logits of models that are well are below a hundred."""
+"""The largest relative error of a weight before it is computed in float64. In float32 that is a
+logit of 1024; logits of healthy models are below a hundred."""
 
 
 def widened(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> AttentionInputs | None:
@@ -43,9 +43,9 @@ def widened(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> AttentionInputs 
 
 
 def taken_as_told(x: AttentionInputs) -> tuple[AttentionInputs, Bool[Tensor, ""]] | None:
-    """The call, asked as if float32 told its weights; and whether that is sure, as the device has
-    it: so nobody waits for it at every call. Where it is not, the answers do not count. None for
-    calls whose logits are more than products."""
+    """The call as if float32 were exact enough; and whether it is, as a tensor on the device, so
+    that calls need not wait for it. Where it is not, the answers do not count. None for calls whose
+    logits are more than products."""
     if not isinstance(x.comparison, Dot) or x.bias is not None or x.sink is not None:
         return None
     squared = _longest_squared(x.q) * _longest_squared(x.k) * x.comparison.scale**2
@@ -78,8 +78,8 @@ def _rounding(dtype: torch.dtype) -> float:
 
 
 def _undecidable(t: Tensor) -> bool:
-    """Whether nobody can say how large numbers are: while a call is compiled, transformed or
-    recorded for a graph of the card there are none yet."""
+    """Whether the size of numbers is unknown: while a call is compiled, transformed or captured in
+    a CUDA graph there are none yet."""
     return (
         t.is_meta
         or torch.compiler.is_compiling()

@@ -116,8 +116,8 @@ class Flex:
 @cache
 def _compiled() -> Callable[..., Any]:
     """FlexAttention, compiled anew for each length: with symbolic lengths, masks and score_mods
-    that hold numbers do not compile (torch 2.11 on CUDA, 2.13 on CPU). It must never fall back to
-    its n×n form without a word, as it would past the compiler's default number of kinds."""
+    that hold numbers do not compile (torch 2.11 on CUDA, 2.13 on CPU). It must never silently fall
+    back to its n×n form, as it would beyond the compiler's default limit of recompilations."""
     from torch._dynamo import config
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -193,8 +193,8 @@ def score_mod(x: AttentionInputs) -> Callable[..., Tensor] | None:
 
 
 def _at(bias: Bias, dtype: torch.dtype) -> Callable[[Index, Index, Index, Index], Tensor]:
-    """A bias in no more than the precision of the logits: on a CPU the kernel takes its numbers for
-    ones of theirs."""
+    """A bias in at most the precision of the logits: on a CPU the kernel reads its memory as their
+    type."""
     match bias:
         case Alibi(slopes, int(offset)):
             slopes = slopes.to(dtype)

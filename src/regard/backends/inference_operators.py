@@ -1,5 +1,5 @@
-"""Compiled calls in numbers of which nothing is learned, as operators of their own: autograd is not
-asked on the way, and all that a backend decides is decided once for a kind."""
+"""Compiled calls without gradients, as operators of their own: they bypass autograd, and what a
+backend decides is decided once for each kind of call."""
 
 # No deferred annotations here: torch.library reads the types to make the operators' schemas.
 from collections.abc import Callable, Hashable, Sequence

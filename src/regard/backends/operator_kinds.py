@@ -1,5 +1,5 @@
-"""Kinds of the calls that operators are told of, which compiled programs make again and again: what
-is decided for one kind is decided once. (calls/kinds.py has those of plain calls.)"""
+"""Kinds of calls as operators receive them. Compiled programs repeat the same calls, and what is
+decided for one kind is decided once. (calls/kinds.py has those of plain calls.)"""
 
 from __future__ import annotations
 

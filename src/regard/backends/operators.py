@@ -1,9 +1,9 @@
 """A backend's passes as operators of torch.library, so that torch.compile and torch.export see one
 opaque node with known shapes, whatever the lengths and however it is run.
 
-Where nobody looks at operators, calls go past them: torch.library takes longer to call one than a
-GPU takes for a thousand tokens, and its operators have no forward mode (their tangents would be
-zero without a word). What `torch.func` and forward mode see is in functions.py."""
+Where no transform or mode observes operators, calls bypass them: torch.library takes longer to call
+one than a GPU takes for a thousand tokens, and its operators have no forward mode (their tangents
+would silently be zero). What `torch.func` and forward mode see is in functions.py."""
 
 # No deferred annotations here: torch.library reads the types to make the operators' schemas.
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ class Way(NamedTuple):
 
 
 class Operators(NamedTuple):
-    """A backend's passes, for everybody who may ask for them."""
+    """A backend's passes, in the forms in which they are called."""
 
     run: Run
     learning: Callable[[Way, tuple[Any, ...], Tensor, Tensor, Tensor], Rows]
@@ -283,7 +283,7 @@ def register(
             )
         )  # fmt: skip
 
-    # Below all transforms somebody may still look at operators.
+    # Below all transforms a mode may still observe operators.
     seen = Passes(name, attend, backward, forward_mode)
 
     class Direct(torch.autograd.Function):
@@ -363,8 +363,8 @@ def register(
 
 
 def _refuse_forward_mode(name: str) -> None:
-    """An operator's tangent would be zero without a word. (Inside a function with a formula of its
-    own, forward mode is off.)"""
+    """An operator's tangent would silently be zero. (Inside a function with a formula of its own,
+    forward mode is off.)"""
     if in_forward_mode() and torch._C._is_fwd_grad_enabled():
         raise RegardError(
             f"the operator regard::{name} has no forward mode",
@@ -374,8 +374,7 @@ def _refuse_forward_mode(name: str) -> None:
 
 
 def _unobserved(tensors: list[Tensor]) -> bool:
-    """Whether nobody looks at operators: no compiler, no mode, no kind of tensor that is not
-    plain."""
+    """Whether operators are unobserved: no compiler, no mode, no tensor subclass."""
     return (
         not torch.compiler.is_compiling()
         and not is_in_torch_dispatch_mode()
@@ -384,7 +383,8 @@ def _unobserved(tensors: list[Tensor]) -> bool:
 
 
 def _like(gradient: Tensor, t: Tensor) -> Tensor:
-    """A gradient of t in its type, and in memory as the compiler was told: like t itself."""
+    """A gradient of t with its dtype, and with the strides that the compiler expects: those of
+    t."""
     plain = gradient.is_contiguous() and t.is_contiguous()
     if plain or gradient.stride() == torch.empty_like(t, device="meta").stride():
         return gradient.to(t.dtype)

@@ -123,7 +123,7 @@ class Passes:
 
 
 class Operated:
-    """Passes as operators run them, who know what a call was told."""
+    """Passes as operators run them: with the numbers that a call was made with."""
 
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
@@ -147,7 +147,7 @@ class Call(NamedTuple):
     sink, seed, and those of comparison, mask and bias, in this order."""
 
     told: tuple[str, Sequence[Any], Sequence[Any], float | None, float]
-    """What operators are told: text, integers and floats of the values, soft-cap and dropout."""
+    """What operators receive: text, integers and floats of the values, soft-cap and dropout."""
     values: tuple[Value | None, ...] = ()
     """Those made of functions: the text names these by number, so they must stay."""
 

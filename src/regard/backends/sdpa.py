@@ -90,9 +90,9 @@ class Sdpa:
         assert isinstance(inputs.comparison, Dot)
         scale, grouped = inputs.comparison.scale, _grouped(inputs)
 
-        # Nothing is left to look at: a step of generating takes longer in Python than on a card.
+        # No checks are left: a decoding step takes longer in Python than on a GPU.
         def again(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            # Asked for by name each time: others put their own in its place for a while.
+            # Looked up at each call: other code may replace the function for a while.
             return torch.nn.functional.scaled_dot_product_attention(
                 q, k, v, scale=scale, enable_gqa=grouped
             )
@@ -117,7 +117,7 @@ class Sdpa:
         return x.shape.Q * x.shape.K * x.mask.batch * x.mask.heads <= SMALL
 
     def _unfused(self, x: AttentionInputs) -> list[str]:
-        """Where PyTorch would fall back to n×n without a word."""
+        """Where PyTorch would silently fall back to n×n."""
         if x.q.device.type == "cpu":
             reasons = []
             if x.dropout:
@@ -164,8 +164,8 @@ def _is_aligned(t: Tensor) -> bool:
 
 
 def _may_ask(x: AttentionInputs) -> bool:
-    """Whether numbers may be looked at: that would break the compiler's graph, and one that is
-    being recorded, and under `torch.func` there may be many at once. There care is taken always."""
+    """Whether values may be read: that would break a compiled graph or one that is being captured,
+    and under `torch.func` a tensor may stand for many. There the careful path is taken always."""
     if torch.compiler.is_compiling() or under_torch_func() or recorded():
         return False
     return x.q.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()

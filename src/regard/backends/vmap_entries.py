@@ -40,7 +40,7 @@ class Lot:
         some = slice(self.start, self.stop)
         t = t.expand(many, *t.shape) if axis is None else t.movedim(axis, 0)[some]
         if t.ndim == 2:
-            # Statistics that nobody asked for are empty: [0].
+            # Statistics that were not asked for are empty: [0].
             return t[0]
         return t.movedim(0, batch_axis).flatten(batch_axis, batch_axis + 1)
 

@@ -20,7 +20,7 @@ SHORT = 1024
 
 
 def why_not() -> str:
-    """Why the app does not open where nobody asked for it by name; empty if it can."""
+    """Why the app does not open unless asked for by name; empty if it can."""
     if not sys.stdout.isatty():
         return "standard output is no terminal"
     if not BUNDLE.exists():

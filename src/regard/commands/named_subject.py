@@ -57,8 +57,8 @@ def subject_of(
 
 
 def default_model(text: str, how: Spelling) -> str:
-    """Who reads where nobody is named: the small model of this package, if it is there and the text
-    is short. Whoever says how words are to be compared wants them compared by their spelling."""
+    """The model when none is named: the small one of this package, if it is there and the text is
+    short; and comparison by spelling where an option of that comparison is given."""
     there = (EMBEDDED / SMALL / "model.safetensors").exists()
     return SMALL if there and how == Spelling() and len(text.split()) <= FEW else SPELLING
 

@@ -110,8 +110,8 @@ def scan(
 
 
 class _Bar:
-    """How far a scan is, how quick, and what remains. Nothing where no terminal is; of ranks one
-    tells."""
+    """Progress of a scan: how far it is, how fast, and what remains. Only at a terminal, and on one
+    rank."""
 
     def __init__(self) -> None:
         self.bar = Progress(

@@ -1,8 +1,8 @@
-"""Who writes a file that takes long to write: one at a time, in a folder beside it.
+"""Files that take long to write have one writer at a time, which works in a folder beside the file.
 
-The folder bears the file's name, and whoever writes holds a lock in it, which the system lets go of
-when a process ends in whatever way. So a second writer is told, and what a writer left that was
-killed is found and removed by the next.
+The folder is named for the file, and the writer holds a lock in it, which the system releases
+however the process ends. So a second writer is refused, and what a killed writer left is found and
+removed by the next.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def folder_of(path: Path) -> Path:
 
 @contextmanager
 def claimed(path: Path) -> Iterator[Path]:
-    """A folder for the parts of a file, while nobody else writes it; gone afterwards."""
+    """A folder for the parts of a file, with the lock held; removed afterwards."""
     path = resolved(path)
     me = threading.get_ident()
     with _guard:

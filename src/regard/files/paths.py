@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def expanded(name: str) -> Path:
-    """A path as people write it; ~ of a user whom nobody knows stays as it is."""
+    """A path as people write it; ~ of an unknown user stays as it is."""
     try:
         return Path(name).expanduser()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Regular files that somebody else may have written, read up to a limit."""
+"""Regular files from untrusted sources, read up to a limit."""
 
 from __future__ import annotations
 

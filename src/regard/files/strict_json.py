@@ -8,7 +8,7 @@ from typing import Any
 
 
 def finite_or_null(value: Any) -> Any:
-    """A value for JSON, which knows no NaN and no infinity: None stands for them.
+    """A value for JSON, which has no NaN and no infinity: None replaces them.
 
     >>> finite_or_null({"loss": [0.5, float("nan")], "steps": (1, 2)})
     {'loss': [0.5, None], 'steps': [1, 2]}

@@ -69,8 +69,8 @@ def recalled(
 ) -> tuple[Float[Tensor, "b h q"], Bool[Tensor, "b h q"]]:
     """What is kept as a share of what falls on keys, and which rows look at any.
 
-    Beside a sink little may fall on keys, less than a log-sum-exp can tell: it is added up, as what
-    is kept is. Without one (None) it is all."""
+    With a sink, keys may get too little for a log-sum-exp to show it: so both are added up. Without
+    one (None) keys get everything."""
     empty = lse == -torch.inf
     if on_keys is not None:
         empty = empty | (on_keys <= 0)

@@ -75,7 +75,7 @@ class Asked(torch.autograd.Function):
         question: Question, call: Call, row: Tensor, *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
         found = question.ask(call.inputs(*tensors), row)  # type: ignore[arg-type]
-        # An answer that was at hand is a copy: autograd would take it for what went in.
+        # An answer that needed no computation is copied: autograd would mistake it for the input.
         return tuple(t.clone() if t is row else t for t in found)
 
     @staticmethod

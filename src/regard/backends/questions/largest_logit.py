@@ -1,6 +1,6 @@
 """The largest logit of each row as an operator, whose gradient a full graph of the compiler holds.
 
-It is at hand after every traced call, so whoever compiles a training step has it in the graph."""
+Every traced call has it, so it is in the graph of every compiled training step."""
 
 # No deferred annotations here: torch.library reads the types to make the operators' schemas.
 from collections.abc import Sequence
@@ -95,7 +95,7 @@ def _(
 
 
 def _like(gradient: Tensor, t: Tensor) -> Tensor:
-    """In its type, and in memory as the compiler was told."""
+    """With its dtype, and with the strides that the compiler expects."""
     return torch.empty_like(t).copy_(gradient)
 
 

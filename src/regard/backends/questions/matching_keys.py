@@ -1,4 +1,4 @@
-"""Queries and the keys of a kind that they ask for, such as the same token."""
+"""For each query, the keys that match it, such as those of the same token."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 class MatchingKeys(NamedTuple):
-    """Keys sorted by kind, in which those that a query asks for lie together. Queries too come in
-    that order, those that ask for nothing at the end."""
+    """Keys sorted by kind, so that those that match a query are adjacent. Queries are sorted alike,
+    those without a match last."""
 
     keys: Int[Tensor, "b k"]
     rows: Int[Tensor, "b q"]
@@ -23,8 +23,8 @@ class MatchingKeys(NamedTuple):
 def matching_keys(
     asks: Int[Tensor, "b q"], holds: Int[Tensor, "b k"], *, earlier: bool
 ) -> MatchingKeys:
-    """From the kind that each query asks for and each key is of. With `earlier`, a query asks only
-    for keys before its own place; queries are the last places of the keys."""
+    """From the kind that each query looks for and the kind of each key. With `earlier`, only keys
+    before the query's own place match; queries are the last places of the keys."""
     Q, K = asks.shape[1], holds.shape[1]
     key, query = (torch.arange(n, device=asks.device) for n in (K, Q))
     ranks, keys = (holds.long() * K + key).sort(1)

@@ -1,9 +1,9 @@
 """Memory of ours that CUDA graphs read.
 
 A graph that is captured reads the memory of its launches at every replay, as long as it lives, and
-what is computed while it is captured is there only once it is replayed. So what is made meanwhile
-is not kept for other calls, and what was kept before is never let go of: nobody tells when a graph
-is gone.
+what is computed while it is captured is there only once it is replayed. So tensors made during a
+capture are not kept for other calls, and those kept before are never freed: nothing reports when a
+graph is gone.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""cuDNN's passes, where they compute what ours do and are quicker.
+"""cuDNN's passes, where they compute the same as ours and are faster.
 
-Its backward pass needs only our output and log-sum-exp. A sink is in both, and has no value: that
-cuDNN knows of none changes no gradient but the sink's own. Its forward pass keeps no statistics, so
-it serves calls that ask for none. Both let a NaN behind a mask reach other rows of its tile: who
-calls them mends that.
+Its backward pass needs only our output and log-sum-exp. Both include a sink, which has no value:
+cuDNN knows of none, and that changes no gradient but the sink's own. Its forward pass keeps no
+statistics, so it serves calls that ask for none. Both let a masked NaN reach other rows of its
+tile: the caller repairs those.
 """
 
 from __future__ import annotations

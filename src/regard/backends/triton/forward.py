@@ -89,7 +89,7 @@ class Memory(NamedTuple):
     largest: Tensor
     entropy: Tensor
     first: Tensor | None
-    """The first key's logit, where the kernel tells it at no cost."""
+    """The first key's logit, where the kernel gives it at no cost."""
     marks: Tensor | None
     """A flag for each tile of queries; on Hopper behind a count of the tiles that are taken."""
     mixed: Tensor | None

@@ -187,8 +187,9 @@ def part_at(rule, path, i, STEP: tl.constexpr):
 
 @triton.jit
 def band_at(rule, q, limit):
-    """The first key that each query sees in a band, and how many. What can be said of a query once
-    is not said of each of its pairs: k - first < many, without a sign, tells both ends at once."""
+    """The first key that each query sees in a band, and how many. What holds for a query is
+    computed once, not for each of its pairs: as unsigned integers, k - first < many checks both
+    ends at once."""
     first = q + rule.low
     return first, tl.maximum(tl.minimum(q + rule.high, limit - 1) - first + 1, 0)
 

@@ -1,7 +1,7 @@
 """Columns of numbers beside the values, which the forward pass on Hopper mixes by the same weights.
 
-They tell what heads do with keys that are of some kind, in the pass that runs anyway: what falls on
-them, how far back it falls. Only sums over all rows are written.
+They measure how much weight keys of a kind get, and how far back it falls, in the pass that runs
+anyway. Only sums over all rows are written.
 
 Weights are rounded here as they are for the values. One column holds ones: divided by what comes of
 it, the rounded weights of each row are shares of 1.
@@ -24,7 +24,7 @@ from regard.backends.triton.arguments import tiles_of
 COLUMNS = gl.constexpr(16)
 """The fewest that products take with memory laid out for the copy engine."""
 MOST = (COLUMNS.value - 1) // 2
-"""Columns that may be asked about: each is two of half precision, which tell it to 16 bits."""
+"""The most columns at once: each is split into two of half precision, which hold it to 16 bits."""
 _LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=32, element_bitwidth=16, rank=4)
 
 

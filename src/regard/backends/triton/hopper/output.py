@@ -70,7 +70,7 @@ def write_rows(
         gl.store(to.largest + at, seen, mask=inside)
         gl.store(to.entropy + at, entropy, mask=inside)
     if flags is not None:
-        # Each thread tells of its own numbers: NaN stays in a sum.
+        # Each thread flags its own numbers: NaN stays in a sum.
         own = own_sum(mixed)
         flag = flags + (b * n.heads + h) * tiles + tile + gl.zeros_like(own).to(gl.int32)
         gl.store(flag, gl.full_like(own, 1).to(gl.int32), mask=own != own)

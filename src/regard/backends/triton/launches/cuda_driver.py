@@ -44,7 +44,7 @@ def _cuda() -> Any:
 
 
 def available() -> bool:
-    """Whether there is a driver that tells the parameters of a kernel (CUDA 12.4 and later)."""
+    """Whether there is a driver that reports the parameters of a kernel (CUDA 12.4 and later)."""
     try:
         return hasattr(_cuda(), "cuFuncGetParamInfo")
     except OSError:

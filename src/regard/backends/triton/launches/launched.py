@@ -330,7 +330,8 @@ def _read(arguments: tuple[Any, ...], traits: list[Any], values: list[Any]) -> N
 
 
 def _neutral(argument: Any, is_stride: bool = False) -> Any:
-    """An argument with which Triton compiles what `_read` tells apart, and nothing else."""
+    """An argument that makes Triton specialise on what `_read` distinguishes, and on nothing
+    else."""
     if isinstance(argument, tuple):
         inside = map(_neutral, argument, _strides_of(type(argument)))
         return type(argument)(*inside) if hasattr(argument, "_fields") else tuple(inside)

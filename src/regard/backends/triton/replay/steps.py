@@ -85,7 +85,7 @@ class Fresh(NamedTuple):
     dtype: torch.dtype
     zero: bool
     nothing: Tensor | None
-    """In the place of statistics that nobody asked for: one tensor without numbers for all."""
+    """In place of statistics that were not asked for: one empty tensor for all."""
 
     @staticmethod
     def like(t: Tensor, *, zero: bool = False) -> Fresh:

@@ -49,8 +49,8 @@ CARDS = {
     100: Card(10, 232_448, 148),  # B200
     120: Card(12, 101_376, 170),  # RTX 50
 }
-"""By compute capability, for kernels that are compiled for a GPU that is not there. Of one that is
-there, PyTorch tells."""
+"""By compute capability, for kernels that are compiled for a GPU that is not there. For one that is
+there, PyTorch reports them."""
 
 
 def card_of(device: torch.device) -> Card:
@@ -75,7 +75,7 @@ def _found(device: torch.device) -> Card:
     if device.type != "cuda":
         return HOPPER._replace(processors=1)
     properties = torch.cuda.get_device_properties(device)
-    # Older versions of PyTorch do not tell.
+    # Older versions of PyTorch do not report it.
     shared = getattr(properties, "shared_memory_per_block_optin", None)
     known = standing_for(capability(device))
     return Card(
