@@ -172,7 +172,7 @@ def home(function: Function) -> torch.device:
 
 
 def places(device: torch.device) -> Iterator[Tensor]:
-    """A batch entry, a head, a query and a key: tensors of their own, which a graph tells apart."""
+    """A batch entry, a head, a query and a key: separate tensors, which a graph distinguishes."""
     return (torch.zeros((), dtype=torch.int64, device=device) for _ in range(4))
 
 

@@ -76,8 +76,8 @@ def whole_numbers(
 
 
 def readable(tensor: Tensor) -> bool:
-    """Whether the numbers of a tensor may be looked at: it waits for no device, and is not one that
-    stands for others while a call is compiled, traced or transformed."""
+    """Whether the values of a tensor may be read: that waits for no device, and it is not a
+    placeholder while a call is compiled, traced or transformed."""
     return (
         tensor.device.type == "cpu"
         and runs_as_written()

@@ -49,8 +49,8 @@ class Pairwise(Bias):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BoundPairwise(Bias):
-    """What a program adds to pairs, asked when it is needed, of some batch entries and heads: of
-    one where it does not tell them apart."""
+    """What a program adds to pairs, computed when needed, for some batch entries and heads: for one
+    where it does not distinguish them."""
 
     code: Code
     captured: tuple[Tensor, ...]

@@ -1,6 +1,6 @@
 """Which text a layer's queries read, and which its keys, in models that read one and write another.
 
-Lengths tell it too, until both texts happen to have the same."""
+Lengths show it too, unless both texts happen to have the same."""
 
 from __future__ import annotations
 

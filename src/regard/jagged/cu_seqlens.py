@@ -1,8 +1,8 @@
-"""cu_seqlens: where sequences that stand end to end begin and end, as FlashAttention's varlen
-functions and packing data loaders tell it: [0, …, n], one number more than there are sequences.
+"""cu_seqlens: where sequences that are packed end to end begin and end, as FlashAttention's varlen
+functions and packing data loaders have it: [0, …, n], one number more than there are sequences.
 
-The host must know these numbers to plan a call. On a card that waits for the device, so each tensor
-is read once, for as long as nobody writes into it: the layers of a model share it.
+The host must know these numbers to plan a call. On a GPU that waits for the device, so each tensor
+is read once, until it is written to: the layers of a model share it.
 """
 
 from __future__ import annotations

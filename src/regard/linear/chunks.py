@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 SLOWEST = -1000.0
-"""A logarithm of decay below this is as good as minus infinity, in float64 too."""
+"""A logarithm of decay below this is treated as minus infinity: its exponential is 0 in float64
+too."""
 
 
 class Decays(NamedTuple):

@@ -73,7 +73,8 @@ class Kernel:
         self.runs = order.runs(None if state is None else state.last)
         self.q, self.k, self.v = q.unflatten(1, (max(k.shape[1], 1), -1)), k, v
         if not is_fixed(features):
-            # What a map of somebody else's learns is learned outside: features are kept whole.
+            # A feature map given as a function has its gradient outside: its features are kept
+            # whole.
             self.q = features(self.q.to(self.dtype))
             k = k if self.seen is None else torch.where(self.seen, k, 0.0)
             self.k = features(k.to(self.dtype))

@@ -1,8 +1,8 @@
-"""Going along a sequence segment by segment, with a state that is handed on.
+"""A scan over a sequence, segment by segment, with a state passed on from each to the next.
 
-Of all that is made on the way only the states between segments are kept. The backward pass goes
-the segments backwards, and makes each once more with autograd watching: O(n) memory, with a
-factor that does not depend on what a segment holds while it is worked on.
+Only the states between segments are kept. The backward pass takes the segments in reverse and
+computes each once more under autograd: O(n) memory, with a factor that does not depend on what a
+segment needs while it is computed.
 """
 
 from __future__ import annotations

@@ -58,12 +58,13 @@ class Packed(Mask):
             if not same:
                 _check_ends(inner, queries, keys)
                 before = max(0, int((queries - keys).max()))
-            # As many queries as keys: then a place is a place, and places tell the alignment.
-            # Queries that stand before all keys are farther from them than those are apart.
+            # As many queries as keys: queries and keys have the same positions, which give the
+            # alignment. Queries that stand before all keys are farther from them than those are
+            # apart.
             reach = longest + before
             inner = inner.bind(Shape(len(keys), shape.H, reach, reach), device)
-        # Backends keep what they make of a mask, and ask its tensors whether somebody wrote into
-        # them. Those made for inference do not tell.
+        # Backends cache what they derive from a mask, and check the version counters of its
+        # tensors. Inference tensors have none.
         with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
             there = moved(queries, device)
             bound = Packed(inner, there, there if same else moved(keys, device))
@@ -147,7 +148,8 @@ class Packed(Mask):
 
     @property
     def _lasts(self) -> bool:
-        """Whether what is bound now stays right: nobody can write into it, or wrapped it."""
+        """Whether what is bound now stays valid: nothing can write into it, and no transform wraps
+        it."""
         inner = self.mask
         return readable(self.queries) and (
             inner is None or not (inner.tensors() or inner.is_local())

@@ -96,7 +96,7 @@ class Where(Mask):
 @dataclass(frozen=True, eq=False, repr=False)
 class BoundWhere(Mask):
     """Pairs for which a program says True, asked when they are needed. `entries` and `own_heads`
-    are the batch entries and heads it is asked about: one where it does not tell them apart."""
+    are the batch entries and heads it is asked about: one where it does not distinguish them."""
 
     code: Code
     captured: tuple[Tensor, ...]

@@ -373,7 +373,7 @@ def replace_attention(model: nn.Module) -> list[str]:
             got=type(model).__name__,
             accepted="a model that contains nn.MultiheadAttention",
         )
-    # All or none: one that cannot be replaced is told before any is.
+    # All or none: one that cannot be replaced is refused before any is replaced.
     made = {module: DropIn.of(module) for module in found.values()}
     for path, module in found.items():
         parent, _, name = path.rpartition(".")

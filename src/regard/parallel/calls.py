@@ -187,8 +187,8 @@ def _prepared(
 
 
 def _of_dtensors(*tensors: Any) -> Any:
-    """What is known of DTensors, if one of these is one. Their library takes long to import, and
-    who has one has imported it."""
+    """What is known of DTensors, if one of these is one. Their library takes long to import; where
+    one exists it has been imported already."""
     library = sys.modules.get("torch.distributed.tensor")
     if library is None or not any(isinstance(t, library.DTensor) for t in tensors):
         return None

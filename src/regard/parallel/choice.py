@@ -105,7 +105,7 @@ def plan_of(call: Call, name: str | None) -> ParallelPlan:
     }[method.name]
     uneven = {"all_gather": busiest, "ring": busiest_round}.get(method.name, lambda _: 1.0)(call)
     traffic = traffic_of(call, method.name)
-    # Asked for by name, a method is told only what it cannot do.
+    # A method that is named is refused only for what it cannot do.
     reasons = _reasons(call) if name is None else _refusals(call)
     dtype = str(x.q.dtype).removeprefix("torch.")
     return ParallelPlan(
@@ -138,7 +138,7 @@ def traffic_of(call: Call, method: str) -> Traffic:
 
 
 def room(device: torch.device) -> float:
-    """Bytes of a device's memory; without a bound where nobody tells."""
+    """Bytes of a device's memory; infinite where it is unknown."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     try:

@@ -41,7 +41,7 @@ def mesh_of(mesh: Mesh | None, *tensors: Any) -> Mesh:
 def locals_of(
     q: Any, k: Any, v: Any, mesh: Any, layout: Layout | None, key_layout: Layout | None
 ) -> Locals:
-    """What this rank has, or why it cannot be told."""
+    """What this rank has, or why it is unknown."""
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not isinstance(t, DTensor):
             raise RegardError(

@@ -61,12 +61,13 @@ def agree(
 
 @contextmanager
 def refused_together(ranks: Ranks, device: torch.device) -> Iterator[None]:
-    """Where what fails on this rank is told to the others, which are about to compare what they do
-    and would wait for it.
+    """A block in which an error on this rank is reported to the others, which are about to compare
+    their calls and would wait for it.
 
     On a GPU they compare the first of a kind only. Whether they do so now, this rank cannot know
-    unless they never agreed on anything: it raises at once, since in a collective that nobody else
-    enters its reason would be lost, too. To tell them there would take a collective of every call.
+    unless they never agreed on anything: it raises at once, since in a collective that no other
+    rank enters its reason would be lost, too. To tell them there would take a collective of every
+    call.
     """
     try:
         yield

@@ -9,7 +9,7 @@ from regard.backends.contract import Rows
 
 
 class OwnRows:
-    """Answers that are at hand, by the names that a `Trace` has for them."""
+    """Answers that need no computation, by the names that a `Trace` has for them."""
 
     rows: Rows
 

@@ -229,7 +229,7 @@ class ParallelTrace(OwnRows):
         return t
 
     def _checking(self) -> AbstractContextManager[None]:
-        """What is wrong with a question on one rank is told to all."""
+        """An error in a question on one rank is raised on all."""
         return refused_together(self.call.ranks, self._device)
 
     def _agree(self, question: str, *at: Tensor, contents: Told | None = None) -> None:

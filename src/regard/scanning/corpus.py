@@ -18,7 +18,7 @@ READ = (".txt", *LINES)
 """Files that are read of a folder."""
 FIELD = "text"
 SHARD = 64
-"""Texts in a shard, where nobody says how many shards there are."""
+"""Texts in a shard, unless the number of shards is given."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Corpus:
 
     def _indexed(self, i: int, path: Path) -> bytes:
         """Note where the lines of a file begin; the hash of its bytes. All are read as texts once,
-        so that one that is none is told of before hours of work, and not amid them."""
+        so that a bad one is reported before hours of work, not amid them."""
         digest, start = hashlib.sha256(), 0
         try:
             with opened(path) as file:
@@ -145,7 +145,7 @@ def _is_json(path: Path) -> bool:
 
 
 def usual_shards(texts: int) -> int:
-    """How many shards there are where nobody says so.
+    """The default number of shards.
 
     >>> usual_shards(1), usual_shards(1000)
     (1, 16)

@@ -1,4 +1,4 @@
-"""The ranks of torchrun, which share out shards and tell one another when one of them fails.
+"""The ranks of torchrun, which share out shards and report failures to one another.
 
 There is no process group: a key-value store is enough, since nothing is exchanged but who does
 what. So a restart has no connections to find again, and a failure is named by the rank that had it.
@@ -70,7 +70,7 @@ class Ranks:
             raise
 
     def shards(self, many: int) -> Iterator[int]:
-        """Shards that nobody else has taken, as long as all goes well."""
+        """Shards that no other rank has taken, until one fails."""
         while True:
             self._check()
             shard = self.store.add("next", 1) - 1

@@ -62,7 +62,7 @@ class ScannedHead:
     """Rows with NaN or infinity, which are in no statistic."""
     statistics: Mapping[str, Summary]
     roles: Mapping[str, float]
-    """Scores as `regard.interpret.heads` has them; NaN where no row tells."""
+    """Scores as `regard.interpret.heads` has them; NaN where no row gives one."""
     offset: int | None = None
     """The fixed offset that gets most: 1 is the token before."""
 

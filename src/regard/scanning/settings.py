@@ -147,8 +147,8 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def configuration_hash(model: nn.Module) -> str:
-    """Of what a model is told beside its weights: into how many heads they are split, how far
-    apart its rotations are. Where it was read from does not count."""
+    """The configuration that changes a model's results beside its weights: the number of heads, the
+    base of rotary positions. Where it was read from does not count."""
     config: Any = getattr(model, "config", None)
     told = asdict(config) if isinstance(config, CausalConfig) else {}
     if hasattr(config, "to_dict"):

@@ -64,7 +64,7 @@ class Extremes(NamedTuple):
     ) -> Extremes:
         both = torch.stack([values, -values]).masked_fill(~known, -torch.inf)
         best = both.amax(-1)
-        # Of equal rows the first: which of them `max` names is nobody's promise.
+        # Of equal rows the first: which of them `max` returns is undefined.
         rows = torch.arange(both.shape[-1], device=both.device)
         place = torch.where(both == best[..., None], rows, both.shape[-1]).amin(-1)
         # [e s b h] -> [e s h b]

@@ -124,9 +124,9 @@ class TanhSum(Comparison):
     """w·tanh(q + k), with one w for all heads [D] or one per head [H, D]
 
     tanh(q + k) is 1 - 2r with r = 1 / (1 + exp(2q) exp(2k)): exponentials of queries and keys
-    alone, and one division for each pair and unit. It errs by roundings of 1 where tanh errs by one
-    of itself, which tells where all units are near 0; those, and numbers whose exponentials would
-    overflow, are left to tanh."""
+    alone, and one division for each pair and unit. Its error is a rounding of 1 where that of tanh
+    is one of itself, which matters where all units are near 0; those, and numbers whose
+    exponentials would overflow, are left to tanh."""
 
     w: Tensor
 
@@ -181,8 +181,8 @@ class TanhSum(Comparison):
         return together.tanh() if together.requires_grad else together.tanh_()
 
     def _shares(self, q: Tensor, k: Tensor) -> Tensor | None:
-        """r of every pair and unit; None where tanh itself is better, or somebody differentiates
-        what is made here."""
+        """r of every pair and unit; None where tanh itself is more accurate, or gradients are
+        needed."""
         if not readable(q) or not readable(k) or torch.is_grad_enabled() or not q.numel():
             return None
         top, least = FAST[q.dtype]

@@ -1,7 +1,7 @@
-"""What the rows of a call saw, and what is needed to say how much of it the first key got.
+"""Row statistics of a call, and what is needed for the weight of the first key.
 
-The first key's logit is one product more for each row. Of short calls the products wait until many
-can be computed together, where a kernel of ours does not compute them in one launch.
+The first key's logit is one more product for each row. For short calls the products are deferred
+until many can be computed together, unless one of our kernels computes them in one launch.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ alive for it."""
 
 
 class Looked(NamedTuple):
-    """What each row of a call saw."""
+    """The statistics of each row of a call."""
 
     max_logit: Float[Tensor, "b h q"]
     entropy: Float[Tensor, "b h q"]
@@ -53,7 +53,7 @@ class Looks(NamedTuple):
     mask: Mask | None = None
     """As it was bound to the call, where they are not."""
     given: Mask | None = None
-    """As it was given: held, because calls are told apart by which one it is."""
+    """As it was given: held, because calls are distinguished by its identity."""
     visible: Bool[Tensor, "#b #h q"] | None = None
     """In the place of the masks, where they may be written to meanwhile: what they said."""
     table: Float[Tensor, "n b h q"] | None = None
@@ -137,7 +137,7 @@ def _first_logit(trace: Trace) -> Float[Tensor, "b h q"]:
 
 
 def _span(x: AttentionInputs) -> tuple[int, int] | None:
-    """From which row to which the first key is seen, if that is told by a band."""
+    """The first and last row that see the first key, if the mask is a band."""
     if x.mask is None:
         return 0, x.shape.Q
     band = x.mask.band()

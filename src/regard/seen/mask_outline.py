@@ -53,7 +53,7 @@ def outline_of(mask: Mask | None) -> Outline | None:
             return None
         both = max(left.band[0], right.band[0]), min(left.band[1], right.band[1])
         return Outline(both, left.columns + right.columns)
-    # What padding is told by: lengths, or which keys are real.
+    # How padding is given: lengths, or which keys are real.
     table = mask.table.shape if isinstance(mask, Keep) else None
     told = isinstance(mask, Padding) or (table is not None and tuple(table[1:3]) == (1, 1))
     return Outline((-math.inf, math.inf), (mask,)) if told and mask is not None else None

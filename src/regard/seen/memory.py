@@ -28,7 +28,7 @@ def held_by(trace: Trace) -> dict[int, int]:
 
 
 class Weight:
-    """What kept traces hold, and whether the rest of a run will still find room."""
+    """Memory that kept traces hold, and whether the rest of a run will still fit."""
 
     def __init__(self) -> None:
         self._held: dict[int, int] = {}

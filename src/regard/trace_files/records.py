@@ -65,7 +65,7 @@ def recorded(trace: Trace, name: str, draft: Drawer) -> dict[str, Any]:
             got=repr(x.bias),
             do="use biases.alibi, biases.relative or biases.dense where traces are to be saved",
         )
-    # A mask given as a function is told by what it came to.
+    # A mask given as a function is stored as the table that it gave.
     local = trace.mask is not None and trace.mask.is_local()
     spelled = encode([x.comparison, mask, x.bias, mask if local else trace.mask])
     parts = {"q": x.q, "k": x.k, "v": x.v, **trace.rows._asdict(), "sink": x.sink, "seed": x.seed}
@@ -155,7 +155,7 @@ def restored(record: dict[str, Any], read: Read) -> Trace:
 
 
 def _written_out(mask: Mask, shape: Shape) -> Mask:
-    """A bound mask as files can hold it: a function is told by a table of its pairs."""
+    """A bound mask as files can hold it: a function becomes a table of its pairs."""
     if not mask.is_local():
         return mask
     match mask:

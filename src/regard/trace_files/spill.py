@@ -183,7 +183,7 @@ class Spill:
 
 
 def _version(tensor: Tensor) -> int | None:
-    """How often was written to a tensor; None for one that does not tell."""
+    """The version counter of a tensor; None if it has none."""
     return None if tensor.is_inference() else tensor._version
 
 

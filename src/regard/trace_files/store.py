@@ -67,7 +67,7 @@ from regard.version import __version__
 
 VERSION = 1
 PRIVATE = 0o600
-"""Who may read a new file: a trace holds what a model was told."""
+"""The permissions of a new file: a trace holds what a model read."""
 
 
 MANY = 256

@@ -64,7 +64,7 @@ class Place(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A tensor as it is stored, and the axes it has of the one it stands for, outermost first."""
+    """A tensor as it is stored, and which axes of the original it has, outermost first."""
 
     tensor: Tensor
     axes: list[int]
@@ -273,7 +273,7 @@ class Source:
 
 
 def _begun(path: Path) -> bool:
-    """Whether somebody writes a file, or did not come to its end."""
+    """Whether a file is being written, or was left unfinished."""
     return is_folder(folder_of(path))
 
 
@@ -353,7 +353,7 @@ def put_back(held: Tensor, place: Place) -> Tensor:
 
 
 def broken(path: Path, why: str) -> RegardError:
-    """What is said of a file that cannot be read, whatever the reason."""
+    """The error for a file that cannot be read, whatever the reason."""
     return RegardError(
         f"{path} cannot be read as a trace file",
         got="; ".join(line.strip() for line in why[:600].splitlines()),

@@ -11,7 +11,7 @@ from regard.inputs import AttentionInputs
 
 
 def max_logit() -> Question:
-    """The largest logits: they are at hand, and only their gradient is asked for."""
+    """The largest logits: they are known already, and only their gradient is computed."""
 
     def vjp(x: AttentionInputs, _: Tensor, g: Tensor, *, bias: bool) -> Learned:
         return GRADIENTS.max_logit(x, g, bias=bias)

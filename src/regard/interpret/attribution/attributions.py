@@ -18,7 +18,7 @@ SHOWN = 20
 
 
 def place_named(place: Place) -> str:
-    """A layer's call as a table tells it."""
+    """A layer's call as a table names it."""
     path, nth = place
     return (path or "(model)") + (f" (call {nth + 1})" if nth else "")
 
@@ -35,7 +35,7 @@ class Attribution:
     tokens: Float[Tensor, "b k"]
     """The score of each token: over queries, heads and layers."""
     heads: Mapping[Place, Float[Tensor, "b h k"]] = field(default_factory=dict)
-    """The score of each token in each head, over queries. Empty where heads are not told apart."""
+    """The score of each token in each head, over queries. Empty where scores are not per head."""
     rows: Mapping[Place, Float[Tensor, "b h r k"]] = field(default_factory=dict)
     """The score of each pair, for the queries that were chosen, in their order."""
     words: Sequence[str] | None = None

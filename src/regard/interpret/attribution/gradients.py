@@ -1,4 +1,5 @@
-"""A metric's derivatives by attention weights: where the weights are, or all the way from none.
+"""A metric's derivatives by attention weights: at the weights themselves, or integrated from zero
+weights up to them.
 
 Integrated gradients scale the weights of layers from 0 to 1 and add up p_ij · ∂m/∂p_ij on the way.
 The sum over all pairs is then the metric with the weights less the metric without them. Layers that
@@ -26,8 +27,8 @@ def integrated(
     steps: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[Place, Slopes], Float[Tensor, "b"]]:
-    """What the derivatives add up to on the way, for calls that are scaled together; and how far
-    the metric goes on all of these ways."""
+    """The integrals of the derivatives, for calls that are scaled together; and by how much the
+    metric changes along all of these paths."""
     found: dict[Place, Slopes] = {}
     value = probe.value(metric)
     explained = torch.zeros_like(value)

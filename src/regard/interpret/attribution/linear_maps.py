@@ -1,4 +1,4 @@
-"""Linear maps inside modules that somebody else wrote: matrices that rows are multiplied with."""
+"""Linear maps inside modules of other libraries: matrices that rows are multiplied with."""
 
 from __future__ import annotations
 

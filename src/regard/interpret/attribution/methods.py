@@ -203,7 +203,7 @@ def _through_layers(
     if queries is None:
         # The last place of each sequence.
         rows = rows[torch.arange(B, device=device), torch.searchsorted(at, last), None]
-    # One layer stands for all: heads are not told apart.
+    # One row for all layers: scores are not per head.
     return Attribution(method, _OF[method], rows.mean(1), {}, {("", 0): rows[:, None]}, words)
 
 

@@ -130,7 +130,7 @@ def _unknown(model: nn.Module, what: str, names: Iterable[str]) -> RegardError:
 
 
 def refuse_other_width(model: nn.Module, body: Anatomy, wide: int) -> None:
-    """Tokens are read into the stream, and said of it, as they are."""
+    """Embedding and unembedding act on the residual stream directly, with no projection between."""
     for what, matrix in (("embedding", body.embedding), ("unembedding", body.unembedding)):
         if matrix.shape[1] != wide:
             raise RegardError(

@@ -19,7 +19,7 @@ BESIDE = ("output.dense", "output")
 
 Output = Callable[[str, nn.Module], Any]
 """From the path of an attention module and the module: its output projection, as a module or a
-matrix [H·E, D]; None to have names tell."""
+matrix [H·E, D]; None to find it by name."""
 
 
 class OutputProjection(NamedTuple):

@@ -39,8 +39,8 @@ def ranks(x: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
 
 
 def spearman(score: Float[Tensor, "*b n"], effect: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
-    """The correlation of ranks. Scores that are all equal tell nothing, which is 0; effects that
-    are all equal cannot be told, which is NaN.
+    """The correlation of ranks. It is 0 if all scores are equal, as they predict nothing, and NaN
+    if all effects are.
 
     >>> x = torch.arange(5.0)
     >>> pairs = (x, -x.exp()), (torch.ones(5), x), (x, torch.ones(5))

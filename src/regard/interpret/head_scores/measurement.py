@@ -80,7 +80,7 @@ def heads(
     form = cache(lambda: writing_of(runner, given.sample, layers))
     if guess is None:
         form()
-    # First: words that do not stand in any text are soon found out.
+    # First: a word that no text contains is found at once.
     linked = links_of(given, links, layers, seed) if len(links) else Links(())
     kinds = Kinds(_separators(given, separators, notes), given.rare() if given.counts() else None)
     if not given.counts():

@@ -15,7 +15,7 @@ from regard.interpret.head_scores.pairs.pair_sums import Sum
 from regard.interpret.head_scores.pairs.pair_totals import REACH
 
 UNITS = 256
-"""Texts that are told apart, at most; of more, several count as one."""
+"""The most texts that are counted separately; of more, several count as one."""
 RESAMPLES = 2000
 ENDS = (0.025, 0.975)
 

@@ -114,7 +114,7 @@ def _means(runner: Runner, texts: Sequence[Any]) -> dict[Place, Tensor]:
 
 
 class _Donors:
-    """Texts whose outputs stand in for those of others: never its own."""
+    """For each text, another one whose outputs replace its own."""
 
     def __init__(self, runner: Runner, texts: Sequence[Any], seed: int) -> None:
         self.runner, self.texts = runner, texts

@@ -149,7 +149,7 @@ def _from_end(chosen: Chosen) -> bool:
 
 
 def named(edges: Edges) -> str:
-    """Edges as a table tells them."""
+    """Edges as a table names them."""
     if isinstance(edges, Mask):
         return repr(edges)
     several = listed(edges)

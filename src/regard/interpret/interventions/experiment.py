@@ -195,7 +195,7 @@ class Experiment:
 
 
 def heads_named(heads: Heads) -> str:
-    """Heads as a table tells them."""
+    """Heads as a table names them."""
     every = [f"{path or '(model)'} head {head}" for path, some in heads.items() for head in some]
     shown = ", ".join(every[:3])
     return shown if len(every) <= 3 else f"{shown}, … ({len(every)} heads)"

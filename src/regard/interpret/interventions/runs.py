@@ -188,7 +188,7 @@ def _tensors(text: Any) -> list[Tensor]:
 
 
 def parts(output: Any, many: int) -> list[Any] | None:
-    """The output for each intervention of a batch; None where it cannot be told apart."""
+    """The output for each intervention of a batch; None where it cannot be separated."""
     if many == 1:
         return [output]
     if not isinstance(output, (Tensor, Mapping, tuple, list)):

@@ -1,5 +1,5 @@
 """Maps of the words of a prompt over what is made of it. The folder is not named for its function,
-`regard.interpret.grounding`: a module of that name would stand in its place."""
+`regard.interpret.grounding`: a module of that name would replace it."""
 
 from regard.interpret.word_maps.counts import Counted, Span, Spot, counted
 from regard.interpret.word_maps.grounded_run import GroundedRun, grounding

@@ -27,7 +27,7 @@ _SIDE = 128
 class Survey(NamedTuple):
     """What a mask asks for: allowed pairs, and pairs in tiles that must be visited.
 
-    Summed over the batch entries and heads that the mask tells apart."""
+    Summed over the batch entries and heads that the mask distinguishes."""
 
     pairs: int
     visited: int
@@ -171,7 +171,7 @@ def survey(bound: PairRule, shape: Shape, q_size: int, k_size: int, device: torc
 
 
 def count(bound: PairRule, shape: Shape, device: torch.device) -> int:
-    """Allowed pairs over the batch entries and heads that the mask tells apart."""
+    """Allowed pairs over the batch entries and heads that the mask distinguishes."""
     if not shape.Q or not shape.K:
         return 0
     if bound.relative:
@@ -204,7 +204,8 @@ def band_edges(
 
 
 def seen_keys(bound: PairRule, shape: Shape, device: torch.device) -> Int[Tensor, "b h q"]:
-    """How many keys each query may see, for the batch entries and heads that the mask tells apart.
+    """How many keys each query may see, for the batch entries and heads that the mask
+    distinguishes.
 
     Bands take two edges a query. Of other masks whole tiles are added up, and only those that are
     partly allowed are looked into, some at a time.

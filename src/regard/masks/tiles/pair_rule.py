@@ -12,9 +12,9 @@ class PairRule:
     """Which pairs of queries and keys are allowed. Bound masks answer."""
 
     batch: int = 1
-    """How many batch entries the mask tells apart: 1 when it is the same for all."""
+    """How many batch entries the mask distinguishes: 1 when it is the same for all."""
     heads: int = 1
-    """How many heads the mask tells apart."""
+    """How many heads the mask distinguishes."""
     relative: bool = False
     """Whether only the distance between key and query matters."""
 

@@ -52,7 +52,7 @@ class AllGather(OnePart):
         if backend is None:
             return
         x, K = self.call.inputs, self.call.shape.K
-        # Of the keys that will be there, a backend is told all but the numbers.
+        # A backend is shown the gathered keys without their values: shapes, types and device.
         k, v = (
             t.new_empty(*t.shape[:2], K, t.shape[3]).requires_grad_(t.requires_grad)
             for t in (x.k, x.v)

@@ -1,4 +1,4 @@
-"""The numbers behind every view: maps, their tiles, and what is said of heads and places."""
+"""The numbers behind every view: maps, their tiles, and descriptions of heads and places."""
 
 from regard.view.atlas.atlas import Atlas
 from regard.view.atlas.badges import head_badges

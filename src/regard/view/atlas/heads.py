@@ -46,7 +46,7 @@ class HeadFigures:
     normalised: bool = True
     """Whether entropy is a share of the most it could be: where traces were kept."""
     logit: Grid = ()
-    """The largest logit; empty where nobody asked."""
+    """The largest logit; empty where it was not asked for."""
 
     @property
     def shown(self) -> tuple[Statistic, ...]:

@@ -47,7 +47,8 @@ class Map:
     steps: Sequence[int] = ()
     """The first query of each step, where the steps are joined into one call."""
     known: Sequence[str] = ()
-    """A word for each head, or none, where the model tells what its heads do over many texts."""
+    """A word for each head, or none, where the model's card says what its heads do over many
+    texts."""
     _heads: dict[tuple[int, int], Trace] = field(default_factory=dict)
     _choosing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -196,7 +197,7 @@ class Map:
     @one_core()
     @torch.no_grad()
     def statistics(self) -> dict[str, list[float]]:
-        """What can be said of each head without walking the pairs: means over its queries."""
+        """Statistics of each head that need no pass over the pairs: means over its queries."""
         H, Q, K = self.shape
         sums = {name: torch.zeros(H) for name in ("entropy", "first", "self", "previous")}
         most = torch.full((H,), -torch.inf)
@@ -238,7 +239,7 @@ class Map:
         return own, before
 
     def describe(self) -> dict[str, Any]:
-        """What a front end is told of the map."""
+        """The map as the front end receives it."""
         H, Q, K = self.shape
         x = self.traces[self.calls[0]].inputs
         mask = self.traces[self.calls[0]].mask

@@ -95,7 +95,7 @@ class Patches(Sequence[str]):
         )
 
     def describe(self) -> dict[str, Any]:
-        """What a front end is told of the picture."""
+        """The picture as the front end receives it."""
         rows, columns = self.grid
         down = self.frames * rows
         return {"image": self.image, "rows": down, "columns": columns, "first": self.first}

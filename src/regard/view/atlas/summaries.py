@@ -59,7 +59,7 @@ class Summary:
         return found
 
     def describe(self) -> dict[str, Any]:
-        """What a front end is told of the layer."""
+        """The layer as the front end receives it."""
         return {
             "name": self.name,
             "heads": self.heads,

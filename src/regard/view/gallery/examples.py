@@ -49,7 +49,7 @@ class Example(NamedTuple):
         return urlencode(place, safe=",")
 
     def told(self) -> dict[str, str]:
-        """What a front end is told."""
+        """The example as the front end receives it."""
         return {
             "name": self.name,
             "title": self.title,

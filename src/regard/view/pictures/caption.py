@@ -1,4 +1,4 @@
-"""What a picture is called, where nobody says."""
+"""The default title of a picture."""
 
 from __future__ import annotations
 

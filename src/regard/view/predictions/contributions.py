@@ -12,7 +12,7 @@ from regard.view.predictions.predictor import Predictor
 
 def contributions(predictor: Predictor, atlas: Atlas, at: int, token: int) -> dict[str, Any]:
     """What each head of each map gives the logit of a token at a place, and what all else gives it;
-    or in plain words why that cannot be told apart in this model."""
+    or in plain words why that cannot be separated in this model."""
     given, reader = predictor.arguments(predictor.until(at)), predictor.reader
     try:
         body = anatomy(reader.model)

@@ -1,4 +1,4 @@
-"""The pair that a tour begins with, where nobody chose one."""
+"""The pair that a tour begins with by default."""
 
 from __future__ import annotations
 

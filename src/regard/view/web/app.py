@@ -78,7 +78,7 @@ class App:
 
     @property
     def secret(self) -> str:
-        """The part of the address that nobody can guess."""
+        """The secret part of the address."""
         return self._server.secret
 
     @property

@@ -209,7 +209,8 @@ class Answers:
 
 
 def sometimes(go: Callable[[], bool]) -> Callable[[], None]:
-    """Stops what nobody waits for any more; steps are many, and looking takes longer than some."""
+    """Stops work whose client is gone; checked at intervals, because a check takes longer than some
+    steps."""
     after = 0.0
 
     def check() -> None:

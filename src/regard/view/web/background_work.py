@@ -19,7 +19,7 @@ class StoppedError(UnwantedError):
 
 
 class Work:
-    """The work of the moment. What it raises is kept, to be told to who asks.
+    """The current background work. An exception is kept, and reported on request.
 
     >>> work = Work()
     >>> work.start(lambda tell: tell("reading", 1, 2))

@@ -136,7 +136,7 @@ def _left_out(what: str) -> str:
 
 
 def _console() -> Console:
-    """Prints to nobody: in a notebook, rich would show every line itself."""
+    """Discards what is printed: in a notebook, rich would show every line itself."""
     return Console(
         file=io.StringIO(),
         record=True,

@@ -89,7 +89,7 @@ class PredictionAnswers:
 
 
 def _lines(found: Iterator[dict[str, Any]], check: Callable[[], None]) -> Iterator[bytes]:
-    """Each as a line; the last tells why no more come, if that is an error."""
+    """Each as a line; the last is the error, if one ended the stream."""
     while True:
         try:
             with stoppable(check):

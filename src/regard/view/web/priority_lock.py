@@ -1,4 +1,4 @@
-"""Who computes next: what somebody waits for goes before what is only made ready."""
+"""A lock that lets requests run before work that is only prepared ahead."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 
 class PriorityLock:
-    """A lock of two classes. Who is urgent waits for the urgent alone: a turn of who is not goes on
-    beside it until its next step, and no further while somebody urgent waits or computes.
+    """A lock with two priorities. Urgent work waits only for urgent work: other work continues
+    beside it until its next step, and no further while urgent work waits or runs.
 
     >>> turns = PriorityLock()
     >>> turns.take(urgent=False)
@@ -29,12 +29,12 @@ class PriorityLock:
 
     @property
     def busy(self) -> bool:
-        """Whether somebody computes."""
+        """Whether any work runs."""
         return self._urgent_runs or self._other_runs
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody urgent waits or computes."""
+        """Whether urgent work waits or runs."""
         return self._urgent > 0 or self._urgent_runs
 
     def take(self, *, urgent: bool) -> None:
@@ -62,8 +62,8 @@ class PriorityLock:
 
     @contextmanager
     def rested(self, *, urgent: bool) -> Iterator[None]:
-        """Others of the same class may go meanwhile; who is not urgent does not go on while one who
-        is rests."""
+        """Others of the same priority may run meanwhile; work that is not urgent does not continue
+        while urgent work rests."""
         with self._changed:
             self._urgent += urgent
         self.give(urgent=urgent)

@@ -183,9 +183,9 @@ def unembedding_of(model: nn.Module, last: Last) -> Unembedding | None:
 
 
 def _norm_of(norm: nn.Module, width: int) -> tuple[Float[Tensor, "d"], Float[Tensor, ""]]:
-    """What a norm multiplies each number with, up to one factor for all, and 1 if it takes their
-    mean off, 0 if not: as it does it. Names do not tell: some multiply with 1 more than their
-    weight, and T5's layer norm leaves the mean."""
+    """The factor by which a norm multiplies each number, up to one factor for all, and 1 if it
+    subtracts their mean, else 0: found by running it. Names do not show this: some multiply with 1
+    more than their weight, and T5's layer norm leaves the mean."""
     weight = next(iter(norm.parameters()), None)
     like = torch.empty(0) if weight is None else weight
     up_and_down = torch.ones(width, device=like.device)

@@ -53,7 +53,7 @@ class Form:
 
 
 def form_of(runner: Runner, text: Any) -> Form:
-    """What can be said of a model's form, by a run that shows whether it is so."""
+    """The form of a model, as far as a run confirms it."""
     sizes, calls, parts = dict[str, Size](), list[Place](), _Parts(runner.model)
 
     def look(place: Place, trace: Trace) -> None:
@@ -131,7 +131,7 @@ class _Layer(NamedTuple):
 
 
 class _Parts:
-    """The modules of a model that tell something of its form, by their paths."""
+    """The modules of a model from which its form is read, by their paths."""
 
     def __init__(self, model: nn.Module) -> None:
         self.norms: dict[str, nn.Module] = {}

@@ -64,7 +64,7 @@ def links_of(
 def _where(
     texts: Texts, pair: Sequence[Any], said: str
 ) -> tuple[list[tuple[int, Found, Found]], list[str]]:
-    """The texts where both words stand, and what has to be said of it."""
+    """The texts that contain both words, and notes for the reader."""
     found, absent, several = [], 0, 0
     for i, sides in enumerate(texts.sides):
         tokens = None if texts.reader is None or sides[0].ids is None else texts.spelled(i)

@@ -25,12 +25,12 @@ def asked_totals(
     *,
     hopeful: bool = False,
 ) -> PairTotals | None:
-    """None where no kernel answers, or not all of it. What `weighed` tells is not asked again.
-    `hopeful` does not wait for the device to say whether float32 tells the weights of a call.
+    """None where no kernel answers, or not all of it. What `weighed` holds is not computed again.
+    `hopeful` does not wait for the device to say whether float32 is exact enough for a call.
 
-    How far away weight falls is told by what each key received, if nobody looks ahead: the places
-    of all rows, less the places that their weight fell on. That is exact to about a millionth of
-    the length of a text, the rounding of a row's sum of weights.
+    How far back weight falls follows from what each key received, if no query looks ahead: the
+    places of all rows, less the places that their weight fell on. That is exact to about a
+    millionth of the length of a text, the rounding of a row's sum of weights.
     """
     x, asks = trace.inputs, trace.second_pass
     if x.sink is not None or isinstance(x.bias, Dense) or (sides.own and not looks_back(x)):

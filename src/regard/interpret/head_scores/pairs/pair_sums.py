@@ -61,9 +61,9 @@ def call_sums(
     hopeful: bool = False,
 ) -> CallSums:
     """The sums of a call: from questions about it where kernels answer them, else from one sweep
-    over its rows. `arcs` are (sequence, query, key). `also` is handed every block of weights, so
-    that whoever asks more of them need not compute them again. `weighed` are sums of numbers of
-    keys that the forward pass told; `hopeful` leaves open what would have to be waited for."""
+    over its rows. `arcs` are (sequence, query, key). `also` is called with every block of weights,
+    so that further questions need not compute them again. `weighed` are sums over keys that the
+    forward pass gave; `hopeful` leaves open what would wait for the device."""
     if apart(trace.inputs):
         if also is not None:
             for block in blocks(trace):

@@ -53,8 +53,8 @@ class Blocks:
         return Block(replace(x, k=k, v=v, mask=mask, bias=bias), keys.places)
 
     def hidden(self, mask: Mask | None) -> frozenset[int]:
-        """The ranks of whose keys this rank's queries see none, as far as the mask can tell without
-        a look at every pair."""
+        """The ranks whose keys this rank's queries cannot see, as far as the mask shows without a
+        look at every pair."""
         mine, owners = self.layout.runs[self.ranks.rank], range(self.ranks.size)
         without = {owner for owner in owners if not mine or not self.key_layout.lengths[owner]}
         # Asked of the CPU, which need not wait for the device.

@@ -242,7 +242,7 @@ class RingTrace(OwnRows):
 
     def _asked(self) -> tuple[AttentionInputs, Float[Tensor, "b h n"]]:
         """The call that is asked about weights, and the lse of its rows: in float64 where float32
-        could not tell them."""
+        is not exact enough."""
         exact = self._exact
         if exact is None:
             return self.inputs, self.lse

@@ -88,14 +88,14 @@ class Sums:
         self._moving: Transfer | None = None
 
     def add(self, tensors: Sequence[Tensor]) -> None:
-        """Add to what was said of the keys that are here now, and pass it on."""
+        """Add to the answer about the keys that are here now, and pass it on."""
         total: Sequence[Tensor] = [self.layout.filled(t, 2).contiguous() for t in tensors]
         if self._moving is not None:
             total = [come.add_(t) for come, t in zip(self._moving.arrived(), total, strict=True)]
         self._moving = pass_on(self.ranks, total, 1)
 
     def home(self) -> list[Tensor]:
-        """What all ranks said of this rank's keys."""
+        """The answer of all ranks about this rank's keys."""
         assert self._moving is not None
         n = self.layout.lengths[self.ranks.rank]
         return [t[:, :, :n] for t in self._moving.arrived()]
