@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from regard import cli
 from regard.commands import first_view
 from regard.commands import view as view_command
-from regard.view.subjects import Told
+from regard.view.subjects import TextInfo
 from tests.view.text_drawings import seen_model
 
 pytestmark = pytest.mark.usefixtures("by_spelling")
@@ -60,7 +60,7 @@ def test_the_app_opens_by_itself(
     monkeypatch.setenv("COLUMNS", "20")
     result = view("the reader reads")
     assert result.exit_code == 0, result.output
-    known = {"told": Told("the reader reads", "spelling"), "reader": None}
+    known = {"told": TextInfo("the reader reads", "spelling"), "reader": None}
     how = {"maps": ["trace"], "port": 0, "browser": True, "view": "scale=linear", **known}
     assert served == [how]
     assert result.stdout.splitlines()[:2] == [

@@ -367,7 +367,7 @@ def test_circuits(family: str) -> None:
     written = torch.randn(1, 16) - 0.5
     with torch.no_grad():
         given = (last(written) - last(-written)) @ body.unembedding[some].T / 2
-    said = circuits._said(model, body, norms=True)[some]
+    said = circuits._unembedding(model, body, norms=True)[some]
     centred = written - written.mean() if isinstance(last, nn.LayerNorm) else written
     scale = centred.square().mean().sqrt()
     close(written.double() @ said.T / scale, given.double(), rtol=1e-4, atol=1e-4)

@@ -33,7 +33,7 @@ def over_held(given: Tensor | None, slots: Slots, query: Tensor, seen: int) -> T
     if given is None or isinstance(given, SymbolicMask) or given.shape[2:] != (Q, seen):
         raise RegardError(
             "a mask that a cache with missing keys cannot follow",
-            got=f"{_said(given)}, for {Q} more tokens after {seen - Q}",
+            got=f"{_shown(given)}, for {Q} more tokens after {seen - Q}",
             accepted="a causal mask, a mask of keys, both, or a tensor [B, H, Q, K] of all keys "
             "there were",
             do="use transformers' own cache for this call",
@@ -113,7 +113,7 @@ def _by_query_head(slots: Tensor, H: int) -> Tensor:
     return slots.repeat_interleave(H // slots.shape[1], 1)[:, :, None]
 
 
-def _said(given: Tensor | None) -> str:
+def _shown(given: Tensor | None) -> str:
     if given is None:
         return "no mask"
     if isinstance(given, SymbolicMask):

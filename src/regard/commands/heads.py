@@ -91,7 +91,7 @@ def heads(
     if json:
         typer.echo(json_text.dumps(plain(found, model)))
     else:
-        _tell(found, model)
+        _print(found, model)
     if out is not None:
         picture = head_scores_picture.head_scores_picture(found, title=model)
         head_scores_picture.save(picture, out)
@@ -144,7 +144,7 @@ def plain(found: HeadScores, model: str) -> dict[str, Any]:
     return everything
 
 
-def _tell(found: HeadScores, model: str) -> None:
+def _print(found: HeadScores, model: str) -> None:
     console = plain_console()
     many = f"{found.texts} texts" if found.texts > 1 else "one text"
     console.print(Text(f"{model}: {len(found)} heads of {len(found.paths)} layers, {many}\n"))

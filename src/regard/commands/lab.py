@@ -85,7 +85,7 @@ def lab(
         how |= {} if seeds is None else {"seeds": seeds}
         result = run_seeds(chosen, seed=seed, **how, progress=tell)
     took = time.perf_counter() - began
-    console.print(_told(result))
+    console.print(_summary(result))
     paths = [out / f"{name}.{kind}" for kind in ("png", "html", "json")]
     lab_picture.save(lab_picture.lab_picture(result), paths[0])
     lab_page.lab_page(result, paths[1])
@@ -125,7 +125,7 @@ def _listed() -> Table:
     return table
 
 
-def _told(result: Result) -> Text:
+def _summary(result: Result) -> Text:
     """The paragraph, and each part of the claim."""
     verdict = Text(result.verdict, style="green" if result.supported else "red")
     lines = Text("\n\n").join([verdict, Text(result.answer)])

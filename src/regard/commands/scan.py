@@ -99,14 +99,14 @@ def scan(
     job = Job(model, tuple(texts), str(out), options, dtype, device)
     with _Bar() as bar:
         if ray is None:
-            found = scan_corpus(job, progress=bar.told, timeout=timeout)
+            found = scan_corpus(job, progress=bar.progress, timeout=timeout)
         else:
             # Imported late: Ray is an extra, and takes its time.
             from regard.scanning.ray_pool import scan_on_ray
 
-            found = scan_on_ray(job, ray, progress=bar.told)
+            found = scan_on_ray(job, ray, progress=bar.progress)
     if found is not None:
-        _tell(found, job, out)
+        _print(found, job, out)
 
 
 class _Bar:
@@ -129,7 +129,7 @@ class _Bar:
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def told(self, done: int, total: int, tokens: int) -> None:
+    def progress(self, done: int, total: int, tokens: int) -> None:
         task, spent = self.bar.tasks[0], 0.0
         if task.total is None:
             self.bar.reset(self.task, total=total, description="reading")
@@ -139,7 +139,7 @@ class _Bar:
         self.bar.update(self.task, completed=done, count=f"{done}/{total} texts", speed=speed)
 
 
-def _tell(found: Scan, job: Job, out: Path) -> None:
+def _print(found: Scan, job: Job, out: Path) -> None:
     console = plain_console()
     console.print(
         Text(
@@ -185,19 +185,19 @@ def _best(found: Scan) -> Table:
         if name in best.statistics:
             s = best.statistics[name]
             more = [
-                _said(name, s.deviation),
-                _said(name, s.quantiles[0.5]),
-                _said(name, s.quantiles[0.99]),
+                _shown(name, s.deviation),
+                _shown(name, s.quantiles[0.5]),
+                _shown(name, s.quantiles[0.99]),
             ]
         then = ", ".join(
-            f"{head.layer}.{head.head} {_said(name, head[name])}" for head in ranked[1:]
+            f"{head.layer}.{head.head} {_shown(name, head[name])}" for head in ranked[1:]
         )
         table.add_row(
-            *map(Text, (name, f"{best.layer}.{best.head}", _said(name, best[name]), *more, then))
+            *map(Text, (name, f"{best.layer}.{best.head}", _shown(name, best[name]), *more, then))
         )
     return table
 
 
-def _said(name: str, value: float) -> str:
+def _shown(name: str, value: float) -> str:
     """A number as the table says it: statistics as they are, scores as shares."""
     return f"{value:.3g}" if name in STATISTICS else shown(name, value)

@@ -278,18 +278,18 @@ def _wide(logits: Float[Tensor, "*axes v"]) -> Float[Tensor, "*axes v"]:
 def _rows(outcome: Outcome, at: int) -> tuple[Int[Tensor, "b"], Int[Tensor, "b"]]:
     """Where the logits of a place are, in each sequence."""
     logits = logits_of(outcome.output)
-    places = places_at(at, _size(logits), _told(outcome)).to(logits.device)
+    places = places_at(at, _size(logits), _known_real(outcome)).to(logits.device)
     return torch.arange(len(places), device=logits.device), places
 
 
 def _real(outcome: Outcome) -> Bool[Tensor, "b n"]:
     """Which places of the logits are no padding."""
-    logits, real = logits_of(outcome.output), _told(outcome)
+    logits, real = logits_of(outcome.output), _known_real(outcome)
     real = torch.ones(_size(logits), dtype=torch.bool) if real is None else real
     return real.to(logits.device)
 
 
-def _told(outcome: Outcome) -> Bool[Tensor, "b n"] | None:
+def _known_real(outcome: Outcome) -> Bool[Tensor, "b n"] | None:
     """The same, where the text says so."""
     side = _side(outcome.text, outcome.output)
     size = _size(logits_of(outcome.output))

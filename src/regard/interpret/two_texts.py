@@ -67,7 +67,7 @@ def refuse_cross(paths: Iterable[str]) -> None:
             )
 
 
-def refuse_untold_target(path: str, call: Any) -> None:
+def refuse_unknown_target(path: str, call: Any) -> None:
     """Refuse a decoder's layer where the model made up what it reads: from the other text, one
     place further on."""
     told = isinstance(call, Mapping) and call.get("decoder_input_ids") is not None

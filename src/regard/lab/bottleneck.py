@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from regard.errors import RegardError
 from regard.lab.apparatus.experiments import About, Check, Progress, Result, Tell, seeded
-from regard.lab.apparatus.panels import Heat, Line, Lines, Panel
+from regard.lab.apparatus.panels import HeatMap, Line, Lines, Panel
 from regard.lab.material.sayings import END, START, Book, Saying, misses
 from regard.lab.models.translators import Translator, attends, translator
 
@@ -350,11 +350,11 @@ def _panels(numbers: dict[str, Any]) -> tuple[Panel, ...]:
               "The last output should depend on word 1 alone, 100%.",
               "length", "share of the gradient",
               curves(lengths, lambda m: [r["share"] for r in m["trained"]]), percent=True),
-        *(Heat(f"Reverse: where {name} looks",
+        *(HeatMap(f"Reverse: where {name} looks",
                "The first symbol written looks at the last one read, and so on, or right beside.",
                weights, places, places, "weight", y="written", x="read")
           for name, weights in alike.items()),
-        *(Heat(f"Translation: where {name} looks", "Each row is a written word.",
+        *(HeatMap(f"Translation: where {name} looks", "Each row is a written word.",
                weights, sentence["older"], sentence["newer"], "weight", y="written", x="read")
           for name, weights in sentence["weights"].items()),
     )  # fmt: skip

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.interpret.word_maps.components import labelled
 from regard.lab.apparatus.experiments import About, Check, Progress, Result, Tell, seeded
-from regard.lab.apparatus.panels import Bars, Heat, Line, Lines, Panel
+from regard.lab.apparatus.panels import Bars, HeatMap, Line, Lines, Panel
 from regard.lab.models.painter import (
     NUMBERS,
     PATCH,
@@ -311,8 +311,8 @@ def _panels(numbers: Mapping[str, Any], found: Painted) -> tuple[Panel, ...]:
               "will be painted.", "step", "foreseen", lines["foreseen"], percent=True),
         Bars("Pictures with the right number", "By the number asked for.", "right", NUMBERS,
              {"painted": numbers["right_by_number"]}, percent=True),
-        Heat(f"“{prompt}”: the noun, half way", "The map of the noun when half of the steps are "
+        HeatMap(f"“{prompt}”: the noun, half way", "The map of the noun when half of the steps are "
              "done.", map.reshape(SIDE, SIDE).tolist(), cells, cells, "share"),
-        Heat(f"The picture: {int(final[example])} painted", "The ink of each token in the end.",
+        HeatMap(f"The picture: {int(final[example])} painted", "The ink of each token in the end.",
              ink.reshape(SIDE, SIDE).tolist(), cells, cells, "ink"),
     )  # fmt: skip

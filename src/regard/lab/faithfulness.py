@@ -20,7 +20,7 @@ from regard.interpret import metrics
 from regard.interpret.faithfulness_report.comparison import size_of_effect
 from regard.interpret.faithfulness_report.rank_correlation import Interval, over_texts, spearman
 from regard.lab.apparatus.experiments import About, Check, Progress, Result, Tell, seeded
-from regard.lab.apparatus.panels import Bars, Heat, Line, Lines
+from regard.lab.apparatus.panels import Bars, HeatMap, Line, Lines
 
 ABOUT = About(
     name="faithfulness",
@@ -276,7 +276,7 @@ def _panels(numbers: dict[str, Any]) -> tuple[Any, ...]:
             "gradients.",
             "layer", "rank correlation", lines,
         ),
-        Heat(
+        HeatMap(
             "One text",
             "What cutting did, and what each method says of it, each row as a share of its "
             "largest. Where rows differ from the first, the method points elsewhere.",

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import regard
 from regard.lab.apparatus.experiments import About, Check, Progress, Result, Tell, seeded
-from regard.lab.apparatus.panels import Bars, Heat, Line, Lines, Panel, smoothed
+from regard.lab.apparatus.panels import Bars, HeatMap, Line, Lines, Panel, smoothed
 
 ABOUT = About(
     name="roles",
@@ -310,7 +310,7 @@ def _panels(numbers: dict[str, Any]) -> tuple[Panel, ...]:
     )  # fmt: skip
     words = numbers["sentence"]
     heats = [
-        Heat(f"Scores, {named}: asymmetry {numbers['asymmetry'][kind]:.2f}", caption,
+        HeatMap(f"Scores, {named}: asymmetry {numbers['asymmetry'][kind]:.2f}", caption,
              numbers["scores"][kind], words, words, "score", y="looks", x="at", signed=True)
         for kind, (named, caption) in _SEEN.items()
     ]  # fmt: skip

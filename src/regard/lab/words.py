@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 
 from regard import masks
 from regard.lab.apparatus.experiments import About, Check, Progress, Result, Tell, seeded
-from regard.lab.apparatus.panels import Bars, Heat, Point, Points
+from regard.lab.apparatus.panels import Bars, HeatMap, Point, Points
 from regard.lab.word_vectors import GLOVE, Vectors, glove, read, train
 from regard.lab.word_vectors.questions import BIBLE, COUPLES, KIN, KINDS, TODAY
 from regard.nn import StaticAttention
@@ -246,14 +246,14 @@ def _answer(numbers: dict[str, Any]) -> str:
     )
 
 
-def _panels(numbers: dict[str, Any]) -> tuple[Points | Bars | Heat, ...]:
+def _panels(numbers: dict[str, Any]) -> tuple[Points | Bars | HeatMap, ...]:
     places, analogies, senses = (numbers[name] for name in ("plane", "analogies", "senses"))
     alone, in_sentence = [one for one in senses if one["word"] == "bank"], "in a sentence"
     start = (alone[0]["before"][1], alone[0]["before"][0])
     drawn = [Point(him, places[him], "he") for him, _ in COUPLES]
     drawn += [Point(her, places[her], "she", start=places[him]) for him, her in COUPLES]
     return (
-        Heat(
+        HeatMap(
             "Words of a kind", "Cosines. Kinds are blocks along the diagonal.",
             numbers["cosines"], KINDS, KINDS, "cosine", signed=True,
         ),

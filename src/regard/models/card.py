@@ -48,13 +48,13 @@ class Card(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         width = max(map(len, self._facts), default=0)
-        lines = [f"{fact:<{width}}  {_said(value)}" for fact, value in self._facts.items()]
+        lines = [f"{fact:<{width}}  {_shown(value)}" for fact, value in self._facts.items()]
         return "\n".join(lines) or "Card(nothing known)"
 
 
-def _said(value: Any) -> str:
+def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_said(part)}" for name, part in value.items())
+        return ", ".join(f"{name} {_shown(part)}" for name, part in value.items())
     if isinstance(value, list):
-        return "; ".join(map(_said, value))
+        return "; ".join(map(_shown, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -18,7 +18,7 @@ from regard.errors import RegardWarning
 from regard.masks.algebra import Mask
 from regard.parallel.call import Call, Method, Part, checked_call
 from regard.parallel.choice import ParallelPlan, method_of, plan_of
-from regard.parallel.handshake import agree, contents_of, refused_together, said
+from regard.parallel.handshake import agree, contents_of, described, refused_together
 from regard.parallel.layout import Layout
 from regard.parallel.parallel_trace import ParallelTrace
 from regard.parallel.ranks import Mesh, ranks_of
@@ -174,8 +174,8 @@ def _prepared(
         call = checked_call(q, k, v, ranks, layout, key_layout, mask=mask, **options)
         how = method_of(call, method)
         how.check(backend, statistics=trace)
-        told = _told(call, how, mask, backend, trace=trace, options=options)
-    agree(ranks, device, told, lambda: contents_of(mask=mask))
+        facts = _facts(call, how, mask, backend, trace=trace, options=options)
+    agree(ranks, device, facts, lambda: contents_of(mask=mask))
     if watched():
         warnings.warn(
             "regard.watch does not see the calls of regard.parallel: keep what "
@@ -197,7 +197,7 @@ def _of_dtensors(*tensors: Any) -> Any:
     return dtensors
 
 
-def _told(
+def _facts(
     call: Call,
     how: Method[Any],
     mask: Mask | None,
@@ -215,10 +215,10 @@ def _told(
         "layout": _of_layout(call.layout),
         "key_layout": _of_layout(call.key_layout),
         "method": how.name,
-        "mask": said(mask),
+        "mask": described(mask),
         "backend": repr(backend),
         "which tensors want gradients": str(learns),
-        **{name: said(value) for name, value in options.items()},
+        **{name: described(value) for name, value in options.items()},
     }
 
 

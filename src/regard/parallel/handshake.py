@@ -25,7 +25,7 @@ from regard.parallel.collectives import gathered, lost
 from regard.parallel.ranks import Ranks
 from regard.values import Value
 
-Told = dict[str, str]
+Facts = dict[str, str]
 """What is compared: a name for each part of a call, and what it is, in words."""
 
 READ = 1 << 20
@@ -38,20 +38,20 @@ _ROOM = 4096
 
 
 def agree(
-    ranks: Ranks, device: torch.device, told: Told, contents: Callable[[], Told] = dict
+    ranks: Ranks, device: torch.device, facts: Facts, contents: Callable[[], Facts] = dict
 ) -> None:
     """Refuse, on every rank, what is not the same on all of them. `contents` is asked only where
     ranks are."""
-    kind, agreed = _digest(told), _AGREED.setdefault(ranks.group, set())
+    kind, agreed = _digest(facts), _AGREED.setdefault(ranks.group, set())
     if device.type != "cpu" and kind in agreed:
         return
-    told = told | contents()
-    mine = _digest(told)
+    facts = facts | contents()
+    mine = _digest(facts)
     sent = torch.tensor(list(mine), dtype=torch.uint8, device=device)
     found = [bytes(row.tolist()) for row in gathered(ranks, [sent])[0].cpu()]
     if any(each != mine for each in found):
-        raise _differ(ranks, told)
-    if "refused" in told:
+        raise _differ(ranks, facts)
+    if "refused" in facts:
         # Alike on all ranks, but nothing that they go on with.
         return
     if len(agreed) >= _ROOM:
@@ -79,36 +79,36 @@ def refused_together(ranks: Ranks, device: torch.device) -> Iterator[None]:
         raise
 
 
-def contents_of(**values: Value | None) -> Told:
+def contents_of(**values: Value | None) -> Facts:
     """The numbers in the tensors of masks, as digests; of large ones the shape must do."""
-    told = {}
+    facts = {}
     for name, value in values.items():
         tensors = [] if value is None else value.tensors()
         for i, t in enumerate(tensors):
             if t.numel() * t.element_size() <= READ:
-                told[f"tensor {i} of {name}"] = _digest_of(t)
-    return told
+                facts[f"tensor {i} of {name}"] = _digest_of(t)
+    return facts
 
 
 def numbers_of(t: Tensor) -> str:
     """The numbers in a tensor, as a digest; of a large one the shape."""
-    return _digest_of(t) if t.numel() * t.element_size() <= READ else said(t)
+    return _digest_of(t) if t.numel() * t.element_size() <= READ else described(t)
 
 
-def said(part: Any) -> str:
+def described(part: Any) -> str:
     """A part of a call in words: of tensors the shape, since learned numbers may differ by
     roundings."""
     if isinstance(part, Tensor):
         return f"{str(part.dtype).removeprefix('torch.')} {list(part.shape)}"
     if isinstance(part, Value) and part.tensors():
-        return f"{part._called()}({', '.join(map(said, part._parts()))})"
+        return f"{part._called()}({', '.join(map(described, part._parts()))})"
     if isinstance(part, tuple):
-        return f"({', '.join(map(said, part))})"
+        return f"({', '.join(map(described, part))})"
     return getattr(part, "__name__", repr(part))
 
 
-def _digest(told: Told) -> bytes:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
+def _digest(facts: Facts) -> bytes:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
 
 
 def _digest_of(t: Tensor) -> str:
@@ -122,10 +122,10 @@ def _reason(error: Exception) -> str:
     return said if isinstance(error, RegardError) else f"{type(error).__name__}: {said}"
 
 
-def _differ(ranks: Ranks, told: Told) -> RegardError:
+def _differ(ranks: Ranks, facts: Facts) -> RegardError:
     every: list[Any] = [None] * ranks.size
     try:
-        dist.all_gather_object(every, told, group=ranks.group)
+        dist.all_gather_object(every, facts, group=ranks.group)
     except RuntimeError as error:
         return lost("all_gather_object", ranks, error)
     refused = {rank: each["refused"] for rank, each in enumerate(every) if "refused" in each}
@@ -145,10 +145,10 @@ def _differ(ranks: Ranks, told: Told) -> RegardError:
     )
 
 
-def _by_rank(name: str, every: list[Told]) -> str:
+def _by_rank(name: str, every: list[Facts]) -> str:
     groups: dict[str, list[int]] = {}
-    for rank, told in enumerate(every):
-        groups.setdefault(told.get(name, "nothing"), []).append(rank)
+    for rank, facts in enumerate(every):
+        groups.setdefault(facts.get(name, "nothing"), []).append(rank)
     shown = (
         f"{text[:120]} on rank{'s' if len(who) > 1 else ''} {', '.join(map(str, who))}"
         for text, who in groups.items()

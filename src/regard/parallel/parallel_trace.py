@@ -25,7 +25,7 @@ from regard.backends.questions.block_mass import (
 from regard.masks.algebra import Mask
 from regard.parallel.call import Call, Method, Part
 from regard.parallel.collectives import Sum, gathered
-from regard.parallel.handshake import Told, agree, numbers_of, refused_together
+from regard.parallel.handshake import Facts, agree, numbers_of, refused_together
 from regard.parallel.layout import Layout
 from regard.parallel.own_rows import OwnRows
 from regard.traces import Chosen, Region, Trace, places, pooled_region, region_of
@@ -232,7 +232,7 @@ class ParallelTrace(OwnRows):
         """An error in a question on one rank is raised on all."""
         return refused_together(self.call.ranks, self._device)
 
-    def _agree(self, question: str, *at: Tensor, contents: Told | None = None) -> None:
+    def _agree(self, question: str, *at: Tensor, contents: Facts | None = None) -> None:
         """All ranks ask the same."""
         named = [
             str(t.tolist()) if len(t) < 64 else f"{len(t)} places {numbers_of(t)[:16]}" for t in at

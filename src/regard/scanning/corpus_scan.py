@@ -56,7 +56,7 @@ def _among(job: Job, ranks: Ranks, progress: Progress | None) -> Scan | None:
         if first:
             held.enter_context(claimed_folder(scanner.folder))
             settle(scanner.folder, scanner.settings)
-            ranks.say("settled")
+            ranks.post("settled")
         else:
             ranks.wait_for("settled")
             settle(scanner.folder, scanner.settings)
@@ -66,7 +66,7 @@ def _among(job: Job, ranks: Ranks, progress: Progress | None) -> Scan | None:
                 scanner.scan_shard(shard, done.read)
             else:
                 done.skip(shard)
-        ranks.say("done")
+        ranks.post("done")
         if not first:
             return None
         ranks.wait_for_all("done", lambda: done.read(0, 0))

@@ -83,19 +83,19 @@ class Ranks:
         """Tell the others of texts and tokens that were read; how many all have."""
         return self.store.add("texts", texts), self.store.add("tokens", tokens)
 
-    def say(self, word: str) -> None:
+    def post(self, word: str) -> None:
         self.store.set(f"{word}/{self.rank}", "1")
 
     def wait_for(self, word: str) -> None:
         """Until rank 0 has said a word."""
-        self._wait(lambda: [] if self._said(word, 0) else [0], word, lambda: None)
+        self._wait(lambda: [] if self._posted(word, 0) else [0], word, lambda: None)
 
     def wait_for_all(self, word: str, meanwhile: Callable[[], None]) -> None:
         """Until every rank has said a word."""
         left = set(range(self.world))
 
         def missing() -> list[int]:
-            left.difference_update([rank for rank in left if self._said(word, rank)])
+            left.difference_update([rank for rank in left if self._posted(word, rank)])
             return sorted(left)
 
         self._wait(missing, word, meanwhile)
@@ -118,7 +118,7 @@ class Ranks:
                 )
             time.sleep(PAUSE)
 
-    def _said(self, word: str, rank: int) -> bool:
+    def _posted(self, word: str, rank: int) -> bool:
         return bool(self.store.check([f"{word}/{rank}"]))
 
     def _at(self, rank: int) -> str:

@@ -24,7 +24,7 @@ def write(scan: Scan, scanner: Scanner) -> list[Path]:
     for number in sorted({extreme.text for extreme in scan.extremes}):
         _put(folder / text_file(number), scanner.as_read(number))
     _lines(folder / HEADS, (head.record() for head in scan))
-    _lines(folder / EXTREMES, (_told(extreme, scanner) for extreme in scan.extremes))
+    _lines(folder / EXTREMES, (_record(extreme, scanner) for extreme in scan.extremes))
     written = [folder / HEADS, folder / EXTREMES]
     if find_spec("pyarrow") is not None:
         _parquet(scan, folder / TABLE)
@@ -56,7 +56,7 @@ def view_command(extreme: Extreme, model: str, folder: Path | None = None) -> st
     return shlex.join(words)
 
 
-def _told(extreme: Extreme, scanner: Scanner) -> dict[str, Any]:
+def _record(extreme: Extreme, scanner: Scanner) -> dict[str, Any]:
     source = scanner.corpus.source(extreme.text)
     return {
         **asdict(extreme),

@@ -64,19 +64,19 @@ class Looks(NamedTuple):
         """Of a call, to be added up at once. One that `waits` copies what may be written over."""
         x, rows = trace.inputs, trace.rows
         table = rows.table if isinstance(rows, Tabled) else None
-        looked, told = None, isinstance(rows, Noted)
+        looked, first_known = None, isinstance(rows, Noted)
         if table is None:
             _, lse, max_logit, entropy = rows
             looked = Looked(max_logit, entropy, lse)
             held = 4 * lse.numel() * lse.element_size()
             alike = (lse.shape, lse.dtype, lse.device)
         else:
-            told = len(table) > len(Looked._fields)
+            first_known = len(table) > len(Looked._fields)
             held = table.numel() * table.element_size()
             alike = (table.shape, table.dtype, table.device)
-        if told or trace.backend == "triton":
+        if first_known or trace.backend == "triton":
             first = rows.first if isinstance(rows, Noted) else None
-            first = first if told else _first_logit(trace)
+            first = first if first_known else _first_logit(trace)
             return Looks(looked, alike, held, first, table=table)
         q, k, mask, comparison = x.q, x.k, x.mask, x.comparison
         size = q.numel() * q.element_size()
@@ -115,7 +115,7 @@ class Looks(NamedTuple):
         return Looked(*self.table[:3])
 
     @property
-    def told(self) -> Float[Tensor, "b h q"] | None:
+    def known_first(self) -> Float[Tensor, "b h q"] | None:
         """The first key's logits, where they are known."""
         if self.table is not None and len(self.table) > len(Looked._fields):
             return self.table[-1]
@@ -206,10 +206,15 @@ def looked_at(
 @torch.no_grad()
 def first_logits(calls: Sequence[Looks]) -> Float[Tensor, "n b h q"]:
     """The logit of the first key in each row of calls of one kind."""
-    known = [call.told for call in calls]
-    if any(told is not None for told in known):
+    known = [call.known_first for call in calls]
+    if any(row is not None for row in known):
         each = zip(known, calls, strict=True)
-        return torch.stack([first_logits([c])[0] if told is None else told for told, c in each])
+        return torch.stack(
+            [
+                first_logits([c])[0] if known_first is None else known_first
+                for known_first, c in each
+            ]
+        )
     call = calls[0]
     dtype = call.looked.lse.dtype
     q = torch.stack([call.q for call in calls if call.q is not None])

@@ -19,7 +19,7 @@ from regard.commands.console import ProgressLines
 from regard.commands.lab import _heading
 from regard.lab import scaling
 from regard.lab.apparatus.experiments import NAMES, Check, Experiment, Result, experiment, seeded
-from regard.lab.apparatus.panels import Bars, Graph, Heat, Line, Lines, Point
+from regard.lab.apparatus.panels import Bars, Graph, HeatMap, Line, Lines, Point
 from regard.view.pictures.lab_page import lab_page
 from regard.view.pictures.lab_picture import lab_picture
 
@@ -126,7 +126,9 @@ def test_the_page_needs_nothing_else(result: Result, tmp_path: Path) -> None:
 def test_bars_and_heat_maps_are_drawn(result: Result) -> None:
     panels = (
         Bars("Bars", "Some bars.", "share", ["a", "b"], {"x": [0.2, 0.4], "y": [1.0, 0.0]}, True),
-        Heat("Heat", "A map.", [[0.0, -2.0], [1.0, 0.5]], ["r", "s"], ["c", "d"], "w", signed=True),
+        HeatMap(
+            "Heat", "A map.", [[0.0, -2.0], [1.0, 0.5]], ["r", "s"], ["c", "d"], "w", signed=True
+        ),
     )
     figure = lab_picture(replace(result, panels=panels))
     bars, heat = figure.axes[:2]
@@ -136,7 +138,7 @@ def test_bars_and_heat_maps_are_drawn(result: Result) -> None:
 
 def test_names_of_many_rows_do_not_touch(result: Result) -> None:
     names = [f"word {i}" for i in range(20)]
-    heat = Heat("Heat", "A map.", [[1.0] * 20] * 20, names, names, "weight")
+    heat = HeatMap("Heat", "A map.", [[1.0] * 20] * 20, names, names, "weight")
     figure = lab_picture(replace(result, panels=(heat, heat, heat, heat)))
     figure.canvas.draw()
     boxes = [text.get_window_extent() for text in figure.axes[0].get_yticklabels()]

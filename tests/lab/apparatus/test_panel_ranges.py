@@ -8,18 +8,18 @@ from matplotlib.collections import PolyCollection
 
 from regard.lab.apparatus.experiments import About, Result
 from regard.lab.apparatus.panel_ranges import panels_over_seeds
-from regard.lab.apparatus.panels import Bars, Heat, Line, Lines, Panel
+from regard.lab.apparatus.panels import Bars, HeatMap, Line, Lines, Panel
 from regard.view.pictures.lab_picture import lab_picture
 
 ABOUT = About("toy", "A toy", "It works.", ("It is tried.",), ("Try it.",))
 
 
-def panels(seed: int) -> tuple[Lines, Bars, Heat]:
+def panels(seed: int) -> tuple[Lines, Bars, HeatMap]:
     y = [0.2 + 0.1 * seed, 0.5 - 0.1 * seed]
     return (
         Lines("Lines", "As they go.", "step", "share", [Line("toy", [1, 2], y)]),
         Bars("Bars", "As they are.", "share", ["a", "b"], {"toy": y, "other": [0.1, 0.1]}),
-        Heat("Heat", "A map.", [[0.1 * seed, 1.0]], ["r"], ["c", "d"], "weight"),
+        HeatMap("Heat", "A map.", [[0.1 * seed, 1.0]], ["r"], ["c", "d"], "weight"),
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from regard.models import load
-from regard.view.subjects import Told
+from regard.view.subjects import TextInfo
 from regard.view.web import App
 from regard.view.web import session as sessions
 from tests.view import tiny_models
@@ -39,7 +39,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 def running(folders: tuple[str, str]) -> Iterator[Running]:
     """For all, so that it begins before the pages and ends after them: they ask until they end."""
     causal, translator = folders
-    with App(seen(40), tokens=tokens(40), told=Told("", causal)) as app:
+    with App(seen(40), tokens=tokens(40), told=TextInfo("", causal)) as app:
         app.session.models[translator] = "an encoder–decoder"
         yield Running(app, causal, translator)
 

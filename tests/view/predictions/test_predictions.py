@@ -21,7 +21,7 @@ from regard.models.card import Card
 from regard.models.readers import HuggingFaceReader, OwnTranslator, Reader
 from regard.view.atlas import Atlas
 from regard.view.predictions import predictor_of
-from regard.view.subjects import Told, run
+from regard.view.subjects import TextInfo, run
 from regard.view.subjects.model_runs import tokens_given
 from regard.view.web import App
 from regard.view.web.prediction_queries import PredictionAnswers
@@ -34,7 +34,7 @@ TEXT = "the cat sat on the mat and the cat"
 
 class Case(NamedTuple):
     reader: Reader
-    told: Told
+    told: TextInfo
     atlas: Atlas
     answers: PredictionAnswers
 
@@ -232,7 +232,7 @@ def test_a_text_goes_on_as_the_model_would_without_a_cache(
     ids = list(of.told.ids[:4])
     for line in written:
         again = Case(of.reader, of.told, of.atlas, of.answers)._replace(
-            told=Told(ids=(*ids, 0) if of.told.source else tuple(ids), source=of.told.source)
+            told=TextInfo(ids=(*ids, 0) if of.told.source else tuple(ids), source=of.told.source)
         )
         assert line["id"] == int(whole(again)[-1].argmax())
         ids.append(line["id"])

@@ -23,7 +23,7 @@ from regard.commands.first_view import first_view
 from regard.commands.named_subject import subject_of
 from regard.models import load, named_models
 from regard.view.atlas import Atlas
-from regard.view.subjects import Spelling, Told, ViewOptions, known_heads, look
+from regard.view.subjects import Spelling, TextInfo, ViewOptions, known_heads, look
 from regard.view.terminal import show
 from regard.view.web import session as sessions
 from regard.view.web.background_work import Tell, Work
@@ -45,7 +45,7 @@ def translator(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def session(model: str = "") -> Session:
-    return Session(Atlas.of(seen(5)), Told("", model))
+    return Session(Atlas.of(seen(5)), TextInfo("", model))
 
 
 def read(on: Session, text: str, model: str, tokens: int = 0) -> dict[str, Any]:
@@ -370,7 +370,7 @@ def test_models_that_are_there_are_listed(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_long_text_is_not_sent_back() -> None:
-    on = Session(Atlas.of(seen(5)), Told("x" * 30_000, "spelling"))
+    on = Session(Atlas.of(seen(5)), TextInfo("x" * 30_000, "spelling"))
     assert on.about()["text"] == ""
 
 

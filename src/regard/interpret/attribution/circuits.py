@@ -137,10 +137,13 @@ def circuit(
     q, k, v, o = (t[0] for t in every.head(head))
     refuse_other_width(model, body, len(q))
     at = _chosen(tokens, len(body.embedding)).to(body.embedding.device)
-    read, said = _read(model, body, layer, at, after, norms), _said(model, body, norms)[at]
+    read, written = (
+        _read(model, body, layer, at, after, norms),
+        _unembedding(model, body, norms)[at],
+    )
     looks = _largest(read @ q / q.shape[-1] ** 0.5, read @ k, at, top)
-    writes = _largest(read @ v, said @ o.T, at, top)
-    small = (said @ o.T).T @ (read @ v)
+    writes = _largest(read @ v, written @ o.T, at, top)
+    small = (written @ o.T).T @ (read @ v)
     return Circuit(path, head, looks, writes, torch.linalg.eigvals(small), words)
 
 
@@ -206,7 +209,7 @@ def _alone(
     return torch.cat(kept)
 
 
-def _said(model: nn.Module, body: Anatomy, norms: bool) -> Float[Tensor, "v d"]:
+def _unembedding(model: nn.Module, body: Anatomy, norms: bool) -> Float[Tensor, "v d"]:
     """The unembedding behind the last norm's gain."""
     said = body.unembedding.double()
     if not norms or body.norm is None:

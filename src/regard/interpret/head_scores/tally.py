@@ -92,7 +92,7 @@ class Tally:
         found: dict[str, dict[str, Estimates]] = {path: {} for path in self._sums}
         alike: defaultdict[tuple[str, ...], dict[str, Tensor]] = defaultdict(dict)
         for path, of_layer in self._sums.items():
-            for names, table in _told_once(of_layer).items():
+            for names, table in _one_table_each(of_layer).items():
                 alike[names][path] = table
         for names, by_path in alike.items():
             for paths, stacked in _together(by_path):
@@ -116,7 +116,7 @@ class Tally:
         return low, high
 
 
-def _told_once(tables: dict[tuple[str, ...], Tensor]) -> dict[tuple[str, ...], Tensor]:
+def _one_table_each(tables: dict[tuple[str, ...], Tensor]) -> dict[tuple[str, ...], Tensor]:
     """Each score in one table. Some texts may tell more of a layer than others: those of tokens
     beside those of vectors."""
     every = [name for names in tables for name in names]

@@ -89,7 +89,7 @@ def knock_out(
                 refuse_ends_in_padding(text, *chain.from_iterable(listed(one)))
         planned = []
         for where in _where(clean, layers, heads, each):
-            place = "" if each is None else f"{_told(where, each)}: "
+            place = "" if each is None else f"{_named(where, each)}: "
             planned += [
                 Planned(place + named(one), where, [Cut(where, one, softmax)]) for one in cuts
             ]
@@ -126,5 +126,5 @@ def _where(
     return [{path: [head]} for path, some in chosen.items() for head in some]
 
 
-def _told(heads: Heads, each: Each) -> str:
+def _named(heads: Heads, each: Each) -> str:
     return heads_named(heads) if each == "head" else next(iter(heads)) or "(model)"

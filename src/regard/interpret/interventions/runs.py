@@ -45,12 +45,12 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
     >>> torch.equal(model(x), without)
     False
     """
-    with _handed(model, [interventions]):
+    with _intervening(model, [interventions]):
         yield
 
 
 @contextmanager
-def _handed(
+def _intervening(
     model: nn.Module,
     together: Sequence[Sequence[Intervention]],
     look: Look | None = None,
@@ -109,7 +109,7 @@ class Runner:
         """The model's output for a text, which is given once for each of several interventions.
         `columns` are asked for calls that are about to run, as `Intervening` does."""
         args, kwargs = arguments(text, len(together))
-        with _handed(self.model, together, look, columns):
+        with _intervening(self.model, together, look, columns):
             return self.model(*args, **kwargs)
 
 

@@ -62,7 +62,7 @@ class Bars(Panel):
 
 
 @dataclass(frozen=True)
-class Heat(Panel):
+class HeatMap(Panel):
     """A matrix with a name for each row and column."""
 
     values: Sequence[Sequence[float]]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from regard.lab.apparatus.experiments import Check
-from regard.lab.apparatus.panels import Bars, Graph, Heat, Line, Lines, Panel, Point
+from regard.lab.apparatus.panels import Bars, Graph, HeatMap, Line, Lines, Panel, Point
 from regard.lab.material.drawn_digits import SIDE
 from regard.lab.material.karate_club import MEMBERS, OFFICERS, friendships, places
 
@@ -95,21 +95,21 @@ def panels(numbers: dict[str, Any]) -> tuple[Panel, ...]:
     order = sorted(range(MEMBERS), key=lambda m: (m in OFFICERS, m))
     named = ["leader 1" if m == 0 else "leader 2" if m == MEMBERS - 1 else "" for m in order]
     return (
-        Heat(
+        HeatMap(
             f"A drawn {shown['digit']}", "What the vision transformer is given.",
             shown["picture"], [""] * SIDE, [""] * SIDE, "ink",
         ),
-        Heat(
+        HeatMap(
             "Where the class token looks", "One cell a patch, the mean over heads of the last "
             "block.",
             shown["map"], [""] * side, [""] * side, "share of attention",
         ),
-        Heat(
+        HeatMap(
             "Letters look at frames of sound", "Each row is a letter as it is written; below, the "
             "frame at which each begins to sound.",
             heard["weights"], heard["letters"], begins, "weight", y="writes", x="frames",
         ),
-        Heat(
+        HeatMap(
             "Friends look at friends", "The karate club, sorted by side. Where there is no "
             "friendship the weight is exactly 0.",
             [[graphs["shown"][a][b] for b in order] for a in order], named, named, "weight",
@@ -122,7 +122,7 @@ def panels(numbers: dict[str, Any]) -> tuple[Panel, ...]:
              for width, found in memory["recall"].items()],
             log_x=True, percent=True,
         ),
-        Heat(
+        HeatMap(
             "Questions find verses", "Rows are questions, columns the verses that they find, each "
             "named by the word that answers. The rest of a row's weight is on other verses.",
             passages["shown"], passages["questions"], passages["answers"], "weight",

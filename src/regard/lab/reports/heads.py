@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.lab.apparatus.experiments import Check
 from regard.lab.apparatus.panel_ranges import panels_over_seeds
-from regard.lab.apparatus.panels import Bars, Heat, Line, Lines, Panel
+from regard.lab.apparatus.panels import Bars, HeatMap, Line, Lines, Panel
 
 DOES = 0.3
 """The share of its weight from which a head is said to do a thing."""
@@ -208,7 +208,7 @@ def _panels(shown: dict[str, Any], several: str) -> tuple[Panel, ...]:
              for name, run in trained.items()},
             percent=True,
         ),
-        Heat(
+        HeatMap(
             f"The induction head (layer {layers}, head {i + 1})",
             "Ten words said twice. The second time each looks at what followed the first time: a "
             "stripe nine places back.",
@@ -219,7 +219,7 @@ def _panels(shown: dict[str, Any], several: str) -> tuple[Panel, ...]:
             "All heads of a kind silent, and as many others of the same layer (mean of the draws).",
             "foreseen", ["previous", "induction"], left, percent=True,
         ),
-        Heat(
+        HeatMap(
             "What each head's silence costs",
             "Share of what is said again that is no longer foreseen when one head is silent.",
             [[max(0.0, whole - m["again_accuracy"]) for m in row] for row in by_layer],

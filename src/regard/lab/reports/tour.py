@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from regard.lab.apparatus.experiments import Check
-from regard.lab.apparatus.panels import Bars, Heat, Line, Lines, Panel, Point, Points
+from regard.lab.apparatus.panels import Bars, HeatMap, Line, Lines, Panel, Point, Points
 
 
 def checks(numbers: dict[str, Any]) -> tuple[Check, ...]:
@@ -116,7 +116,7 @@ def panels(numbers: dict[str, Any]) -> tuple[Panel, ...]:
             "The query of “Paris” with three keys: scores 1, 1, 2, halved, and their softmax.",
             "weight", said["words"], {"weight": said["weights"]}, percent=True,
         ),
-        Heat(
+        HeatMap(
             "“buy apple phone”, by their own vectors",
             "Scores are symmetric: nothing tells what a word seeks from what it offers.",
             static["logits"], static["words"], static["words"], "score",
@@ -131,7 +131,7 @@ def panels(numbers: dict[str, Any]) -> tuple[Panel, ...]:
                 for context, at in contexts.items()
             ],
         ),
-        Heat(
+        HeatMap(
             "A causal mask over six like words",
             "Each word spreads its weight over itself and the words before it.",
             open_pairs, six, six, "weight", y="query", x="key",

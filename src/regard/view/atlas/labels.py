@@ -25,7 +25,7 @@ def clean(token: str) -> str:
     ('\\x1b[31mred\\n', 'word', '␣␣', '◌́')
     """
     kept = "".join(s for s in unicodedata.normalize("NFC", token) if s not in SILENT)
-    label = "".join(sign if _plain(sign) else _spelled(sign) for sign in kept)
+    label = "".join(sign if _plain(sign) else _escaped(sign) for sign in kept)
     if label.isspace():
         return "␣" * len(label)
     label = label.removeprefix(" ")
@@ -96,5 +96,5 @@ def _plain(sign: str) -> bool:
     return sign == " " or (shows(sign) and unicodedata.category(sign) != "Zs")
 
 
-def _spelled(sign: str) -> str:
+def _escaped(sign: str) -> str:
     return " " if unicodedata.category(sign) == "Zs" else ascii(sign)[1:-1]

@@ -143,14 +143,14 @@ def lab_page(result: Result, path: str | os.PathLike[str]) -> Path:
         method="\n".join(f"<p>{escape(text)}</p>" for text in about.method),
         change="\n".join(f"<li>{escape(text)}</li>" for text in about.change),
         numbers=escape(result.json()),
-        settings=escape(", ".join(f"{name} {_said(v)}" for name, v in result.settings.items())),
+        settings=escape(", ".join(f"{name} {_shown(v)}" for name, v in result.settings.items())),
     )
     with replacing(Path(path)) as unfinished:
         unfinished.write_text(made, "utf-8")
     return Path(path)
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 

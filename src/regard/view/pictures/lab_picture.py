@@ -21,7 +21,7 @@ from matplotlib.ticker import (
 )
 
 from regard.lab.apparatus.experiments import Result
-from regard.lab.apparatus.panels import Bars, Graph, Heat, Lines, Panel, Points
+from regard.lab.apparatus.panels import Bars, Graph, HeatMap, Lines, Panel, Points
 from regard.view.pictures.line_ends import COLOURS, ON_DARK, End, name_ends
 
 __all__ = ["lab_picture", "panel_picture", "save"]
@@ -110,7 +110,7 @@ def _draw(page: Sheet, axes: Axes, panel: Panel, colours: dict[str, str]) -> Non
     axes.tick_params(length=2, width=0.6, labelcolor=page.ink.text, labelsize=SIZE - 1)
     axes.tick_params(color=page.ink.faint)
     page.title(axes, panel.title)
-    if isinstance(panel, Heat):
+    if isinstance(panel, HeatMap):
         _draw_heat(page, axes, panel)
         return
     if isinstance(panel, Graph):
@@ -192,7 +192,7 @@ def _draw_bars(page: Sheet, axes: Axes, panel: Bars, colours: dict[str, str]) ->
                     fontsize=SIZE - 1, labelcolor=page.ink.text)  # fmt: skip
 
 
-def _draw_heat(page: Sheet, axes: Axes, panel: Heat) -> None:
+def _draw_heat(page: Sheet, axes: Axes, panel: HeatMap) -> None:
     rows, columns = len(panel.rows), len(panel.columns)
     most = max(abs(value) for row in panel.values for value in row)
     drawn = axes.imshow(

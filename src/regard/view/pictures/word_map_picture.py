@@ -64,7 +64,7 @@ def word_maps(
     down = math.ceil(panels / across)
     tall = found.grid[1] / found.grid[2]
     size = (INCHES * across + 0.2, (INCHES * tall + 0.45) * down + (0.3 if title else 0))
-    texts = [title or "", *(_says(count) for count in counts)]
+    texts = [title or "", *(_label(count) for count in counts)]
     with sheet(*size, texts, dark=dark) as page:
         places = list(page.figure.subplots(down, across, squeeze=False).flat)
         for axes in places[panels:]:
@@ -82,7 +82,7 @@ def word_maps(
             for place, frame in enumerate(shown):
                 axes = places[n * len(shown) + place]
                 _draw(page, axes, found.map(word)[frame], norm, count, frame)
-                says = _says(count) if not place else ""
+                says = _label(count) if not place else ""
                 if film:
                     faint = page.words(color=page.ink.faint, fontsize=SIZE - 1)
                     axes.set_xlabel(f"frame {frame}: {_in_frame(count, frame)}", **faint)
@@ -107,7 +107,7 @@ def _draw(
                      facecolors="none", edgecolors=colour, linewidths=width)  # fmt: skip
 
 
-def _says(count: Counted) -> str:
+def _label(count: Counted) -> str:
     asked = "" if count.asked is None else f" of {count.asked}"
     return f"{count.word}: {count.found}{asked}"
 

@@ -17,7 +17,7 @@ def contributions(predictor: Predictor, atlas: Atlas, at: int, token: int) -> di
     try:
         body = anatomy(reader.model)
     except RegardError as error:
-        return _untold(error)
+        return _reason(error)
     many = len(body.unembedding)
     if not 0 <= token < many:
         raise RegardError(
@@ -27,7 +27,7 @@ def contributions(predictor: Predictor, atlas: Atlas, at: int, token: int) -> di
         with predictor.running():
             found = direct_logits(reader.model, given, token, at=-1, anatomy=body)
     except RegardError as error:
-        return _untold(error)
+        return _reason(error)
     places = {m.name: place for place, m in enumerate(atlas.maps)}
     maps: dict[int, list[float]] = {}
     for part in found.heads().parts:
@@ -43,5 +43,5 @@ def contributions(predictor: Predictor, atlas: Atlas, at: int, token: int) -> di
     }
 
 
-def _untold(error: RegardError) -> dict[str, Any]:
+def _reason(error: RegardError) -> dict[str, Any]:
     return {"why": str(error).splitlines()[0], "maps": []}

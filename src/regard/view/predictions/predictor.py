@@ -18,7 +18,7 @@ from regard.interpret.interventions import Intervention, intervene
 from regard.interpret.metrics import logits_of
 from regard.models.readers import HuggingFaceReader, OwnReader, OwnTranslator, Reader
 from regard.models.tokenizer import MARK
-from regard.view.subjects import Told
+from regard.view.subjects import TextInfo
 
 WAIT = 0.05
 """Seconds between two looks at whether an answer is still wanted, while another run goes on."""
@@ -30,7 +30,7 @@ class Predictor:
     `turn` is held by whoever runs the model: what is switched off for one run is not for another.
     """
 
-    def __init__(self, reader: Reader, told: Told, turn: threading.Lock) -> None:
+    def __init__(self, reader: Reader, told: TextInfo, turn: threading.Lock) -> None:
         self.reader, self.turn = reader, turn
         self.ids = torch.tensor([told.ids], device=next(reader.model.parameters()).device)
         self.source = self.ids.new_tensor([told.source])
@@ -140,7 +140,7 @@ class HuggingFacePredictor(Predictor):
             return logits_of(out)[0, -1].float(), getattr(out, "past_key_values", None)
 
 
-def predictor_of(opened: Callable[[], Reader], told: Told, turn: threading.Lock) -> Predictor:
+def predictor_of(opened: Callable[[], Reader], told: TextInfo, turn: threading.Lock) -> Predictor:
     """A model and the text that it read, or the reason why it predicts nothing."""
     if not told.ids:
         raise RegardError(

@@ -3,7 +3,7 @@
 from regard.view.subjects.model_runs import (
     SPELLING,
     Tell,
-    Told,
+    TextInfo,
     check_words,
     known_badges,
     known_heads,
@@ -30,7 +30,7 @@ __all__ = [
     "Spelling",
     "Subject",
     "Tell",
-    "Told",
+    "TextInfo",
     "ViewOptions",
     "check_words",
     "chosen_head",

@@ -21,8 +21,8 @@ from regard.watching import watch
 SPELLING = "spelling"
 """The name that stands for no model: words are compared by their spelling."""
 Tell = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is, and of how much: 0 if that is not known. Raises if
-the work is no longer wanted."""
+"""Called with what is being done, how much is done, and of how much: 0 if that is not known. Raises
+if the work is no longer wanted."""
 Names = tuple[list[str], list[str]]
 """What the queries of a layer are called, and what its keys are."""
 
@@ -36,7 +36,7 @@ class Known(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Told:
+class TextInfo:
     """What is known of a text that was read: what it says, who read it, what that wrote, and which
     of its heads do what."""
 
@@ -70,11 +70,11 @@ class Run:
     source: tuple[int, ...] = ()
     """The tokens of the other text, where there are two."""
 
-    def told(self, reader: Reader, text: str) -> Told:
+    def told(self, reader: Reader, text: str) -> TextInfo:
         """What is known of the text."""
         silent = reader.why_silent()
         ids, source = ((), ()) if silent else (self.ids, self.source)
-        return Told(
+        return TextInfo(
             text, reader.name, self.wrote, known_heads(reader), ids, source, silent,
             known_badges(reader),
         )  # fmt: skip

@@ -15,7 +15,7 @@ from regard.errors import RegardError
 from regard.masks import Mask
 from regard.scores import Score
 from regard.traces import Trace
-from regard.view.subjects.model_runs import SPELLING, Told
+from regard.view.subjects.model_runs import SPELLING, TextInfo
 from regard.view.subjects.subject import Subject
 from regard.view.subjects.word_vectors import vectors, words
 
@@ -51,7 +51,7 @@ def spelled(text: str, how: Spelling, *, example: bool = False) -> Subject:
         f"mask={mask!r}, score={score!r}{divided}, backend={t.backend}",
         "word",
         tokens.index(TOKEN) if example else _leaning(t),
-        Told(text, SPELLING),
+        TextInfo(text, SPELLING),
     )
 
 

@@ -9,7 +9,7 @@ from regard.models.readers import Reader
 from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.atlas import Atlas
-from regard.view.subjects.model_runs import Names, Told, named
+from regard.view.subjects.model_runs import Names, TextInfo, named
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class Subject:
     unit: str = "token"
     token: int | None = None
     """Where to look when nobody says: the last token, if this does not either."""
-    told: Told = field(default_factory=Told)
+    told: TextInfo = field(default_factory=TextInfo)
     """The text and the model, where they are known."""
     names: dict[str, Names] = field(default_factory=dict)
     """What places of layers are called, where there is more than one text."""

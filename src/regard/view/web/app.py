@@ -16,7 +16,7 @@ from regard.models.readers import Reader
 from regard.seen import Seen, Tokens
 from regard.traces import Trace
 from regard.view.atlas import Atlas, Weights
-from regard.view.subjects import Told
+from regard.view.subjects import TextInfo
 from regard.view.web.bundle import script
 from regard.view.web.redirect_file import RedirectFile
 from regard.view.web.server import Server
@@ -47,7 +47,7 @@ class App:
         queries: Sequence[str] | None = None,
         batch: int = 0,
         port: int = 0,
-        told: Told | None = None,
+        told: TextInfo | None = None,
         reader: Reader | None = None,
     ) -> None:
         atlas = Atlas.of(what, tokens, queries=queries, batch=batch)

@@ -72,14 +72,14 @@ class Work:
         if self._stopping.is_set():
             raise StoppedError
 
-    def _tell(self, doing: str, done: int, total: int) -> None:
+    def _report(self, doing: str, done: int, total: int) -> None:
         self._check()
         self._state = {"state": "running", "doing": doing, "done": done, "total": total}
 
     def _run(self, job: Callable[[Tell], None]) -> None:
         try:
             with stoppable(self._check):
-                job(self._tell)
+                job(self._report)
         except StoppedError:
             self._state = self._state | {"state": "stopped"}
         except RegardError as error:

@@ -181,15 +181,15 @@ class Handler(BaseHTTPRequestHandler):
         if self.headers.get("Content-Length") or self.headers.get("Transfer-Encoding"):
             self.close_connection = True
         self.line.expect(None)
-        self._heard(self._get)
+        self._respond(self._get)
 
     def do_POST(self) -> None:
         # A body that is refused stays unread: the connection cannot be used again.
         self.close_connection = True
         self.line.expect(SILENT)
-        self._heard(self._post)
+        self._respond(self._post)
 
-    def _heard(self, answer: Reply) -> None:
+    def _respond(self, answer: Reply) -> None:
         self._send(*self._answered(answer))
 
     def _answered(self, answer: Reply) -> tuple[int, str, Body]:

@@ -17,7 +17,7 @@ from regard.view.subjects import (
     SPELLING,
     Spelling,
     Tell,
-    Told,
+    TextInfo,
     check_words,
     run,
     spelled,
@@ -49,7 +49,7 @@ class Edition(NamedTuple):
 
     number: int
     answers: Answers
-    told: Told
+    told: TextInfo
     says: PredictionAnswers
 
 
@@ -68,9 +68,9 @@ class Session:
     """
 
     def __init__(
-        self, atlas: Atlas, told: Told | None = None, reader: Reader | None = None
+        self, atlas: Atlas, told: TextInfo | None = None, reader: Reader | None = None
     ) -> None:
-        told = told or Told()
+        told = told or TextInfo()
         self.models = known_models(told.model)
         self.work = Work()
         self._reader = reader
@@ -190,7 +190,7 @@ class Session:
     def _read(self, number: int, text: str, model: str, tokens: int, tell: Tell) -> Edition:
         tell("opening the model", 0, 0)
         if model == SPELLING:
-            atlas, told = _compared(text, tokens, tell), Told(text, model)
+            atlas, told = _compared(text, tokens, tell), TextInfo(text, model)
         else:
             reader = self._opened(model)
             with self._turn:
@@ -211,11 +211,11 @@ class Session:
             kept.insert(0, each)
         self._kept = kept
 
-    def _edition(self, number: int, atlas: Atlas, told: Told) -> Edition:
+    def _edition(self, number: int, atlas: Atlas, told: TextInfo) -> Edition:
         says = PredictionAnswers(atlas, lambda: self._predictor(told))
         return Edition(number, Answers(atlas), told, says)
 
-    def _predictor(self, told: Told) -> Predictor:
+    def _predictor(self, told: TextInfo) -> Predictor:
         """The model that read a text, which may have to be opened again."""
         # Imported late: whoever looks at maps alone need not wait for it.
         from regard.view.predictions import predictor_of

@@ -57,7 +57,7 @@ class AttentionWidget(anywidget.AnyWidget):  # type: ignore[misc, no-any-unimpor
         super().__init__(_esm=script(), height=height)
         self._picked()
         self.observe(self._picked, "view")
-        self.on_msg(self._heard)
+        self.on_msg(self._on_message)
 
     def close(self) -> None:
         """Take the widget away, and stop what is being computed for it."""
@@ -67,7 +67,7 @@ class AttentionWidget(anywidget.AnyWidget):  # type: ignore[misc, no-any-unimpor
     def _picked(self, _: object = None) -> None:
         self.set_trait("selection", selected(self._answers.atlas, self.view))
 
-    def _heard(self, _: object, content: Any, buffers: object) -> None:
+    def _on_message(self, _: object, content: Any, buffers: object) -> None:
         number = content.get("number") if isinstance(content, dict) else None
         if not isinstance(number, str):
             return

@@ -47,7 +47,7 @@ def links_of(
                 got=repr(pair)[:60],
                 accepted='("it", "animal")',
             )
-        said = f"{_said(pair[0])} → {_said(pair[1])}"
+        said = f"{_shown(pair[0])} → {_shown(pair[1])}"
         where, told = _where(texts, pair, said)
         notes += told
         given: dict[str, _Given] = {}
@@ -204,7 +204,7 @@ def holm(p: Sequence[float]) -> list[float]:
     return found
 
 
-def _said(word: Any) -> str:
+def _shown(word: Any) -> str:
     if isinstance(word, (tuple, list)) and len(word) == 2 and isinstance(word[0], str):
         return f"{word[0]} ({word[1]})"
     return str(word)

@@ -15,7 +15,7 @@ from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.interpret.head_scores.texts.sides import Side, Sides
 from regard.interpret.interventions.runs import Runner, arguments, items
-from regard.interpret.two_texts import refuse_untold_target
+from regard.interpret.two_texts import refuse_unknown_target
 from regard.traces import Trace
 from regard.watching.tokens import BROKEN, reads_two_texts, spelled, with_spaces
 
@@ -141,7 +141,7 @@ class Texts:
             side = batch.sides[0]
             if side.places == Q == K:
                 if reads_two_texts(self.model) and side.ids is not None:
-                    refuse_untold_target(path, batch.call)
+                    refuse_unknown_target(path, batch.call)
                 return Sides(side, side, True)
         if many == B and len(batch.sides) == 2:
             asks, holds = self.roles[path]
