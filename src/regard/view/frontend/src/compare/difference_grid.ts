@@ -9,7 +9,7 @@ import { alignedParts, difference, sharesOf, type Part, type Shares } from "./di
 
 export class DifferenceGrid {
   readonly root = el("div", { class: "far" });
-  private told = el("p", { class: "note", role: "status" });
+  private status = el("p", { class: "note", role: "status" });
   private cells = new Map<string, HTMLElement>();
   private far = new Map<string, number>();
   private of = "";
@@ -30,7 +30,7 @@ export class DifferenceGrid {
       cells: Array.from({ length: heads }, (_, head) => this.cell(map, head, name, alone, now)),
     }));
     const title = alone ? "How far heads are from the first" : "How far heads differ";
-    this.root.replaceChildren(el("h2", {}, title), headCells(title, rows), this.told);
+    this.root.replaceChildren(el("h2", {}, title), headCells(title, rows), this.status);
     const of = [other.index.model, other.index.texts.join(), alone && [one.map, one.head]].join(
       "|",
     );
@@ -47,7 +47,7 @@ export class DifferenceGrid {
       });
       await Promise.all(row);
       signal.throwIfAborted();
-      this.tell();
+      this.showStatus();
     }
     this.summary(alone);
   }
@@ -78,7 +78,7 @@ export class DifferenceGrid {
   }
 
   /** What is known; the strongest colour is that of the farthest. */
-  private tell(): void {
+  private showStatus(): void {
     const most = Math.max(...this.far.values(), 1e-9);
     for (const [name, far] of this.far) {
       const cell = this.cells.get(name)!;
@@ -99,7 +99,7 @@ export class DifferenceGrid {
     const [name, far] = [...this.far].sort((a, b) => b[1] - a[1])[0] ?? ["", 0];
     if (!name) return;
     const who = `${lowered(this.called(name))}, ${share(far)}`;
-    this.told.textContent = alone
+    this.status.textContent = alone
       ? `In percent. Farthest is ${who}. A click takes a head as the second.`
       : `In percent. Most differs ${who}. A click chooses a head of both.`;
   }

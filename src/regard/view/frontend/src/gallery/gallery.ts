@@ -5,7 +5,7 @@ import type { Example } from "../sources/reader";
 
 export class Gallery {
   readonly root = el("div", { class: "gallery", hidden: true });
-  private told = el("p", { class: "note", role: "status" });
+  private status = el("p", { class: "note", role: "status" });
 
   constructor(
     private examples: () => Promise<Example[]>,
@@ -14,7 +14,7 @@ export class Gallery {
     this.root.append(
       el("h2", {}, "Gallery"),
       el("p", { class: "note" }, "Each opens the head in which to see it."),
-      this.told,
+      this.status,
     );
     void this.fill();
   }
@@ -44,7 +44,7 @@ export class Gallery {
   }
 
   private choose(one: Example): void {
-    this.told.textContent = `Opening “${one.title}” …`;
+    this.status.textContent = `Opening “${one.title}” …`;
     this.open(one);
   }
 }

@@ -53,7 +53,7 @@ export class HeadTable {
   /** Layers that were read. */
   private read = 0;
   /** What each head of a map does, in a word. */
-  private told = new Map<number, string[]>();
+  private badges = new Map<number, string[]>();
   private asking: AbortController | null = null;
 
   constructor(
@@ -80,7 +80,7 @@ export class HeadTable {
           this.add(null, maps.length + place, summary, summary.statistics);
       this.read = Infinity;
       this.fill("");
-      await this.tell(signal);
+      await this.readBadges(signal);
     } catch (error) {
       if (signal.aborted) return;
       this.asking = null;
@@ -89,19 +89,19 @@ export class HeadTable {
   }
 
   /** What heads do takes longer than their numbers, and is filled in. */
-  private async tell(signal: AbortSignal): Promise<void> {
+  private async readBadges(signal: AbortSignal): Promise<void> {
     for (const map of this.index.maps.keys()) {
-      if (this.told.has(map)) continue;
+      if (this.badges.has(map)) continue;
       const found = await this.source.badges(map, signal);
       if (signal.aborted) return;
-      this.told.set(map, found ?? []);
+      this.badges.set(map, found ?? []);
       if (found) this.fill("");
     }
   }
 
   private badge({ map, head }: Row): HTMLElement | null {
     if (map === null) return null;
-    const own = this.told.get(map)?.[head];
+    const own = this.badges.get(map)?.[head];
     const found = badgeOf(own, this.index.maps[map]!.known[head]);
     if (!found) return null;
     const here = found === own;
@@ -115,7 +115,7 @@ export class HeadTable {
 
   /** What nobody looks at any more is not read on. */
   leave(): void {
-    if (this.read === Infinity && this.told.size === this.index.maps.length) return;
+    if (this.read === Infinity && this.badges.size === this.index.maps.length) return;
     this.asking?.abort();
     this.asking = null;
   }

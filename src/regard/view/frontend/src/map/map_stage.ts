@@ -84,8 +84,8 @@ export function mapStage({ source, index, state, change, theme }: Given): MapSta
         search.focus();
         return true;
       }
-      const heardHere = target === document.body || heard(target, event.key);
-      return heardHere && pressKey(event, view);
+      const isForMap = target === document.body || takesKey(target, event.key);
+      return isForMap && pressKey(event, view);
     },
     look: (query, key) => view.show(query, key),
     close: () => {
@@ -96,7 +96,7 @@ export function mapStage({ source, index, state, change, theme }: Given): MapSta
 }
 
 /** Whether a key that was pressed on a control is none of its own. */
-function heard(control: HTMLElement, key: string): boolean {
+function takesKey(control: HTMLElement, key: string): boolean {
   if (control.closest("canvas, [role='menu'], .words")) return false;
   return control.closest("input") ? "+=-0".includes(key) : key !== "Enter" && key !== " ";
 }

@@ -16,7 +16,7 @@ export class TokenSearch {
     autocomplete: "off",
     spellcheck: "false",
   });
-  private told = el("p", { class: "note", role: "status" });
+  private status = el("p", { class: "note", role: "status" });
   private steps: HTMLButtonElement[];
   private marks: Mark[] = [];
   private now = 0;
@@ -34,7 +34,7 @@ export class TokenSearch {
       "div",
       { class: "find", role: "search" },
       el("div", { class: "row" }, this.input, ...this.steps),
-      this.told,
+      this.status,
     );
     this.input.addEventListener("input", () => this.search());
     this.input.addEventListener("keydown", (event) => {
@@ -45,7 +45,7 @@ export class TokenSearch {
       else return;
       event.preventDefault();
     });
-    this.tell();
+    this.showStatus();
   }
 
   focus(): void {
@@ -69,7 +69,7 @@ export class TokenSearch {
     this.marks = marksOf(this.map(), this.texts, this.input.value);
     this.now = Math.min(now, Math.max(0, this.marks.length - 1));
     this.show(this.marks, null);
-    this.tell();
+    this.showStatus();
   }
 
   private step(by: number): void {
@@ -77,16 +77,16 @@ export class TokenSearch {
     if (!length) return;
     this.now = (this.now + by + length) % length;
     this.show(this.marks, this.marks[this.now]!);
-    this.tell();
+    this.showStatus();
   }
 
-  private tell(): void {
+  private showStatus(): void {
     const { marks, now, input } = this;
     const mark = marks[now];
     for (const button of this.steps) button.hidden = marks.length < 2;
-    this.told.hidden = !input.value.trim();
+    this.status.hidden = !input.value.trim();
     if (!mark) {
-      this.told.textContent = "Not in this text.";
+      this.status.textContent = "Not in this text.";
       return;
     }
     const tokens = this.texts[mark.rows ? this.map().queryText : this.map().keyText]!;
@@ -98,6 +98,6 @@ export class TokenSearch {
       24,
     );
     const whose = mark.rows && mark.columns ? "" : mark.rows ? ", a query" : ", a key";
-    this.told.textContent = `${now + 1} of ${marks.length}: ${words} #${mark.first}${whose}`;
+    this.status.textContent = `${now + 1} of ${marks.length}: ${words} #${mark.first}${whose}`;
   }
 }

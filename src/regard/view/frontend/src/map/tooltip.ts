@@ -51,7 +51,7 @@ export class Tooltip {
       this.source.cell(place, point.query, point.key, asking.signal).then(
         (found) => {
           if (asking.signal.aborted) return;
-          exact.textContent = told(map, point, found);
+          exact.textContent = weightText(map, point, found);
           if (found && found.rank !== null) this.root.dataset["weight"] = String(found.weight);
           this.speak(map, point, exact.textContent);
         },
@@ -106,7 +106,7 @@ export class Tooltip {
   }
 }
 
-function told(map: MapInfo, { query, key }: Point, found: Cell | null): string {
+function weightText(map: MapInfo, { query, key }: Point, found: Cell | null): string {
   if (!allowed(map, query, key)) return "masked";
   if (found === null) return "known as part of its cell";
   const { weight, rank } = found;

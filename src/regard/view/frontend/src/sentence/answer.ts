@@ -14,7 +14,7 @@ import {
   type Texts,
 } from "./caption";
 
-export interface Told {
+export interface Shown {
   name: string;
   /** Undefined while it is not known. */
   badge: string | undefined;
@@ -61,7 +61,7 @@ export class Answer {
     this.caption.replaceChildren(el("span", { class: "bad" }, `This could not be read: ${why}`));
   }
 
-  show(told: Told): void {
+  show(told: Shown): void {
     const { name, badge, texts, looks, key } = told;
     const words = looks
       ? key === null
@@ -96,7 +96,7 @@ export class Answer {
     return found;
   }
 
-  private why({ looks, key }: Told): HTMLElement[] {
+  private why({ looks, key }: Shown): HTMLElement[] {
     const at = key ?? looks?.strongest[0];
     const { learn } = this;
     if (!looks || at === undefined || !learn) return [];
@@ -111,7 +111,7 @@ export class Answer {
     ];
   }
 
-  private items({ texts, key }: Told, { strongest, line }: Looks): HTMLElement[] {
+  private items({ texts, key }: Shown, { strongest, line }: Looks): HTMLElement[] {
     const shown = strongest.filter((at, i) => !i || line.weights[at]! >= LEAST);
     const most = Math.max(...shown.map((at) => line.weights[at]!), 1e-9);
     return shown.map((at) => {

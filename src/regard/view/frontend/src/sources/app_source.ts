@@ -61,7 +61,9 @@ export class AppSource extends RemoteSource implements Reader, Foreteller {
     new Blob([await this.ask("page", {}, signal)], { type: "text/html" });
 
   status(): Promise<ReaderStatus> {
-    return this.told(fetch(`${this.base}desk${this.edition ? `?edition=${this.edition}` : ""}`));
+    return this.statusOf(
+      fetch(`${this.base}desk${this.edition ? `?edition=${this.edition}` : ""}`),
+    );
   }
   /** What can be read to see something. */
   async gallery(): Promise<Example[]> {
@@ -120,11 +122,11 @@ export class AppSource extends RemoteSource implements Reader, Foreteller {
 
   private sent(name: string, body: object): Promise<ReaderStatus> {
     const headers = { "Content-Type": "application/json" };
-    return this.told(
+    return this.statusOf(
       fetch(`${this.base}${name}`, { method: "POST", headers, body: JSON.stringify(body) }),
     );
   }
-  private async told(asking: Promise<Response>): Promise<ReaderStatus> {
+  private async statusOf(asking: Promise<Response>): Promise<ReaderStatus> {
     const answer = await asking;
     if (!answer.ok) throw new Error((await answer.text()) || answer.statusText);
     return (await answer.json()) as ReaderStatus;

@@ -24,11 +24,11 @@ export class WidgetSource extends RemoteSource {
 
   constructor(private model: Model) {
     super();
-    model.on("msg:custom", this.heard as never);
+    model.on("msg:custom", this.onMessage as never);
   }
 
   close(): void {
-    this.model.off("msg:custom", this.heard as never);
+    this.model.off("msg:custom", this.onMessage as never);
   }
 
   /** A part of the program. */
@@ -36,7 +36,7 @@ export class WidgetSource extends RemoteSource {
     return new Blob([await this.ask("program", { name })], { type: "text/javascript" });
   }
 
-  private heard = (content: { number: string; error?: string }, buffers: DataView[]): void => {
+  private onMessage = (content: { number: string; error?: string }, buffers: DataView[]): void => {
     const waiting = this.open.get(content.number);
     this.open.delete(content.number);
     const view = buffers?.[0];

@@ -10,7 +10,7 @@ export class TourView {
   readonly root = el("section", { class: "learn", "aria-label": "Learn" });
   private place = el("div", { class: "tour" });
   private asked = "";
-  private told: Tour | null = null;
+  private tour: Tour | null = null;
 
   constructor(
     private source: Source,
@@ -31,7 +31,7 @@ export class TourView {
       try {
         const told = await this.source.tour(map, head, picked);
         if (asked !== this.asked) return;
-        this.told = told;
+        this.tour = told;
       } catch (error) {
         this.asked = "";
         this.place.replaceChildren(
@@ -44,7 +44,7 @@ export class TourView {
   }
 
   private render(): void {
-    const { told } = this;
+    const told = this.tour;
     if (!told) return;
     const { map, head } = this.index.tour ?? this.state();
     const last = told.steps.length - 1;
