@@ -22,7 +22,7 @@ from regard.backends.triton.replay.passes import RepeatedBackward, RepeatedForwa
 from regard.backends.triton.rules import Rule
 from regard.inputs import AttentionInputs
 from regard.values import Shape
-from tests.backends.triton.test_replay import Made, inputs, made, tensors
+from tests.backends.triton.replay.test_replay import Made, inputs, made, tensors
 
 __all__ = ["made"]
 pytestmark = pytest.mark.skipif(INTERPRETED.value, reason="interpreted kernels are not launched")
