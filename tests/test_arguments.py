@@ -108,7 +108,7 @@ REFUSED = {
     "keys are scored by a trace": lambda: interpret.heavy_hitters(q, 4, recent=2),
     "share= is how much": lambda: interpret.prune(regard.trace(q, k, v), [0], "a"),
     "what has an anatomy is a model": lambda: interpret.anatomy("gpt2"),
-    "what was seen is asked": lambda: interpret.citations(None, [range(2)]),
+    "seen= is what was seen of a model": lambda: interpret.citations(None, [range(2)]),
     "layers= are patterns": lambda: interpret.citations({}, [range(2)], layers=[0]),
     "a metric is a function": lambda: interpret.ablate(MODEL, TEXT, "loss"),
     "(?s)texts are what the model.*None": lambda: interpret.ablate(MODEL, None, len),

@@ -58,7 +58,7 @@ def test_a_second_writer_is_refused_and_a_killed_one_is_followed(
     path = tmp_path / "run.regard"
     process = begun(fresh, WRITER % str(path))
     try:
-        with pytest.raises(RegardError, match="somebody else is writing this file"):
+        with pytest.raises(RegardError, match="another process or thread is writing this file"):
             regard.watch(model(), keep="traces", spill=path).attach()
         with pytest.raises(RegardError, match=r"there is no such file[\s\S]*was broken off"):
             regard.load(path)
@@ -152,4 +152,4 @@ def test_two_recordings_of_one_name(tmp_path: Path, fresh: FreshProcesses) -> No
     finally:
         ended(process, signal.SIGTERM)
     assert result.exit_code == 2
-    assert "somebody else is writing this file" in result.output
+    assert "another process or thread is writing this file" in result.output

@@ -87,7 +87,7 @@ def _taken(path: Path) -> int:
         except BlockingIOError:
             os.close(handle)
             raise RegardError(
-                "somebody else is writing this file",
+                "another process or thread is writing this file",
                 got=str(path),
                 do="wait until that is done, or choose another name",
             ) from None

@@ -31,7 +31,7 @@ def choose(
     """The heads asked for, by the path of their layer; every head of every layer for None."""
     if not isinstance(seen, Mapping):
         raise RegardError(
-            "what was seen is asked",
+            "seen= is what was seen of a model",
             got=described(seen),
             accepted="what watch or regard.load gives",
         )

@@ -52,7 +52,7 @@ class Probe:
         with torch.no_grad():
             output = self._run(look)
         if not calls:
-            raise RegardError("nothing attended", got=f"a run of {type(model).__name__}")
+            raise RegardError("no attention ran", got=f"a run of {type(model).__name__}")
         self.clean = Clean(output, calls)
 
     def slopes(

@@ -89,7 +89,7 @@ def _fetch(into: Path, folder: Path) -> None:
     found = _checksum(got) if got.exists() else f"nothing ({said})"
     if found != SHA256:
         raise RegardError(
-            f"the published vectors could not be had: {' '.join(command)}",
+            f"the published vectors could not be downloaded: {' '.join(command)}",
             got=found,
             accepted=f"{FILE} with sha256 {SHA256}",
             do=f"connect to npm's registry, put that file into {folder}, or name a file of your "
