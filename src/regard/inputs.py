@@ -79,7 +79,7 @@ class AttentionInputs:
 
     @cached_property
     def others(self) -> tuple[Tensor, ...]:
-        """Every tensor inside but q, k and v. Looked for once: calls of one kind have the same."""
+        """Every tensor inside but q, k and v. Found once: calls of one kind have the same."""
         return tuple(self._others())
 
     def _others(self) -> list[Tensor]:

@@ -82,7 +82,7 @@ def record(
 
 @contextmanager
 def _claimed(out: Path) -> Iterator[None]:
-    """Nobody else records to a file meanwhile."""
+    """The file is locked against other recordings."""
     with ExitStack() as held:
         try:
             held.enter_context(claimed(out))

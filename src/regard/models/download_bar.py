@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 Tell = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is, and of how much: 0 if that is not known."""
+"""Called with what is being done, how much is done, and of how much: 0 if that is not known."""
 
 
 def download_bar(tell: Tell | None) -> type[Any] | None:

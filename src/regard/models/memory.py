@@ -8,7 +8,7 @@ from regard.nn import Cache
 class Memory:
     """One `nn.Cache` for each layer.
 
-    `regard.watch` asks it how much it holds, and so knows that a call goes on with a text.
+    `regard.watch` reads its length to recognise a call that continues a text.
 
     >>> memory = Memory(3)
     >>> memory.get_seq_length(), memory[2]

@@ -1,4 +1,4 @@
-"""One small face for every model: it reads a text, is watched meanwhile, and goes on with it."""
+"""One small interface to every model: it reads a text while it is watched, and continues it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from regard.seen import Seen
 from regard.watching import Keep, watch
 
 Progress = Callable[[int, int], None]
-"""Told how much is done, of how much."""
+"""Called with the amount done, and the total."""
 
 
 def record(

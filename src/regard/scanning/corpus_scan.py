@@ -18,7 +18,7 @@ from regard.scanning.settings import settle
 from regard.scanning.states import State
 
 Progress = Callable[[int, int, int], None]
-"""Told how many texts are done, of how many, and how many tokens were read in this run."""
+"""Called with the number of texts done, of all texts, and of tokens read in this run."""
 
 
 def scan(job: Job, *, progress: Progress | None = None, timeout: float = 600.0) -> Scan | None:

@@ -33,7 +33,7 @@ from regard.traces import Trace
 FREE = 8
 """Keys that a row may see at least, to count as extreme: one that sees few has little choice."""
 Beat = Callable[[int, int], None]
-"""Told of texts and tokens that were read just now."""
+"""Called with the texts and tokens that were just read."""
 
 
 @dataclass(frozen=True)

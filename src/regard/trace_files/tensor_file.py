@@ -42,7 +42,7 @@ WIDTHS = {kind: dtype.itemsize for kind, dtype in KINDS.items()}
 NAMES = {dtype: kind for kind, dtype in KINDS.items()}
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes are written, of how many."""
+"""Called with the number of bytes written, and of all."""
 
 DESCRIBED = {"dtype", "shape", "data_offsets"}
 LONGEST_HEADER = 100_000_000

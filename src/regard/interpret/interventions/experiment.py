@@ -20,7 +20,7 @@ from regard.interpret.rows import matching, numbered
 from regard.traces import Trace
 
 Progress = Callable[[int, int], None]
-"""Told how many runs are done, of how many."""
+"""Called with the number of runs done, and of all."""
 Metrics = Any
 """A function of the model's output, a `Metric`, or a list of one for each text."""
 NEAR = 0.01

@@ -141,7 +141,7 @@ def experiment(name: str) -> Experiment:
 
 
 class Progress:
-    """Counts steps of a known number, and tells who wants to know.
+    """Counts steps of a known total, and reports them to a callback.
 
     >>> step = Progress(2, lambda what, done, total: print(f"{what}: {done} of {total}"))
     >>> step("training")

@@ -70,7 +70,7 @@ class Answers:
         return (JSON if name in TOLD else BYTES), found
 
     def _giving_way(self, go: Callable[[], bool]) -> Callable[[], None]:
-        """Between two steps of what takes long, all who wait for something quick are answered."""
+        """Between two steps of a long request, all waiting short requests are answered."""
         often = sometimes(go)
 
         def check() -> None:

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class StoppedError(UnwantedError):
-    """Nobody waits for the work any more."""
+    """The work was stopped."""
 
 
 class Work:
@@ -85,7 +85,7 @@ class Work:
         except RegardError as error:
             self._state = self._state | {"state": "failed", "error": str(error)}
         except Exception as error:
-            # What a model does wrong is told in the page and logged; the app goes on.
+            # An error of a model is shown in the page and logged; the app continues.
             logger.exception("the model could not read this")
             why = f"the model could not read this\n  got:      {type(error).__name__}: {error}"
             self._state = self._state | {"state": "failed", "error": why[:2000]}

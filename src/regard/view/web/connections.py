@@ -34,7 +34,7 @@ class Connection:
         self.is_idle = is_idle
 
     def cut(self) -> None:
-        """End it: who reads from it or writes to it stops."""
+        """Close it: pending reads and writes end."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 

@@ -1,7 +1,8 @@
 """A file that leads a browser to the app.
 
-Every user of a machine can read the command lines of all programs, and a browser is told on its own
-what to open. So it is told to open a file that nobody else can read, and the address is in there.
+Every user of a machine can read the command lines of all programs, and the address that a browser
+opens is on its command line. So the browser opens a file that no other user can read, which holds
+the address.
 """
 
 from __future__ import annotations

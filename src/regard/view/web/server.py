@@ -85,11 +85,11 @@ STATUS = {501: 405, 505: 400}
 Body = bytes | Iterator[bytes]
 """An answer, or its parts as they come."""
 Reply = Callable[[str | None], tuple[str, Body]]
-"""Gives the kind and the bytes of an answer to what is asked for; None asks at the entrance."""
+"""Gives the content type and the bytes of an answer to a request; None asks for the page itself."""
 
 
 class Server(ThreadingHTTPServer):
-    """Answers for a session, to who knows the secret."""
+    """Answers requests of a session, if they know the secret."""
 
     def __init__(self, port: int, session: Session, programs: Mapping[str, str]) -> None:
         super().__init__(("127.0.0.1", port), Handler)
@@ -99,7 +99,7 @@ class Server(ThreadingHTTPServer):
         self.connections = Connections()
         self.closing = threading.Event()
         self.entered = threading.Event()
-        """Set once somebody has opened the address."""
+        """Set once the address was opened."""
 
     @property
     def port(self) -> int:
@@ -209,7 +209,7 @@ class Handler(BaseHTTPRequestHandler):
             return 500, TEXT, _text(f"{type(error).__name__}: {error}")
 
     def _name(self) -> str | None:
-        """What is asked for, by someone who may; None at the entrance."""
+        """The path of an authorised request; None for the page itself."""
         server = self.server
         host = self.headers.get("Host")
         if host not in (f"127.0.0.1:{server.port}", f"localhost:{server.port}"):
@@ -217,7 +217,7 @@ class Handler(BaseHTTPRequestHandler):
         first, _, name = self._path().removeprefix("/").partition("/")
         at_entrance = _same(first, server.secret)
         site, origin = (self.headers.get(name) for name in ("Sec-Fetch-Site", "Origin"))
-        # Who knows the secret may come from anywhere: a file, a chat, another window.
+        # A request with the secret may come from anywhere: a file, a chat, another window.
         came_here = site in ("same-origin", "none", None) or (at_entrance and self.command == "GET")
         if not came_here or origin not in (f"http://{host}", None):
             raise RefusedError(403, "the request comes from another site")
@@ -340,7 +340,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, kind: str, body: Body) -> None:
         self.line.expect(SLOW)
-        # Python's server leaves the headers out for who speaks version 0.9, or none.
+        # Python's server omits the headers for HTTP/0.9 requests, or without a version.
         self.request_version = "HTTP/1.1"
         self.send_response(status)
         for name, value in (
@@ -382,7 +382,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are nobody's business."""
+        """Requests are not logged: they are private."""
 
 
 def _text(said: str) -> bytes:

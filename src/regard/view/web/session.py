@@ -39,7 +39,7 @@ SHOWN = 20_000
 
 
 KEPT = 4
-"""Texts that are kept, at most: who looks at one in another window goes on with it."""
+"""The most texts that are kept, so that other windows can keep showing theirs."""
 ROWS = 1 << 18
 """Queries of all layers together, of texts that are kept beside the one that was read last."""
 

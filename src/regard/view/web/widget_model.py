@@ -88,7 +88,8 @@ class AttentionWidget(anywidget.AnyWidget):  # type: ignore[misc, no-any-unimpor
         except CancelledError:
             return
         except Exception as error:
-            # A thread raises to nobody: who asked is told, and where it happened is logged.
+            # An exception in a thread reaches no caller: the front end gets the error, and the
+            # traceback is logged.
             if not isinstance(error, RegardError):
                 logger.exception("a question of the widget was not answered")
             self.send({"number": number, "error": str(error) or type(error).__name__})
