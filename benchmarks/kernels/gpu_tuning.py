@@ -135,7 +135,7 @@ class Trial:
         """From settings to a run that gives named answers."""
         x = self.inputs
         rows, kept = forward.run(x, forward_settings(x, statistics=True), statistics=True)
-        # A loss of lse as well keeps the call from being by_cudnn to PyTorch's backward pass.
+        # A loss of lse as well keeps the call from being handed to PyTorch's backward pass.
         pull = Pull(self.pull, torch.zeros_like(rows.lse), None)
         second, cells = second_pass.TritonPass(), (min(CELLS, x.shape.Q),) * 2
 

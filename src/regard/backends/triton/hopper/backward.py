@@ -183,7 +183,7 @@ def _step(
     meet()
     part = gl.zeros((BM, BD // 2), gl.float32, PART)
     part = warpgroup_mma(shared.permute((1, 0)), all_keys, part, use_acc=False, is_async=True)
-    # Under these products the part of the queries is by_cudnn over, when the one before it is out
+    # Under these products the part of the queries is handed over, when the one before it is out
     # of the way.
     sum_k = warpgroup_mma(gl.convert_layout(narrow, OWN), qs, sum_k, is_async=True)
     sum_v, part = warpgroup_mma_wait(1, deps=(sum_v, part))
