@@ -17,8 +17,8 @@ import torch
 
 from regard.backends.reference import Reference, ReferencePass
 from regard.backends.sdpa import Sdpa
-from regard.backends.tiled import Tiled, TiledPass, walk
-from regard.backends.tiled.walk import TileSize, slabs
+from regard.backends.tiled import Tiled, TiledPass, tiles
+from regard.backends.tiled.tiles import TileSize, slabs
 from tests.parity import cases
 from tests.parity.cases import (
     BIASES,
@@ -69,9 +69,9 @@ def test_so_many_meet(table: Callable[[Sizes], list[Case]], many: int) -> None:
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that every case has several slabs, row tiles and cuts."""
-    monkeypatch.setattr(walk, "KEY_TILE", 8)
-    monkeypatch.setattr(walk, "LITTLE", 0)
-    monkeypatch.setattr("regard.backends.tiled.walk.tile_size", lambda x: TileSize(2, 14, 16))
+    monkeypatch.setattr(tiles, "KEY_TILE", 8)
+    monkeypatch.setattr(tiles, "LITTLE", 0)
+    monkeypatch.setattr("regard.backends.tiled.tiles.tile_size", lambda x: TileSize(2, 14, 16))
     monkeypatch.setattr("regard.backends.tiled.forward.tile_size", lambda x: TileSize(2, 14, 16))
     monkeypatch.setattr("regard.backends.tiled.plan.fused_size", lambda x: TileSize(2, 14, 16))
 
@@ -199,9 +199,8 @@ def test_tiled_with_its_own_tiles(mask: str, extra: str) -> None:
     sizes = Sizes(B=1, H=2, G=1, Q=150, K=keys, D=16, E=8)
     case = Case(mask, "scaled_dot", "none", extra, torch.float32, sizes)
     inputs, learned = case.build()
-    tiles = [tile for slab in slabs(inputs) for tile in slab.row_tiles()]
-    assert len(tiles) > 1
-    assert walk.tile_size(inputs).keys < sizes.K
+    assert sum(len([*slab.row_tiles()]) for slab in slabs(inputs)) > 1
+    assert tiles.tile_size(inputs).keys < sizes.K
     got = observed(Tiled(), inputs, learned, TiledPass())
     assert_conforms(case, got, ReferencePass())
 

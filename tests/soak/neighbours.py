@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import regard
-from regard.watching.entrances import _does_nothing
+from regard.watching.module_calls import _does_nothing
 from tests.soak.models import batch
 from tests.watching.left_behind import nothing_in
 

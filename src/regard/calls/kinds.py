@@ -39,7 +39,7 @@ _num_threads = torch.get_num_threads
 _grad_enabled = torch.is_grad_enabled
 _inference = torch.is_inference_mode_enabled
 _PLAIN = (Tensor, torch.nn.Parameter)
-_SPELLED = "_spelled"
+_ENCODED = "_spelled"
 _UNSHARED = "_unshared"
 _PLAINLY_CAUSAL = (Causal, None)
 """The key of `causal()`: the last query sees all keys."""
@@ -93,9 +93,9 @@ def kind_of(
     masked = None
     if mask is not None:
         # Only masks have a key; anything else given as one is refused later.
-        masked = getattr(mask, _SPELLED, None)
+        masked = getattr(mask, _ENCODED, None)
         if masked is None and isinstance(mask, Mask):
-            masked = spelled(mask) or marked(mask, q.device)
+            masked = encoded(mask) or marked(mask, q.device)
         if masked is None:
             return None
     learned = None
@@ -153,12 +153,12 @@ def step_of(kind: Kind) -> Kind | None:
     return q_shape, q_stride, K.bit_length(), B, G, D, last, v_B, v_G, E, v_last, shifted, how
 
 
-def spelled(value: Value) -> tuple[Any, ...] | None:
+def encoded(value: Value) -> tuple[Any, ...] | None:
     """The key of a mask that is made of numbers alone: masks with equal keys mask the same pairs.
     None for any other, since tensors, functions and the fields of custom masks may change before
     the next call. It is stored in a mask that cannot change, because all layers are given the
     same."""
-    known: tuple[Any, ...] | None = vars(value).get(_SPELLED)
+    known: tuple[Any, ...] | None = vars(value).get(_ENCODED)
     if known is not None:
         return known
     if "__dataclass_fields__" not in vars(type(value)):
@@ -167,7 +167,7 @@ def spelled(value: Value) -> tuple[Any, ...] | None:
     found: list[Any] = [type(value)]
     for part in value._parts():
         if isinstance(part, Value):
-            inside = spelled(part)
+            inside = encoded(part)
             if inside is None:
                 return None
             found.append(inside)
@@ -176,7 +176,7 @@ def spelled(value: Value) -> tuple[Any, ...] | None:
         else:
             return None
     if cannot_change(value):
-        vars(value)[_SPELLED] = tuple(found)
+        vars(value)[_ENCODED] = tuple(found)
     return tuple(found)
 
 

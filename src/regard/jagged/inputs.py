@@ -20,7 +20,7 @@ from regard.between_graphs import between_graphs
 from regard.biases.bias import Bias
 from regard.biases.dense import Dense
 from regard.biases.pairwise import Pairwise
-from regard.calls.kinds import cannot_change, spelled
+from regard.calls.kinds import cannot_change, encoded
 from regard.errors import RegardError
 from regard.inputs import check_kinds
 from regard.jagged.cu_seqlens import Ends, both, check_tokens, checked, read
@@ -153,7 +153,7 @@ _ROOM = 8
 
 
 def _mask_of(queries: Ends, keys: Ends, mask: Mask | None) -> Packed:
-    told = () if mask is None else spelled(mask) if cannot_change(mask) else None
+    told = () if mask is None else encoded(mask) if cannot_change(mask) else None
     # What is made within a transform, or where no gradient can be, is not for calls outside of it.
     key = queries, keys, told, torch.is_inference_mode_enabled()
     lasts = told is not None and runs_as_written()

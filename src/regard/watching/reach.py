@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.hooks import RemovableHandle
 
-from regard.watching.entrances import compiled_in_place
+from regard.watching.module_calls import compiled_in_place
 
 READ = ("transformers", "peft")
 """Packages whose code is read."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import RegardError
-from regard.watching.entrances import stays
+from regard.watching.module_calls import stays
 
 MARKS = "Ġ▁"
 """How vocabularies write the space before a word."""

@@ -18,11 +18,11 @@ from regard.seen import Seen
 from regard.traces import Trace
 from regard.transforms import under_torch_func
 from regard.watching.choices import Heads, Keep, Layers, check, matches, numbers, patterns
-from regard.watching.entrances import UNFINISHED, follow, leave_alone
 from regard.watching.followed_run import FollowedRun
 from regard.watching.gaps import Gaps
 from regard.watching.graph_breaks import uncompiled
 from regard.watching.kept import KeptCalls, held_by_autograd
+from regard.watching.module_calls import UNFINISHED, follow, leave_alone
 from regard.watching.pytorch import (
     AttentionMode,
     FastPath,

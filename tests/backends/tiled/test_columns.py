@@ -8,7 +8,7 @@ from torch import Tensor
 
 import regard
 from regard import biases, masks
-from regard.backends.tiled import backward, columns, walk
+from regard.backends.tiled import backward, columns, tiles
 
 
 @pytest.mark.parametrize("on_arm", [False, True])
@@ -29,7 +29,7 @@ def test_products_of_a_call_and_its_gradients_take_them(
     on_arm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(columns, "ON_ARM", on_arm)
-    taken: dict[str, list[Tensor]] = {"walk": [], "backward": []}
+    taken: dict[str, list[Tensor]] = {"tiles": [], "backward": []}
 
     def put(name: str) -> None:
         def noted(t: Tensor, rows: int) -> Tensor:
@@ -37,7 +37,7 @@ def test_products_of_a_call_and_its_gradients_take_them(
             taken[name].append(columns.columns(t, rows))
             return taken[name][-1]
 
-        monkeypatch.setattr({"walk": walk, "backward": backward}[name], "columns", noted)
+        monkeypatch.setattr({"tiles": tiles, "backward": backward}[name], "columns", noted)
 
     for name in taken:
         put(name)

@@ -16,7 +16,7 @@ from torch import Tensor
 import regard
 from regard import masks
 from regard.backends.reference import ReferencePass
-from regard.backends.tiled import Tiled, TiledPass, plan, walk
+from regard.backends.tiled import Tiled, TiledPass, plan, tiles
 from regard.backends.tiled.loop import inner_loop, library, trust
 from regard.backends.tiled.loop.compiled import Loop
 from regard.inputs import AttentionInputs
@@ -92,8 +92,8 @@ def test_packed_gives_what_float32_gives(
 @pytest.mark.parametrize("mask", cases.MASKS)
 def test_conformance(product: Product, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the rule that holds for every backend."""
-    monkeypatch.setattr(walk, "KEY_TILE", 8)
-    monkeypatch.setattr(plan, "fused_size", lambda x: walk.TileSize(2, 14, 16))
+    monkeypatch.setattr(tiles, "KEY_TILE", 8)
+    monkeypatch.setattr(plan, "fused_size", lambda x: tiles.TileSize(2, 14, 16))
     extra = "sink" if list(cases.MASKS).index(mask) % 2 else "plain"
     case = cases.Case(mask=mask, extra=extra, dtype=product.dtype)
     inputs, learned = case.build()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import regard
 from regard import biases, masks
-from regard.backends.tiled import walk
+from regard.backends.tiled import tiles
 from tests.parity import cases
 from tests.parity.agreement import Named, assert_as_exact, errors
 from tests.parity.test_flex import MISSING
@@ -106,10 +106,10 @@ def check(
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that hold several sequences, and sequences that go through several tiles."""
-    monkeypatch.setattr(walk, "KEY_TILE", 8)
-    monkeypatch.setattr(walk, "LITTLE", 0)
-    for where in ("walk.tile_size", "forward.tile_size", "plan.fused_size"):
-        size = walk.TileSize(2, 14, 16)
+    monkeypatch.setattr(tiles, "KEY_TILE", 8)
+    monkeypatch.setattr(tiles, "LITTLE", 0)
+    for where in ("tiles.tile_size", "forward.tile_size", "plan.fused_size"):
+        size = tiles.TileSize(2, 14, 16)
         monkeypatch.setattr(f"regard.backends.tiled.{where}", lambda x, size=size: size)
 
 

@@ -14,8 +14,8 @@ from regard.backends.tiled.plan import Plan
 from regard.backends.tiled.prepared_call import prepared
 from regard.backends.tiled.prepared_training import prepared_to_learn
 from regard.backends.tiled.second_pass import TiledPass
+from regard.backends.tiled.tiles import KEY_TILE, takes_all, tile_size
 from regard.backends.tiled.units import scratch_of
-from regard.backends.tiled.walk import KEY_TILE, takes_all, tile_size
 from regard.cost.call_counts import dense_pairs, visited_pairs
 from regard.inputs import AttentionInputs
 from regard.transforms import RECORDED, recorded

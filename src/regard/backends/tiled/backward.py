@@ -19,7 +19,7 @@ from regard.backends.poison import all_finite
 from regard.backends.tiled.columns import columns
 from regard.backends.tiled.fused import Passed, fusing, pull
 from regard.backends.tiled.pair_gradients import PairGradients
-from regard.backends.tiled.walk import Cut, RowTile, Slab, slabs
+from regard.backends.tiled.tiles import Cut, RowTile, Slab, slabs
 from regard.inputs import AttentionInputs
 
 
@@ -59,7 +59,7 @@ class Backward:
         is_finite = x.mask is None or all_finite(x.q, x.k, x.v)
         loop = fusing(x) if is_finite else None
         if loop is None:
-            self._walk(is_finite)
+            self._by_tiles(is_finite)
         else:
             g_out = (
                 torch.zeros_like(self.rows.out, dtype=torch.float32)
@@ -72,7 +72,7 @@ class Backward:
             self._add_sink()
         return self
 
-    def _walk(self, is_finite: bool) -> None:
+    def _by_tiles(self, is_finite: bool) -> None:
         self.q, self.k = self.pairs.q, self.pairs.k
         self.v = torch.zeros_like(self.x.v, dtype=self.x.compute_dtype)
         for slab in slabs(self.x, is_finite=is_finite):

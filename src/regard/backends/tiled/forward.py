@@ -25,7 +25,7 @@ from regard.backends.contract import Rows
 from regard.backends.poison import all_finite, poison
 from regard.backends.tiled.fused import Passed, attend, fusing
 from regard.backends.tiled.loop import Loop, loop_for
-from regard.backends.tiled.walk import Cut, RowTile, slabs, tile_size
+from regard.backends.tiled.tiles import Cut, RowTile, slabs, tile_size
 from regard.biases.dense import Dense
 from regard.cancellation import step
 from regard.inputs import AttentionInputs
@@ -50,11 +50,11 @@ def forward(x: AttentionInputs, *, statistics: bool) -> Passed:
     B, H, Q, _ = x.shape
     mixed = x.v.new_empty(B, H, Q, x.v.shape[-1], dtype=x.compute_dtype)
     sums = Sums(mixed, *(mixed.new_empty(B, H, Q) for _ in range(3)))
-    _walk(x, sums, statistics=statistics)
+    _by_tiles(x, sums, statistics=statistics)
     return _finished(x, sums, statistics=statistics)
 
 
-def _walk(x: AttentionInputs, sums: Sums, *, statistics: bool) -> None:
+def _by_tiles(x: AttentionInputs, sums: Sums, *, statistics: bool) -> None:
     # Hidden logits are written over, whatever they are; only hidden values can do harm.
     is_finite = x.mask is None or all_finite(x.v)
     memory = _Memory(x, statistics)

@@ -11,7 +11,7 @@ from regard.backends.passes import Given, Moved, Passes, Pull
 from regard.backends.tiled.backward import Backward
 from regard.backends.tiled.forward import forward
 from regard.backends.tiled.fused import Passed
-from regard.backends.tiled.tangent import push
+from regard.backends.tiled.jvp import jvp
 from regard.inputs import AttentionInputs
 
 
@@ -20,15 +20,15 @@ def _backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias:
     return Given(done.q, done.k, done.v, done.sink, done.comparison, done.bias)
 
 
-def _push(
+def _jvp(
     x: AttentionInputs, rows: Rows, kept: Tensor, moved: AttentionInputs, *, statistics: bool
 ) -> Moved:
-    return push(x, Passed(rows, kept), moved, statistics=statistics)
+    return jvp(x, Passed(rows, kept), moved, statistics=statistics)
 
 
 def empty_out(q: Tensor, v: Tensor) -> Tensor:
     return v.new_empty(*q.shape[:3], v.shape[3])
 
 
-passes = Passes("tiled", forward, _backward, _push)
+passes = Passes("tiled", forward, _backward, _jvp)
 run, learning = register(passes, torch.empty_like, empty_out)

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from regard.backends.tiled.walk import Cut, RowTile, Slab
+from regard.backends.tiled.tiles import Cut, RowTile, Slab
 from regard.inputs import AttentionInputs
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.backends.tiled.loop import Attend, Pull
 from regard.backends.tiled.plan import Plan, Product, even
-from regard.backends.tiled.walk import Cut, Slab, slabs, spans
+from regard.backends.tiled.tiles import Cut, Slab, slabs, spans
 from regard.inputs import AttentionInputs
 
 HELD = 1 << 22

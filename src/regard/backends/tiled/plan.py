@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from regard.backends.tiled.loop import Loop
-from regard.backends.tiled.walk import TileSize
+from regard.backends.tiled.tiles import TileSize
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask
 

@@ -15,7 +15,7 @@ from regard.backends.tiled.fused import described, fusing
 from regard.backends.tiled.loop import AGAIN, Attend, Loop, inner_loop
 from regard.backends.tiled.pieces import Lot, Packed, lots, pieces
 from regard.backends.tiled.plan import Plan, Product
-from regard.backends.tiled.walk import takes_all
+from regard.backends.tiled.tiles import takes_all
 from regard.cancellation import step
 from regard.inputs import AttentionInputs
 from regard.transforms import recorded

@@ -9,7 +9,7 @@ from regard.backends.contract import Repeated, Rows
 from regard.backends.operators import Way, register
 from regard.backends.passes import Given, Moved, Passes, Pull
 from regard.backends.tiled.forward import forward as tiled_forward
-from regard.backends.tiled.tangent import push
+from regard.backends.tiled.jvp import jvp
 from regard.backends.triton.additive import passes as additive
 from regard.backends.triton.arguments import on_card
 from regard.backends.triton.backward import backward
@@ -35,19 +35,19 @@ def _backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias:
         return backward(x, rows, kept, pull, bias=bias)
 
 
-def _push(
+def _jvp(
     x: AttentionInputs, rows: Rows, kept: Tensor, moved: AttentionInputs, *, statistics: bool
 ) -> Moved:
     """There is no kernel for forward-mode derivatives: PyTorch's operations loop over the tiles.
     Logits and log-sum-exp must be rounded alike, so these compute the rows too."""
-    return push(x, tiled_forward(x, statistics=statistics), moved, statistics=statistics)
+    return jvp(x, tiled_forward(x, statistics=statistics), moved, statistics=statistics)
 
 
 def _kept(lse: Tensor) -> Tensor:
     return lse.new_empty(2, *lse.shape)
 
 
-_passes = Passes("triton", _forward, _backward, _push)
+_passes = Passes("triton", _forward, _backward, _jvp)
 _run, _learning = register(_passes, _kept, empty_out, inside=Replayed(_passes))
 _run_listed, _ = register(_passes, _kept, empty_out, reads=True)
 

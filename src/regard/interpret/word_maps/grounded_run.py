@@ -18,7 +18,7 @@ from regard.interpret.word_maps.prompt_words import Places, chosen_words, words_
 from regard.seen import Layer
 from regard.values import whole
 from regard.watching.choices import Layers, matches, numbers, patterns
-from regard.watching.onlooker import Onlooker
+from regard.watching.observer import Observer
 
 
 class GroundedRun:
@@ -26,7 +26,7 @@ class GroundedRun:
 
     def __init__(self, model: nn.Module, sums: MapSums, layers: Layers) -> None:
         self._sums = sums
-        self._onlooker = Onlooker(model, sums.add, sums.layout.fits, layers)
+        self._onlooker = Observer(model, sums.add, sums.layout.fits, layers)
         tokens = sums.layout.tokens
         joint = f"as many keys as queries, and more than the {tokens} tokens of the prompt"
         self._onlooker.accepted = (

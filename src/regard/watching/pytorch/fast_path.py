@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.watching.entrances import compiled_in_place
+from regard.watching.module_calls import compiled_in_place
 
 
 class _Held(NamedTuple):

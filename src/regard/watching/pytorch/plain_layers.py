@@ -18,8 +18,8 @@ from torch._C._dynamo import eval_frame
 from torch.compiler import is_dynamo_compiling
 from torch.nn.modules.module import _has_any_global_hook
 
-from regard.watching.entrances import OwnCall, changing, own_call
 from regard.watching.graph_breaks import inlined
+from regard.watching.module_calls import OwnCall, changing, own_call
 from regard.watching.pytorch.attention_mode import AttentionMode
 
 PLAIN = (

@@ -66,7 +66,7 @@ static inline int put_row(const float *o, long width, float factor, int type, vo
     return all - all == 0;
 }
 
-/* A query that is not finite has no logits, so it becomes NaN (see walk.py). */
+/* A query that is not finite has no logits, so it becomes NaN (see tiles.py). */
 static void gather_queries(const call *c, const rows_at *r, float *q)
 {
     if (c->type != FLOAT32) {

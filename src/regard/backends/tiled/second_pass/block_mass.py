@@ -12,7 +12,7 @@ from regard.backends.precision import in_full_precision
 from regard.backends.tiled.second_pass.norms import norm_of
 from regard.backends.tiled.second_pass.question_gradients import Learned, Pairs, of_weights
 from regard.backends.tiled.second_pass.tiled_pass import cuts, weights_of
-from regard.backends.tiled.walk import Cut, RowTile
+from regard.backends.tiled.tiles import Cut, RowTile
 from regard.inputs import AttentionInputs
 
 

@@ -25,7 +25,7 @@ from regard.backends.passes import Given
 from regard.backends.tiled.pair_gradients import PairGradients
 from regard.backends.tiled.second_pass.norms import Norm, norm_of
 from regard.backends.tiled.second_pass.tiled_pass import Overlap, Pooling, TiledPass, cuts, weigh
-from regard.backends.tiled.walk import Cut, RowTile, slabs
+from regard.backends.tiled.tiles import Cut, RowTile, slabs
 from regard.inputs import AttentionInputs
 
 Pairs = Float[Tensor, "b h q k"]
@@ -176,15 +176,15 @@ def of_weights(
     """The gradient of what is asked of weights; of some queries alone, where that is said."""
     wide, norm = norm_of(x, lse)
     d_lse = torch.zeros_like(norm.lse)
-    given = _walked(x, wide, asks, bias=bias, norm=norm, d_lse=d_lse, queries=queries)
+    given = _by_tiles(x, wide, asks, bias=bias, norm=norm, d_lse=d_lse, queries=queries)
     return Learned(d_lse.to(lse.dtype), given)
 
 
 def _of_logits(x: AttentionInputs, asks: Asks, *, bias: bool) -> Learned:
-    return Learned(None, _walked(x, x, asks, bias=bias))
+    return Learned(None, _by_tiles(x, x, asks, bias=bias))
 
 
-def _walked(
+def _by_tiles(
     x: AttentionInputs,
     wide: AttentionInputs,
     asks: Asks,

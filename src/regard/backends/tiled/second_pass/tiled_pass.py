@@ -14,7 +14,7 @@ from regard.backends.contract import LogitSpread, Pool, SecondPass, Top
 from regard.backends.precision import in_full_precision
 from regard.backends.tiled.second_pass.chosen_logits import chosen_logits, logits_at, numbers_alone
 from regard.backends.tiled.second_pass.norms import Norm, norm_of, norm_of_rows
-from regard.backends.tiled.walk import Cut, RowTile, slabs
+from regard.backends.tiled.tiles import Cut, RowTile, slabs
 from regard.inputs import AttentionInputs
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.backends.passes import Moved
 from regard.backends.tiled.fused import Passed
-from regard.backends.tiled.walk import Cut, RowTile, Slab, grouped, slabs
+from regard.backends.tiled.tiles import Cut, RowTile, Slab, grouped, slabs
 from regard.inputs import AttentionInputs
 
 
@@ -28,7 +28,7 @@ class _Tangents(NamedTuple):
     v: Tensor
 
 
-def push(x: AttentionInputs, passed: Passed, moved: AttentionInputs, *, statistics: bool) -> Moved:
+def jvp(x: AttentionInputs, passed: Passed, moved: AttentionInputs, *, statistics: bool) -> Moved:
     """Tangents of out, lse and entropy; `moved` holds a tangent in place of every tensor."""
     rows = passed.rows
     found = Moved(

@@ -18,7 +18,7 @@ Fits = Callable[[int, int], bool]
 """Whether calls of so many queries and keys are of interest."""
 
 
-class Onlooker(Watch):
+class Observer(Watch):
     """A model whose calls are shown to a function as they are made.
 
     The model never waits for a second opinion: where it calls PyTorch's attention, PyTorch's answer
