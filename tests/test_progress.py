@@ -91,11 +91,11 @@ def test_a_scan_counts_texts_once_it_knows_how_many(monkeypatch: pytest.MonkeyPa
     heard = Heard(monkeypatch, terminal=True)
     with _Bar() as bar:
         bar.bar.refresh()
-        bar.told(50, 200, 600)
+        bar.progress(50, 200, 600)
         bar.bar.refresh()
         # Tokens of the first part were read before the clock began.
         assert bar.bar.tasks[0].fields["speed"] == ""
-        bar.told(100, 200, 1200)
+        bar.progress(100, 200, 1200)
     shown = heard.text()
     assert "None" not in shown
     assert "50/200 texts" in shown

@@ -87,7 +87,8 @@ def test_other_calls(changed: dict[str, Any]) -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("name", "qkv")
-def test_nested_tensors_and_what_is_no_tensor(name: str) -> None:
+def test_nested_tensors_and_what_is_no_tensor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     one = like()
     for other in (torch.nested.nested_tensor([tensor(2, 6, 8)]), tensor().numpy(), None):
         assert one.found(**given(**{name: other})) is None

@@ -33,6 +33,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_each_backend_is_asked_once(
     chosen: str, asked: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     call: Any = SimpleNamespace(q=SimpleNamespace(device=torch.device("cuda")))
     monkeypatch.setattr(choice, "hides", lambda inputs: chosen == "triton")
     monkeypatch.setattr(choice, "outruns_cudnn", lambda inputs: False)

@@ -134,7 +134,8 @@ def test_dropout_is_not_left_out() -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 @pytest.mark.parametrize("asked", ASKED)
-def test_nested_tensors_are_refused_as_before(asked: str) -> None:
+def test_nested_tensors_are_refused_as_before(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jaxtyping.config.jaxtyping_disable", True)
     given = numbers()
     for _ in range(3):
         ASKED[asked](*given)

@@ -80,7 +80,7 @@ def test_on_a_card_what_is_not_there_is_compiled_once(monkeypatch: pytest.Monkey
         def __exit__(self, *how: object) -> None: ...
 
     def compile_(self: Any, arguments: Any, constants: Any) -> str:
-        compiled.append(self.told(arguments, constants))
+        compiled.append(self.signature_of(arguments, constants))
         return compiled[-1]
 
     monkeypatch.setattr(torch.cuda, "device", NoDevice)

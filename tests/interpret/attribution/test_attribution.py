@@ -485,7 +485,7 @@ def test_tables() -> None:
     assert "<table>" in parts._repr_html_()
     seen = interpret.circuit(causal(), 0, 1, words=[str(i) for i in range(40)], top=3)
     assert "copying score" in repr(seen)
-    few = interpret.circuit(causal(), 0, 1, tokens=[0, 39], words=["zero"], top=4)
+    few = interpret.circuit(causal(), 0, 1, tokens=torch.tensor([0, 39]), words=["zero"], top=4)
     assert "'zero' → 39" in repr(few)
     assert len(seen.records()) == 6
 
