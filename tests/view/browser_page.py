@@ -64,6 +64,16 @@ def until(tab: Page, condition: str) -> None:
     raise AssertionError(f"never: {condition}\nThe page shows: {shown}")
 
 
+def choose(tab: Page, name: str, *, exact: bool = False) -> None:
+    """Press one of the buttons of a choice. What is shown is drawn anew when something comes, its
+    buttons too: so the one that counts is the one that is there afterwards."""
+    from playwright.sync_api import expect
+
+    button = tab.get_by_role("radio", name=name, exact=exact)
+    button.click()
+    expect(button).to_be_checked()
+
+
 def tip_weight(tip: Locator) -> float:
     tip.page.wait_for_selector(".tip[data-weight]")
     return float(tip.get_attribute("data-weight") or "nan")

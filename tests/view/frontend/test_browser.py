@@ -13,7 +13,7 @@ from regard.seen import Seen
 from regard.view.web import App
 from regard.view.web import page as write_page
 from regard.view.web.redirect_file import RedirectFile
-from tests.view.browser_page import MAP, Open, contrast, hover, tip_weight, until, weights
+from tests.view.browser_page import MAP, Open, choose, contrast, hover, tip_weight, until, weights
 from tests.view.small_traces import HOSTILE, seen, tokens
 
 if TYPE_CHECKING:
@@ -114,15 +114,15 @@ def test_heads_layers_pooling_and_colours_without_fetching_again(open_page: Open
         tab.on("request", lambda request: asked.append(request.url))
         pictures = {_pixels(tab)}
         for name in ("Mean", "Sum", "Max"):
-            tab.get_by_role("radio", name=name, exact=True).check()
-        tab.get_by_role("radio", name="Linear").check()
+            choose(tab, name, exact=True)
+        choose(tab, "Linear")
         tab.wait_for_timeout(200)
         pictures.add(_pixels(tab))
         assert not [url for url in asked if "tile" in url]
-        tab.get_by_role("radio", name="Row").check()
+        choose(tab, "Row")
         tab.wait_for_timeout(400)
         pictures.add(_pixels(tab))
-        tab.get_by_role("radio", name="Ratio").check()
+        choose(tab, "Ratio")
         tab.wait_for_timeout(400)
         pictures.add(_pixels(tab))
         assert not [url for url in asked if "tile" in url]
@@ -134,7 +134,7 @@ def test_heads_layers_pooling_and_colours_without_fetching_again(open_page: Open
         tab.keyboard.press("]")
         until(tab, "!location.hash.includes('head=')")
         assert [url for url in asked if "tile" in url]
-        tab.get_by_role("radio", name="Weight × value").check()
+        choose(tab, "Weight × value")
         tab.wait_for_selector(MAP)
 
 
@@ -148,7 +148,7 @@ def test_text_tells_where_a_token_looks(open_page: Open, short_page: str, short:
     first = tab.locator(".strongest li").first
     first.wait_for()
     assert f"#{int(row.argmax())}" in first.inner_text()
-    tab.get_by_role("radio", name="Is seen by").check()
+    choose(tab, "Is seen by")
     until(tab, "document.querySelector('h2').textContent.includes('is seen by')")
     column = weights(short, 0, 1)[:, 30]
     assert f"#{int(column.argmax())}" in tab.locator(".strongest li").first.inner_text()

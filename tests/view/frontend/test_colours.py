@@ -13,7 +13,7 @@ import torch
 from regard.seen import Seen
 from regard.view.web import App
 from regard.view.web import page as write_page
-from tests.view.browser_page import MAP, Open, hover, spot, tip_weight, until, weights
+from tests.view.browser_page import MAP, Open, choose, hover, spot, tip_weight, until, weights
 from tests.view.small_traces import seen, tokens
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def shares(tab: Page, cells: list[tuple[int, int]], cell: int, n: int) -> list[f
 def chosen(tab: Page, *names: str) -> None:
     """Choose, and wait for what is drawn then."""
     for name in names:
-        tab.get_by_role("radio", name=name, exact=True).check()
+        choose(tab, name, exact=True)
     tab.wait_for_selector(MAP)
 
 

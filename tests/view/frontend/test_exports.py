@@ -20,7 +20,7 @@ from regard.seen import Layer, Seen
 from regard.view.atlas import tiles
 from regard.view.web import App
 from regard.view.web import page as write_page
-from tests.view.browser_page import MAP, Open, until, weights
+from tests.view.browser_page import MAP, Open, choose, until, weights
 from tests.view.small_traces import HOSTILE, seen, tokens
 
 if TYPE_CHECKING:
@@ -228,14 +228,14 @@ def test_the_numbers_of_a_text(
     assert exact.all()
     # What is masked has no number, here as in the file of a map.
     assert_told(found, allowed(weights(short, 1, 1))[30])
-    tab.get_by_role("radio", name="Is seen by").check()
+    choose(tab, "Is seen by")
     tab.locator(".set [data-head='3']").click()
     until(tab, "document.querySelector('h2').textContent.includes('mean of 2 heads')")
     table = saved(tab, "CSV", tmp_path, ".word")
     assert table.name == "layers.1.attn-the-mean-of-2-heads-token-30-seen.csv"
     mean = (weights(short, 1, 1) + weights(short, 1, 3)) / 2
     assert_told(weighed(table)[1], allowed(mean)[:, 30])
-    tab.get_by_role("radio", name="All layers").check()
+    choose(tab, "All layers")
     until(tab, "document.querySelector('h2').textContent.includes('of 2 layers')")
     table = saved(tab, "CSV", tmp_path, ".word")
     assert table.name == "the-mean-of-all-heads-of-2-layers-token-30-seen.csv"

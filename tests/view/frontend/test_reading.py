@@ -13,7 +13,7 @@ from regard.view.subjects import TextInfo
 from regard.view.web import App
 from regard.view.web import session as sessions
 from tests.view import tiny_models
-from tests.view.browser_page import MAP, Open, until
+from tests.view.browser_page import MAP, Open, choose, until
 from tests.view.small_traces import seen, tokens
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def test_encoder_decoder_and_what_lies_between(open_page: Open, running: Running
     tab.get_by_role("radio", name="Cross-attention").wait_for()
     assert tab.get_by_role("radio", name="Encoder").is_checked()
     for part, layer in (("Decoder", "decoder.0.own"), ("Cross-attention", "decoder.0.memory")):
-        tab.get_by_role("radio", name=part).check()
+        choose(tab, part)
         until(
             tab,
             f"document.querySelector('#regard-layer').selectedOptions[0].title === '{layer}'",
@@ -276,7 +276,7 @@ def test_hostile_texts_are_text(open_page: Open, running: Running) -> None:
 def test_narrow_windows_and_names(open_page: Open, running: Running) -> None:
     tab = open_page(f"{running.app.url}#view=text", color_scheme="dark")
     type_text(tab, "The cat sat.", running.translator)
-    tab.get_by_role("radio", name="Cross-attention").check()
+    choose(tab, "Cross-attention")
     for width in (340, 1000):
         tab.set_viewport_size({"width": width, "height": 740})
         for view in ("overview", "text", "heads", "map"):

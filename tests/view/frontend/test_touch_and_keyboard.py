@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.view.browser_page import MAP, Open, spot, tip_weight, until
+from tests.view.browser_page import MAP, Open, choose, spot, tip_weight, until
 
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -24,7 +24,7 @@ def test_a_finger_reads_a_weight(open_page: Open, short_page: str) -> None:
 def test_keys_are_heard_after_a_click_on_a_control(open_page: Open, short_page: str) -> None:
     tab = open_page(f"{short_page}#view=map")
     tab.wait_for_selector(MAP)
-    tab.get_by_role("radio", name="Log").check()
+    choose(tab, "Log")
     tab.keyboard.press("]")
     until(tab, "document.querySelector('#regard-head').value === '1'")
     tab.keyboard.press("+")

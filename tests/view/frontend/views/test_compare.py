@@ -13,7 +13,7 @@ from regard.commands.named_subject import subject_of
 from regard.seen import Seen
 from regard.view.atlas import Atlas
 from regard.view.web import App
-from tests.view.browser_page import Open, until, weights
+from tests.view.browser_page import Open, choose, until, weights
 from tests.view.small_traces import seen, tokens
 from tests.view.tiny_models import causal
 
@@ -88,7 +88,7 @@ def test_two_heads_and_layers_of_a_page(open_page: Open, short: Seen, short_page
     tab.locator("#regard-head2").select_option("2")
     third = weights(short, 0, 2)
     compared(tab, float(elsewhere(first, third, same).mean()))
-    tab.get_by_role("radio", name="Difference").check()
+    choose(tab, "Difference")
     tab.wait_for_selector(".compare .more")
     change = float((third - first)[30].abs().max())
     strongest = int((third - first)[30].abs().argmax())

@@ -14,7 +14,7 @@ import regard
 from regard import masks
 from regard.view import App, Patches
 from regard.view.web import page as write_page
-from tests.view.browser_page import MAP, Open, until
+from tests.view.browser_page import MAP, Open, choose, until
 from tests.view.small_traces import drawn, seen, tokens
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def test_patches_are_chosen_by_mouse_and_keys(
     until(tab, "document.activeElement.matches('canvas.shaded')")
     tab.keyboard.press("ArrowLeft")
     until(tab, "document.querySelector('h2').textContent.includes('patch 3,1 #20')")
-    tab.get_by_role("radio", name="Is seen by").check()
+    choose(tab, "Is seen by")
     until(tab, "document.querySelector('h2').textContent.includes('is seen by')")
     weight, _ = told(tab, 30)
     assert weight == pytest.approx(p[0, 30, 20].item(), rel=6e-3)
@@ -198,7 +198,7 @@ def test_words_look_at_a_picture(open_page: Open, tmp_path: Path) -> None:
     weight = t.weights()[0, 0, 2]
     legend = tab.locator(".legend .ticks").inner_text()
     assert f"{100 * weight.max():.3g}%" in legend
-    tab.get_by_role("radio", name="Is seen by").check()
+    choose(tab, "Is seen by")
     until(tab, "document.querySelector('h2').textContent.includes('is seen by')")
     shaded = tab.locator(".panel .word").all_inner_texts()
     assert f"{100 * t.weights()[0, 0, 0, 2]:.3g}%" in shaded[0]

@@ -12,7 +12,7 @@ from regard import masks
 from regard.seen import Seen
 from regard.traces import Trace
 from regard.view.web import page as write_page
-from tests.view.browser_page import Open, until, weights
+from tests.view.browser_page import Open, choose, until, weights
 from tests.view.small_traces import tokens
 
 pytestmark = pytest.mark.xdist_group("browser")
@@ -45,7 +45,7 @@ def test_what_a_window_hides_is_dim_and_the_rest_in_brackets(
     assert body.index("word14") < body.index("[") < body.index("word15")
     assert body.index("word20") < body.index("]") < body.index("word21")
     assert "leaves 6 tokens, #15 to #20, in brackets" in tab.locator(".text").inner_text()
-    tab.get_by_role("radio", name="Is seen by").check()
+    choose(tab, "Is seen by")
     until(tab, "document.querySelector('h2').textContent.includes('is seen by')")
     assert places(tab, ":not(.masked)") == [*range(20, 26)]
     tab.locator(".word[data-place='2']").click()
@@ -68,7 +68,7 @@ def test_heads_that_share_keys_stand_in_one_bracket(open_page: Open, window_page
 
 def test_all_layers_are_averaged(open_page: Open, short_page: str, short: Seen) -> None:
     tab = open_page(f"{short_page}#view=text&token=30&head=1")
-    tab.get_by_role("radio", name="All layers").check()
+    choose(tab, "All layers")
     until(tab, "document.querySelector('h2').textContent.includes('all heads of 2 layers')")
     both = [weights(short, layer, head)[30] for layer in range(2) for head in range(4)]
     p = torch.stack(both).mean(0)
