@@ -157,7 +157,7 @@ def check(
     """Check a call, and bring it into the one form that backends take."""
     axes = _check_tensors(q, k, v)
     if not torch.compiler.is_compiling():
-        q, k, v = _in_memory(q), _in_memory(k), _in_memory(v)
+        q, k, v = in_memory(q), in_memory(k), in_memory(v)
     q, k, v = _autocast(q, k, v)
     _check_dtypes(q, k, v)
     check_kinds(mask, score, bias)
@@ -198,7 +198,7 @@ def _compute_dtype(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
-def _in_memory(t: Tensor) -> Tensor:
+def in_memory(t: Tensor) -> Tensor:
     """A tensor whose numbers are those in its memory: a negative view has them with the other sign,
     and zeros of autograd's have no memory. Kernels that are given addresses do not know."""
     return t.clone() if t._is_zerotensor() else t.resolve_neg()

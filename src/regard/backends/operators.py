@@ -321,7 +321,7 @@ def register(
                 wanted = (True, True, True, *(False for _ in tensors[3:]))
                 rows = (out, lse, entropy, keeps)
                 return None, None, *AttendVjp.apply(seen, call, wanted, *pull, *rows, *tensors)  # type: ignore[no-untyped-call]
-            given = backward(x, Rows(out, lse, lse, entropy), keeps, pull)
+            given = backward(x, Rows(out, lse, lse, entropy), keeps, pull.in_memory())
             each = zip(given, qkv, strict=True)
             return None, None, *(g if g.dtype is t.dtype else g.to(t.dtype) for g, t in each)
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.backends.contract import Rows
-from regard.inputs import AttentionInputs
+from regard.inputs import AttentionInputs, in_memory
 from regard.values import Value, decode, encode
 
 
@@ -48,6 +48,10 @@ class Pull(NamedTuple):
     out: Tensor | None
     lse: Tensor | None
     entropy: Tensor | None
+
+    def in_memory(self) -> Pull:
+        """With the numbers that they stand for in their memory."""
+        return Pull(*(None if g is None else in_memory(g) for g in self))
 
 
 class Moved(NamedTuple):
@@ -107,7 +111,7 @@ class Passes:
         self, x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: bool
     ) -> Given:
         with no_autocast(x.q):
-            return self.backward_pass(x, rows, kept, pull, bias=bias)
+            return self.backward_pass(x, rows, kept, pull.in_memory(), bias=bias)
 
     def jvp(
         self,

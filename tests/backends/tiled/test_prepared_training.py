@@ -246,6 +246,37 @@ def test_saved_tensors_that_come_back_in_another_layout(pulled: list[int]) -> No
     assert not pulled
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_saved_tensors_that_come_back_in_another_type(
+    dtype: torch.dtype, pulled: list[int]
+) -> None:
+    for seed in range(3):
+        given = learned(draw("several tiles", seed))
+        wide = learned(given, double=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.to(dtype), lambda t: t):
+            found = gradients(given, weighted, masks.causal(), "tiled")
+        expected = gradients(wide, weighted, masks.causal(), "reference")
+        for mine, exact in zip(found, expected, strict=True):
+            assert (mine - exact).abs().max() <= 4 * torch.finfo(dtype).eps * 2 + 1e-5
+    assert not pulled
+
+
+@pytest.mark.parametrize("backend", ["tiled", "reference", "sdpa"])
+@pytest.mark.parametrize("mask", [None, masks.causal()], ids=str)
+def test_gradients_that_are_not_what_lies_in_their_memory(backend: str, mask: Mask | None) -> None:
+    """A view that stands for the negative, and autograd's zeros, which have no memory."""
+    given = learned(draw("grouped"))
+    for _ in range(3):
+        out = regard.attention(*given, mask=mask, backend=backend)
+    g = torch.randn(out.shape)
+    plain = torch.autograd.grad(out, given, -g, retain_graph=True)
+    turned = torch.autograd.grad(out, given, torch._neg_view(g), retain_graph=True)
+    zeros = torch.autograd.grad(out, given, torch._efficientzerotensor(g.shape))
+    for mine, exact, nothing in zip(turned, plain, zeros, strict=True):
+        torch.testing.assert_close(mine, exact)
+        assert not nothing.any()
+
+
 def test_a_loop_that_is_not_there_any_more_is_not_called(
     pulled: list[int], request: pytest.FixtureRequest
 ) -> None:

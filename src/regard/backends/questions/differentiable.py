@@ -18,7 +18,7 @@ from regard.backends.tiled.second_pass import Learned, QuestionGradients
 from regard.backends.vmap_entries import Lot, each, lots
 from regard.between_graphs import between_graphs
 from regard.errors import RegardError
-from regard.inputs import AttentionInputs
+from regard.inputs import AttentionInputs, in_memory
 from regard.transforms import may_learn, transformed
 
 __all__ = ["GRADIENTS", "Learned", "Question", "answer"]
@@ -144,7 +144,7 @@ class AskedVjp(torch.autograd.Function):
         def vjp(g: Tensor) -> list[Tensor]:
             assert question.vjp is not None
             with no_autocast(x.q):
-                lse, given = question.vjp(x, row, g, bias=learns_bias)
+                lse, given = question.vjp(x, row, in_memory(g), bias=learns_bias)
             # A row that is no lse gives nothing on: what it is a number of does.
             lse = torch.zeros_like(row) if lse is None else lse
             every = [lse, given.q, given.k, None, None, None, *given.own(x)]

@@ -179,11 +179,12 @@ def pull(
     turned, n = plan.narrow_backward, plan.runs
     dk = dq.new_zeros((hands, B, G, D, n) if turned else (hands, B, G, K, D))
     dv = dq.new_zeros((hands, B, G, E, n) if turned else (hands, B, G, K, E))
-    lse, heat = passed.rows.lse.contiguous(), g_entropy
+    # Hooks on saved tensors may give them back in another type.
+    lse, heat = _numbers(passed.rows.lse), g_entropy
     expected = None
     if heat is not None:
-        heat, expected = heat.contiguous(), (lse - passed.rows.entropy).contiguous()
-    rest, shift = passed.lse_rest.contiguous(), shift.contiguous()
+        heat, expected = _numbers(heat), _numbers(lse - passed.rows.entropy)
+    rest, shift = _numbers(passed.lse_rest), _numbers(shift)
     scratch = dq.new_empty(plan.backward_scratch)
     for piece in pieces(x, plan, wide=not turned):
         packed = Packed.of(piece, plan, backward=True)
@@ -263,6 +264,11 @@ def described(
         "scratch_step": len(scratch) // plan.threads,
         "scale": x.comparison.scale,
     }
+
+
+def _numbers(rows: Float[Tensor, "b h q"]) -> Float[Tensor, "b h q"]:
+    """As C reads them."""
+    return rows.to(torch.float32).contiguous()
 
 
 def _steps(t: Float[Tensor, "b h n d"]) -> ctypes.Array[ctypes.c_long]:

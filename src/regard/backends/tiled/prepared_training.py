@@ -115,13 +115,15 @@ class Backward:
         kind, g = self._kind, pull.out
         q, k, v, out, lse = x.q, x.k, x.v, rows.out, rows.lse
         lie = q.stride(), k.stride(), v.stride(), out.stride(), lse.stride(), kept.stride()
+        is_float = {q.dtype, k.dtype, v.dtype, out.dtype, lse.dtype, kept.dtype} == {_FLOAT}
         if (
             g is None
             or pull.lse is not None
             or pull.entropy is not None
             or not kind.is_usable
-            # Hooks on saved tensors may give them back in another layout.
+            # Hooks on saved tensors may give them back in another layout, or type.
             or lie != self._lie
+            or not is_float
         ):
             return passes.backward(x, rows, kept, pull, bias=False)[:3]
         g = in_rows(g)

@@ -104,7 +104,7 @@ class RepeatedBackward:
         saved = (x.q, x.k, x.v, rows.out, rows.lse, kept, g)
         key = (
             g.dtype, torch.are_deterministic_algorithms_enabled(),
-            *[(t.stride(), t.data_ptr() % 16) for t in saved],
+            *[(t.dtype, t.stride(), t.data_ptr() % 16) for t in saved],
         )  # fmt: skip
         if key not in self.known:
             return self._first(key, x, rows, kept, pull)
