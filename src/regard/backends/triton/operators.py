@@ -67,8 +67,10 @@ def repeated(x: AttentionInputs, *, statistics: bool) -> Repeated:
     way = Way(attend, RepeatedBackward(_passes))
 
     def again(q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
-        rows = _learning(way, rest, q, k, v) if learned else attend(q, k, v)[0]
-        return rows if statistics else rows.out
+        if learned:
+            rows = _learning(way, rest, q, k, v)
+            return rows if statistics else rows.out
+        return attend(q, k, v)[0] if statistics else attend.output(q, k, v)
 
     return again
 

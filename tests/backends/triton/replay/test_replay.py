@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -124,13 +125,18 @@ def test_a_forward_pass(made: Made, mask: str, statistics: bool, alike: bool, ke
     first = first[:1] * 3 if alike else first
     x = inputs(*first, MASKS[mask])
     repeated = RepeatedForward(_passes, x.beside_tensors(), statistics, keeps=keeps)
-    rows, kept = repeated(*first)
+
+    def run(given: list[Tensor]) -> list[Tensor]:
+        if not statistics and not keeps:
+            return [*given, repeated.output(*given)]
+        rows, kept = repeated(*given)
+        return [*given, *rows, kept]
+
+    theirs = run(first)
     before = list(made)
     made.clear()
-    again, kept_again = repeated(*second)
+    ours = run(second)
     assert [name for name, _ in made] == [name for name, _ in before]
-    theirs = [*first, *rows, kept]
-    ours = [*second, *again, kept_again]
     for (_, old), (_, new) in zip(before, made, strict=True):
         for was, now in zip(old, new, strict=True):
             places = [i for i, t in enumerate(theirs) if t.numel() and t.data_ptr() == was]
@@ -165,6 +171,29 @@ def test_in_few_tensors_nothing_overlaps(made: Made, queries: int) -> None:
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
 
 
+@pytest.mark.parametrize("queries", [1, 7, 200])
+def test_an_output_alone_takes_two_tensors(
+    made: Made, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It, and one for all else that the kernels write."""
+    q, k, v = tensors(0, n=4096)
+    x = inputs(q[:, :, :queries], k, v, masks.causal())
+    repeated = RepeatedForward(_passes, x.beside_tensors(), False, keeps=False)
+    want = repeated.output(x.q, x.k, x.v)
+    assert repeated.replay is not None
+    fresh, steps_again = repeated.replay
+    parts = [part for part in fresh if part is not None and part.nothing is None]
+    assert len(parts) == 2
+    size = math.prod(parts[1].shape) * parts[1].dtype.itemsize
+    places = {(a.tensor, a.offset) for step in steps_again for a in step.addresses if a.tensor > 3}
+    assert len({tensor for tensor, _ in places}) == 1 < len(places)
+    assert all(offset < size for _, offset in places)
+    made.clear()
+    out = repeated.output(x.q, x.k, x.v)
+    assert (out.shape, out.stride(), out.dtype) == (want.shape, want.stride(), want.dtype)
+    assert out.data_ptr() in made[0][1]
+
+
 def test_scratch_memory_has_a_place_for_each() -> None:
     rows = (1, 3, 5)
     parts = {
@@ -176,7 +205,7 @@ def test_scratch_memory_has_a_place_for_each() -> None:
     fresh = [Fresh.like(parts[name]) for name in Memory._fields]
     addresses = [Address(i, 3 + i, 0) for i in range(len(fresh))]
     step = Step(None, (1, 1, 1), [0] * len(fresh), addresses, [], [])  # type: ignore[arg-type]
-    left, (again,) = _few_tensors([*fresh], [step], statistics=True)
+    left, (again,) = _few_tensors([*fresh], [step], passes._SCRATCH, statistics=True)
     memory = dict(zip(Memory._fields, made_anew(left, torch.device("cpu")), strict=True))
     assert {name for name, t in memory.items() if t is not None} == {"out", "largest", "norm"}
     names = [*Memory._fields]

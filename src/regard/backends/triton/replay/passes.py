@@ -50,6 +50,17 @@ class RepeatedForward:
         """Of calls that cuDNN takes: the scale, and whether they are causal."""
         self.asked = self.tabled = False
 
+    def output(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The output alone, of passes without statistics of which nothing is kept."""
+        if self.replay is None or self.by_cudnn is not None:
+            return self(q, k, v)[0].out
+        fresh, steps = self.replay
+        memory = made(fresh, q.device)
+        launch_again(steps, [q, k, v, *memory])
+        out = memory[0]
+        assert out is not None
+        return out
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Tensor]:
         if self.replay is None:
             return self._first(q, k, v)
@@ -81,7 +92,10 @@ class RepeatedForward:
                 None if t is None else Fresh.like(t, zero=how.hopper and t is to.marks) for t in to
             ]
             if not self.keeps and not _mapped(steps):
-                fresh, steps = _few_tensors(fresh, steps, statistics=self.statistics)
+                scratch = _SCRATCH
+                if not self.statistics and by_cudnn is None:
+                    scratch = [*_SCRATCH, _LSE]
+                fresh, steps = _few_tensors(fresh, steps, scratch, statistics=self.statistics)
                 self.tabled = self.statistics
             self.replay, self.by_cudnn = (fresh, steps), by_cudnn
         return to.rows(), to.norm
@@ -143,6 +157,8 @@ class RepeatedBackward:
 
 _SCRATCH = [Memory._fields.index(name) for name in ("norm", "marks", "mixed", "sums")]
 """Memory that nobody reads once a forward pass is over, unless a backward pass follows."""
+_LSE = Memory._fields.index("lse")
+"""Nor that, where the output is all that is wanted."""
 _TABLE = [Memory._fields.index(name) for name in ("largest", "entropy", "lse", "first")]
 """As `Tabled` has them."""
 _ALIGNED = 16
@@ -157,14 +173,14 @@ def _mapped(steps: list[Step]) -> bool:
 
 
 def _few_tensors(
-    fresh: list[Fresh | None], steps: list[Step], *, statistics: bool
+    fresh: list[Fresh | None], steps: list[Step], unread: Sequence[int], *, statistics: bool
 ) -> tuple[list[Fresh | None], list[Step]]:
     """The memory and the launches of a forward pass with all statistics in one tensor, and all
-    scratch memory in another: in the places of the first of each."""
+    that is unread in another: in the places of the first of each."""
     left = fresh.copy()
     moved: dict[int, tuple[int, int]] = {}
     """Which tensor another is in, and at which byte."""
-    scratch = {at: part for at in _SCRATCH if (part := fresh[at]) is not None and not part.zero}
+    scratch = {at: part for at in unread if (part := fresh[at]) is not None and not part.zero}
     size = 0
     for at, part in scratch.items():
         left[at] = None
