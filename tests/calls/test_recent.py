@@ -89,6 +89,26 @@ def test_calls_that_take_turns(asked: str, kinds: list[Any]) -> None:
         assert len(last) <= remembered._LAST
 
 
+@pytest.mark.parametrize("asked", ASKED)
+def test_another_mask_that_says_the_same_is_recognised_once_it_stays(
+    asked: str, kinds: list[Any]
+) -> None:
+    """As of a model that is built or loaded again. One that is made for each call is not waited
+    for."""
+    for mask in (CAUSAL, masks.causal(), masks.causal()):
+        asked_for = []
+        for seed in range(4):
+            kinds.clear()
+            found = ASKED[asked](*numbers(seed), mask=mask)
+            asked_for.append(len(kinds))
+            torch.testing.assert_close(found, right(numbers(seed), mask=mask).float())
+        assert asked_for == [1, 1, 0, 0]
+    for seed in range(4):
+        kinds.clear()
+        ASKED[asked](*numbers(seed), mask=masks.causal())
+        assert len(kinds) == 1
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "a mask": {"mask": masks.window(1)},
     "scale": {"scale": 0.25},

@@ -21,6 +21,8 @@ from regard.masks.algebra import Mask
 _GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 AVAILABLE = hasattr(_GUARDS, "TensorGuards") and hasattr(_GUARDS, "GlobalStateGuard")
 """They are private to PyTorch. Without them, the kind of each call is found."""
+_KINDS = 4
+"""Kinds of calls that are recognised by one mask: of layers, or models, of other widths."""
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
@@ -54,10 +56,6 @@ class Alike:
         # Grad mode, the types of autocast, determinism, threads.
         self._check_state = _GUARDS.GlobalStateGuard().check
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Guards speak of this process alone; a mask that is sent to another finds its own there.
-        return type(None), ()
-
     def found(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None
     ) -> Repeated | None:
@@ -81,6 +79,17 @@ class Alike:
         ):
             return self.run
         return None
+
+
+class Alikes(tuple[Alike, ...]):
+    """Several kinds of calls, the last found one first."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Guards speak of this process alone: a mask that is sent to another finds its own there.
+        return Alikes, ()
+
+    def and_also(self, like: Alike) -> Alikes:
+        return Alikes((like, *self)[:_KINDS])
 
 
 def alike(

@@ -34,6 +34,8 @@ class Known:
     like: Alike | None = None
     """Recognises calls like one that came again, if guards can."""
     came_again: bool = False
+    other: Mask | None = None
+    """An equal mask that a call came with last: one that comes again is the one to recognise."""
 
     def trace(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
         rows: Rows = self.run(q, k, v)  # type: ignore[assignment]
@@ -126,6 +128,10 @@ def note(
     if not known.came_again:
         known.came_again = True
         known.like = alike(*given, mask, scale, kind, known.run)
+    elif known.like is not None and known.like.mask is not mask:
+        if known.other is mask:
+            known.like = alike(*given, mask, scale, kind, known.run)
+        known.other = mask
     # Steps of generating are of one kind, but each has one key more.
     if known.like is None or known.like.found(*given, mask, scale) is None:
         return

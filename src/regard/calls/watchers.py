@@ -42,9 +42,9 @@ watchers: ContextVar[tuple[Watcher, ...]] = ContextVar("watchers", default=())
 
 caller: ContextVar[Any] = ContextVar("caller", default=None)
 """The module whose attention is computed here, where that is known."""
-gives_copies: ContextVar[bool] = ContextVar("gives_copies", default=False)
-"""Whether the model is given a copy of the output that is computed here, and not the output: then
-nothing that it does changes that."""
+gives_turned: ContextVar[bool] = ContextVar("gives_turned", default=False)
+"""Whether the model is given the output that is computed here with heads behind queries, one
+number after the other: a copy, unless it lies so in memory."""
 
 
 class WatchingMode(TorchFunctionMode):

@@ -17,12 +17,18 @@ from torch.overrides import TorchFunctionMode
 
 from regard import RegardError, masks
 from regard.calls import watchers
+from regard.calls.watchers import gives_turned
 from regard.values import Shape
 
 transformers = pytest.importorskip("transformers")
 
-from regard.watching.huggingface import attention, by_name, cached_keys  # noqa: E402
-from regard.watching.huggingface.plain_calls import plain_run  # noqa: E402
+from regard.watching.huggingface import (  # noqa: E402
+    attention,
+    by_name,
+    cached_keys,
+    interface,
+)
+from regard.watching.huggingface.plain_calls import plain_output, plain_run  # noqa: E402
 from regard.watching.huggingface.symbolic_mask import SymbolicMask  # noqa: E402
 from tests.watching.huggingface.test_by_name import both, close  # noqa: E402
 from tests.watching.huggingface.test_huggingface import tokens  # noqa: E402
@@ -72,7 +78,7 @@ def known(**how: Any) -> dict[str, Any]:
     for _ in range(3):
         attend(given)
     assert short(given) is not None
-    assert given["attention_mask"].first is not None
+    assert given["attention_mask"].alikes
     return given
 
 
@@ -98,12 +104,46 @@ def test_layers_with_one_mask_that_are_not_alike() -> None:
             torch.testing.assert_close(attend(given), expected(given, lower(6, 9)))
 
 
-def test_the_first_call_is_remembered_whatever_comes_after() -> None:
+def test_kinds_that_share_a_mask_are_all_recognised() -> None:
+    """Layers of other widths, and models that are asked by turns."""
     given = known()
-    first = given["attention_mask"].first
+    mask = given["attention_mask"]
+    others = [call(B=B) | {"attention_mask": mask} for B in (2, 3)]
     for _ in range(3):
-        attend(call(B=2) | {"attention_mask": given["attention_mask"]})
-    assert given["attention_mask"].first is first
+        for other in (*others, given):
+            attend(other)
+    seen = mask.alikes
+    assert len(seen) == 3
+    for _ in range(2):
+        for other in (*others, given):
+            torch.testing.assert_close(attend(other), expected(other, lower(6, 9)))
+    assert mask.alikes is seen
+
+
+def test_of_many_kinds_some_are_kept() -> None:
+    given = known()
+    for B in range(2, 12):
+        for _ in range(3):
+            attend(call(B=B) | {"attention_mask": given["attention_mask"]})
+    assert 1 < len(given["attention_mask"].alikes) < 8
+    torch.testing.assert_close(attend(given), expected(given, lower(6, 9)))
+
+
+def test_the_next_text_of_a_length_is_given_the_same_mask() -> None:
+    shape = Shape(1, 1, 6, 9)
+    made = SymbolicMask.again(masks.causal(), shape, CPU)
+    assert SymbolicMask.again(masks.causal(), shape, CPU) is made
+    assert SymbolicMask.again(masks.window(3, 0), shape, CPU).mask == masks.window(3, 0)
+    assert SymbolicMask.again(masks.causal(), Shape(1, 1, 6, 8), CPU).lengths == (6, 8)
+    with torch.inference_mode():
+        inside = SymbolicMask.again(masks.causal(), shape, CPU)
+        assert inside.is_inference()
+        assert SymbolicMask.again(masks.causal(), shape, CPU) is inside
+    assert not SymbolicMask.again(masks.causal(), shape, CPU).is_inference()
+    # What tensors say may be other in the next batch.
+    padded = masks.causal() & masks.padding(torch.tensor([7]))
+    first, second = (SymbolicMask.again(padded, shape, CPU) for _ in range(2))
+    assert first is not second
 
 
 def test_none_as_a_mask() -> None:
@@ -188,7 +228,7 @@ def test_a_mask_that_was_used_can_be_sent_and_copied() -> None:
     given = known()
     used = given["attention_mask"]
     for same in (pickle.loads(pickle.dumps(used)), copy.deepcopy(used)):
-        assert (same.mask, same.lengths, same.first) == (used.mask, used.lengths, None)
+        assert (same.mask, same.lengths, same.alikes) == (used.mask, used.lengths, ())
         want = attend(given)
         for _ in range(2):
             torch.testing.assert_close(attend(given | {"attention_mask": same}), want)
@@ -324,3 +364,42 @@ def test_layers_of_a_model_in_other_states() -> None:
         for want, got in zip(answers[:3], answers[3:], strict=True):
             assert got.requires_grad == want.requires_grad
             close(got, want, times=2 if state in (torch.no_grad, torch.enable_grad) else 5e4)
+
+
+def watched_short(given: dict[str, Any], **how: Any) -> Tensor | None:
+    """What the short way would give a model that is watched, if it takes a call."""
+    return plain_output(**given, how={"scaling": None, **how})
+
+
+def test_the_short_way_of_a_watched_model() -> None:
+    given, one = call(), Watching()
+    assert watched_short(given) is None
+    with one:
+        for _ in range(3):
+            given = call() | {"attention_mask": given["attention_mask"]}
+            want = interface._attend(**given, scaling=None)[0]
+        found = watched_short(given, sliding_window=5, is_causal=True, position_ids=None)
+        assert found is not None
+        assert found.is_contiguous()
+        torch.testing.assert_close(found, want)
+        torch.testing.assert_close(found, expected(given, lower(6, 9)))
+        assert one.trace.inputs.q is given["query"]
+        assert not gives_turned.get()
+        for name, value in MORE.items():
+            assert watched_short(given, **{name: value}) is None
+        assert watched_short(given, scaling=3.0) is None
+        assert watched_short(call(B=2) | {"attention_mask": given["attention_mask"]}) is None
+        with Asked():
+            assert watched_short(given) is None
+
+
+def test_a_watched_mask_for_other_lengths_is_refused_in_words() -> None:
+    given = call()
+    with Watching():
+        for _ in range(3):
+            interface._attend(**given, scaling=None)
+            interface._attend(**call(5, 9), scaling=None)
+        for _ in range(2):
+            wrong = call(5, 9) | {"attention_mask": given["attention_mask"]}
+            with pytest.raises(RegardError, match="made for other lengths"):
+                interface._attend(**wrong, scaling=None)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 import regard
-from regard.backends.contract import Tabled
+from regard.backends.contract import Noted, Rows, Tabled
+from regard.calls.watchers import gives_turned
 from regard.watching.kept import tensors as kept_tensors
 from regard.watching.kept.tensors import KeptTensors
 
@@ -167,8 +168,59 @@ def test_nothing_is_copied_twice(mode: Callable[[], Any], monkeypatch: pytest.Mo
         copy = kept_tensors._copy
         monkeypatch.setattr(kept_tensors, "_copy", lambda t: copied.append(t) or copy(t))
         KeptTensors().lasting(trace)
-    sizes = [t.shape for t in copied if t.is_floating_point()]
-    assert len(sizes) == 3
+    assert len([t for t in copied if t.is_floating_point()]) == len(("q", "k", "v", "output"))
+
+
+def test_one_tensor_for_all_is_copied_once() -> None:
+    x = torch.randn(1, 2, 5, 8)
+    trace = regard.trace(x, x, x)
+    kept = KeptTensors().lasting(trace).inputs
+    assert kept.q is kept.k is kept.v
+    assert kept.q.data_ptr() != x.data_ptr()
+
+
+@pytest.mark.parametrize("like_queries", [False, True])
+def test_an_output_that_the_model_turns(like_queries: bool) -> None:
+    """Transformers turns an output to [B, Q, H, E]. Where a kernel has written it so already, the
+    model is given that very memory."""
+    with torch.no_grad():
+        trace = regard.trace(*torch.randn(3, 1, 2, 5, 8))
+    out = trace.rows.out
+    if like_queries:
+        out = out.transpose(1, 2).contiguous().transpose(1, 2)
+    trace, want = replace(trace, rows=Rows(out, *trace.rows[1:])), out.clone()
+    before = gives_turned.set(True)
+    try:
+        kept = KeptTensors().lasting(trace)
+    finally:
+        gives_turned.reset(before)
+    out.transpose(1, 2).contiguous().zero_()
+    assert torch.equal(kept.out, want)
+    assert (kept.out.data_ptr() == out.data_ptr()) == (not like_queries)
+
+
+def test_the_first_keys_logit_goes_with_a_copy() -> None:
+    trace = regard.trace(*torch.randn(3, 1, 2, 5, 8))
+    noted = Noted(*trace.rows)
+    noted.first = torch.randn(1, 2, 5)
+    rows = KeptTensors().lasting(replace(trace, rows=noted)).rows
+    assert isinstance(rows, Noted)
+    assert rows.first is noted.first
+    assert rows.out is not noted.out
+
+
+@pytest.mark.parametrize("dtype", kept_tensors._MULTIPLIED)
+def test_times_one_is_a_copy(dtype: torch.dtype) -> None:
+    """As copies of several tensors are made on a card."""
+    info = torch.finfo(dtype)
+    odd = [0.0, -0.0, torch.inf, -torch.inf, info.max, info.tiny, -info.tiny, info.smallest_normal]
+    x = torch.tensor([*odd, info.tiny * info.eps * 2, 1 + info.eps], dtype=dtype)
+    tensors = [x, torch.randn(2, 5, 3, dtype=dtype).transpose(0, 1)]
+    for copy, t in zip(torch._foreach_mul(tensors, 1), tensors, strict=True):
+        assert copy.data_ptr() != t.data_ptr()
+        assert torch.equal(copy, t)
+        assert torch.equal(copy.signbit(), t.signbit())
+    assert torch._foreach_mul([torch.tensor([torch.nan], dtype=dtype)], 1)[0].isnan()
 
 
 def test_what_is_repeated_is_held_once() -> None:

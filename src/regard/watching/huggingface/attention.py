@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from regard import biases, masks
 from regard.biases.bias import Bias
 from regard.calls import dispatch
-from regard.calls.watchers import changed, gives_copies, watched
+from regard.calls.watchers import changed, gives_turned, watched
 from regard.errors import RegardError
 from regard.masks.algebra import Mask
 from regard.transforms import may_learn
@@ -127,12 +127,11 @@ def attend(
                     # Whoever asks for their gradients finds them between output and scores.
                     out = _mixed(weights, value, dropout)
         else:
-            # Unless one of these axes has length 1, to turn them takes a copy.
-            before = gives_copies.set(Q > 1 and query.size(1) > 1)
+            before = gives_turned.set(True)
             try:
                 out = dispatch.attention(query, key, value, **how)
             finally:
-                gives_copies.reset(before)
+                gives_turned.reset(before)
         return out.transpose(1, 2).contiguous(), weights
 
 

@@ -20,6 +20,7 @@ from regard.watching.graph_breaks import uncompiled
 from regard.watching.huggingface.attention import attend
 from regard.watching.huggingface.mask_maker import make_mask
 from regard.watching.huggingface.modules import adds_masks
+from regard.watching.huggingface.plain_calls import plain_output
 from regard.watching.huggingface.switch import NAME, own_implementation, switched
 from regard.watching.huggingface.symbolic_mask import SymbolicMask
 
@@ -40,6 +41,10 @@ def _attend(
     if own is None:
         before = caller.set(module)
         try:
+            if type(attention_mask) is SymbolicMask and dropout == 0:
+                out = plain_output(module, query, key, value, attention_mask, how)
+                if out is not None:
+                    return out, None
             return attend(module, query, key, value, attention_mask, dropout=dropout, **how)
         finally:
             caller.reset(before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from types import CodeType
 from typing import Any
 
@@ -13,7 +13,7 @@ from transformers import masking_utils
 
 from regard.values import Shape
 from regard.watching.huggingface.mask_functions import Places, recovered
-from regard.watching.huggingface.symbolic_mask import SymbolicMask
+from regard.watching.huggingface.symbolic_mask import LATELY, SymbolicMask
 from regard.watching.whole_masks import EVERYTHING
 
 
@@ -37,8 +37,11 @@ def make_mask(
         device, queries = cache_position.device, (cache_position,)
     where = device if isinstance(device, torch.device) else torch.device(device)
     at = Places(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), where)
-    mask = recovered(mask_function, attention_mask, at, _kinds())
-    if mask is None:
+    if attention_mask is None and getattr(mask_function, "__closure__", ()) is None:
+        made = _made_of_places(mask_function, at, torch.is_inference_mode_enabled())
+    else:
+        made = _symbolic(mask_function, attention_mask, at)
+    if made is None:
         others |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         if cache_position is None:
             others |= {"q_offset": q_offset, "device": device}
@@ -47,8 +50,27 @@ def make_mask(
             attention_mask=attention_mask, **others,
         )  # fmt: skip
         return dense
-    shape = Shape(batch_size, 1, q_length, kv_length)
-    return SymbolicMask.of(None if mask == EVERYTHING else mask, shape, where)
+    return made
+
+
+def _symbolic(
+    function: Callable[..., Any], padding: Tensor | None, at: Places
+) -> SymbolicMask | None:
+    """None if a part of the mask is not known."""
+    mask = recovered(function, padding, at, _kinds())
+    if mask is None:
+        return None
+    shape = Shape(at.batch, 1, at.queries, at.keys)
+    return SymbolicMask.again(None if mask == EVERYTHING else mask, shape, at.device)
+
+
+@lru_cache(LATELY)
+def _made_of_places(
+    function: Callable[..., Any], at: Places, inference: bool
+) -> SymbolicMask | None:
+    """Of a function that was made with nothing: the same for each text of these lengths. In
+    inference mode tensors are others."""
+    return _symbolic(function, None, at)
 
 
 @cache

@@ -7,7 +7,7 @@ of a kind, are left to `attend`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from regard.calls.alike import alike
 from regard.calls.kinds import kind_of
-from regard.calls.remembered import found
-from regard.calls.watchers import watchers
+from regard.calls.remembered import found, recent
+from regard.calls.watchers import gives_turned, watchers
 from regard.watching.huggingface.attention import HARMLESS, collector, mask_of_none
 from regard.watching.huggingface.cached_keys import lent_masks, waiting
 from regard.watching.huggingface.symbolic_mask import SymbolicMask
 
 _SAYS_NOTHING = HARMLESS - {"output_attentions"}
+_READ_HERE = _SAYS_NOTHING | {"scaling", "is_causal", "sliding_window"}
+"""What says nothing more where there is a mask."""
 _function_modes = torch._C._len_torch_function_stack
 
 
@@ -38,23 +40,11 @@ def plain_run(
 ) -> Callable[..., Any] | None:
     """What runs a call without dropout, outside of compilers; None where `attend` has to check
     it."""
-    for name, given in others.items():
-        if name not in _SAYS_NOTHING and given is not None and given is not False:
-            return None
-    if (
-        watchers.get()
-        # Modes would intercept each function that is called here.
-        or _function_modes()
-        or waiting.get() is not None
-        or lent_masks.data
-        or collector.get()
-        or module.__dict__.get("masked_key_indices") is not None
-    ):
+    if watchers.get() or not _is_plain(module, others):
         return None
     if type(attention_mask) is SymbolicMask:
         mask, lengths = attention_mask.mask, attention_mask.lengths
-        like = attention_mask.first
-        if like is not None:
+        for like in attention_mask.alikes:
             run = like.found(query, key, value, mask, scaling)
             if run is not None:
                 return run
@@ -73,6 +63,51 @@ def plain_run(
     known = found(kind)
     if known is None:
         return None
-    if attention_mask is not None and attention_mask.first is None:
-        attention_mask.first = alike(query, key, value, mask, scaling, kind, known.run)
+    if attention_mask is not None:
+        found_again = alike(query, key, value, mask, scaling, kind, known.run)
+        if found_again is not None:
+            attention_mask.alikes = attention_mask.alikes.and_also(found_again)
     return known.run
+
+
+def plain_output(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: SymbolicMask,
+    how: dict[str, Any],
+) -> Tensor | None:
+    """The output of a call without dropout that is shown to watchers, turned for the model; None
+    where `attend` has to check it."""
+    scale, mask = how.get("scaling"), attention_mask.mask
+    if not watchers.get() or not _is_plain(module, how, _READ_HERE):
+        return None
+    # As in `attend`: what recognises a call also sees whether functions of tensors are replaced.
+    with torch._C.DisableTorchFunction():
+        known = recent(query, key, value, mask, scale, None, statistics=True)
+        if known is None or attention_mask.lengths != (query.size(2), key.size(2)):
+            return None
+        before = gives_turned.set(True)
+        try:
+            out = known.shown(query, key, value, mask).rows.out
+        finally:
+            gives_turned.reset(before)
+        return out.transpose(1, 2).contiguous()
+
+
+def _is_plain(
+    module: nn.Module, others: dict[str, Any], known: Collection[str] = _SAYS_NOTHING
+) -> bool:
+    """Whether nobody asks for more than an output, by arguments that are not known or otherwise."""
+    for name, given in others.items():
+        if name not in known and given is not None and given is not False:
+            return False
+    return not (
+        # Modes would intercept each function that is called here.
+        _function_modes()
+        or waiting.get() is not None
+        or lent_masks.data
+        or collector.get()
+        or module.__dict__.get("masked_key_indices") is not None
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -9,13 +10,15 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from regard.calls.alike import Alike
+from regard.calls.alike import Alikes
 from regard.errors import RegardError
 from regard.masks.algebra import Mask, pairs
 from regard.values import Shape
 
 _aten = torch.ops.aten
 _SAME = {_aten.clone.default, _aten.detach.default, _aten.alias.default}
+LATELY = 8
+"""Masks that are kept for texts of the same lengths. A model has one or two."""
 _SUMS = {_aten.add.Tensor, _aten.add_.Tensor, _aten.sub.Tensor, _aten.mul.Tensor}
 
 
@@ -37,16 +40,25 @@ class SymbolicMask(Tensor):
     """None lets every pair be seen."""
     lengths: tuple[int, int]
     """How many queries and keys, as its shape has them: asked for at every layer."""
-    first: Alike | None
-    """The first call with it that was known: other layers mostly make the same."""
+    alikes: Alikes
+    """Calls with it that were known, the last one first: other layers mostly make the same, and so
+    does the next text of this length."""
 
     @classmethod
     def of(cls, mask: Mask | None, shape: Shape, device: torch.device) -> SymbolicMask:
         made: SymbolicMask = Tensor._make_wrapper_subclass(
             cls, shape, dtype=torch.bool, device=device
         )
-        made.mask, made.lengths, made.first = mask, (shape.Q, shape.K), None
+        made.mask, made.lengths, made.alikes = mask, (shape.Q, shape.K), Alikes()
         return made
+
+    @classmethod
+    def again(cls, mask: Mask | None, shape: Shape, device: torch.device) -> SymbolicMask:
+        """The same for further texts of these lengths, if the mask is all numbers."""
+        if mask is not None and mask.tensors():
+            return cls.of(mask, shape, device)
+        # A tensor of inference mode may not be saved for a backward pass outside of it.
+        return _made(mask, shape, device, torch.is_inference_mode_enabled())
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -83,3 +95,8 @@ class SymbolicMask(Tensor):
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"SymbolicMask({self.mask!r}, {list(self.shape)})"
+
+
+@lru_cache(LATELY)
+def _made(mask: Mask | None, shape: Shape, device: torch.device, inference: bool) -> SymbolicMask:
+    return SymbolicMask.of(mask, shape, device)

@@ -12,13 +12,16 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from regard.backends.contract import Noted, Rows, Tabled
-from regard.calls.watchers import gives_copies
+from regard.calls.watchers import gives_turned
+from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask
 from regard.traces import Trace
 from regard.transforms import transformed
 
 SHARED = 4
 """Masks that are held to be recognised in the next layer."""
+
+_MULTIPLIED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 class KeptTensors:
@@ -37,16 +40,10 @@ class KeptTensors:
         x, rows, mask = trace.inputs, trace.rows, trace.mask
         if x.q.is_meta or transformed([x.q, x.k, x.v]):
             return trace
-        if not held and not gives_copies.get():
-            if isinstance(rows, Tabled):
-                rows = Tabled(rows.out.clone(), rows.table)
-            elif type(rows) in (Rows, Noted):
-                rows = Rows(rows.out.clone(), *rows[1:])
-        # The memory of others is the model's to use again. Calls share keys and values.
-        copied = self._lasting if held else self._copied
-        k = copied(x.k)
-        v = k if x.v is x.k else copied(x.v)
-        q = k if x.q is x.k else self._lasting(x.q) if held else _copy(x.q)
+        if held:
+            q, k, v = (self._lasting(t) for t in (x.q, x.k, x.v))
+        else:
+            q, k, v, rows = self._copied_call(x, rows)
         inputs = x.with_qkv(q, k, v)
         # So are masks and what is learned, which calls share too.
         other = self._lasting if held else self._copied
@@ -77,19 +74,48 @@ class KeptTensors:
             self._masks[id(mask)] = mask, made
         return made
 
+    def _copied_call(self, x: AttentionInputs, rows: Rows) -> tuple[Tensor, Tensor, Tensor, Rows]:
+        """Queries, keys, values and rows of a call. The memory of others is the model's to use
+        again."""
+        copies: dict[int, Tensor] = {}
+        new: list[Tensor] = []
+        for t in (x.k, x.v, x.q):
+            if any(t is other for other in new):
+                continue
+            # Calls share keys and values; queries are of one alone.
+            before = None if t is x.q else self._known(t)
+            if before is None:
+                new.append(t)
+            else:
+                copies[id(t)] = before
+        gives = type(rows) in (Rows, Noted, Tabled) and not _is_turned_copy(rows.out)
+        made = _copies([*new, rows.out] if gives else new)
+        for t, copy in zip(new, made, strict=False):
+            copies[id(t)] = copy
+            if t is not x.q:
+                self._note(t, copy)
+        q, k, v = (copies[id(t)] for t in (x.q, x.k, x.v))
+        return q, k, v, _with_out(rows, made[-1]) if gives else rows
+
     def _lasting(self, tensor: Tensor) -> Tensor:
         return self._copied(tensor) if _was_written_to(tensor) else tensor
 
     def _copied(self, tensor: Tensor) -> Tensor:
+        before = self._known(tensor)
+        return self._note(tensor, _copy(tensor)) if before is None else before
+
+    def _known(self, tensor: Tensor) -> Tensor | None:
+        """A copy that was made of a tensor before, if its numbers stayed what they were."""
+        views = self._copies.get(tensor.untyped_storage())
+        known = None if views is None else views.get(_place(tensor))
+        before = None if known is None else known.copy()
+        if known is None or before is None or not known.holds(before, tensor):
+            return None
+        return before
+
+    def _note(self, tensor: Tensor, copy: Tensor) -> Tensor:
         views = self._copies.setdefault(tensor.untyped_storage(), {})
-        at = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
-        known = views.get(at)
-        if known is not None:
-            before = known.copy()
-            if before is not None and known.holds(before, tensor):
-                return before
-        copy = _copy(tensor)
-        views[at] = _Copied(ref(copy), version(tensor))
+        views[_place(tensor)] = _Copied(ref(copy), version(tensor))
         return copy
 
 
@@ -125,6 +151,46 @@ def _was_written_to(tensor: Tensor) -> bool:
     if tensor.requires_grad:
         return False
     return version(tensor) != 0
+
+
+def _place(tensor: Tensor) -> Hashable:
+    """Where a tensor lies in its memory."""
+    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _is_turned_copy(out: Tensor) -> bool:
+    """Whether the model is given another tensor than the output of a call, so that nothing that it
+    does changes that."""
+    return gives_turned.get() and not out.transpose(1, 2).is_contiguous()
+
+
+def _with_out(rows: Rows, out: Tensor) -> Rows:
+    if isinstance(rows, Tabled):
+        return Tabled(out, rows.table)
+    if not isinstance(rows, Noted):
+        return Rows(out, *rows[1:])
+    noted = Noted(out, *rows[1:])
+    noted.first = rows.first
+    return noted
+
+
+def _copies(tensors: list[Tensor]) -> list[Tensor]:
+    """Copies of the tensors of a call: on a card by one launch, which takes longer than to copy."""
+    if len(tensors) > 1 and tensors[0].is_cuda and all(_goes_with(t, tensors[0]) for t in tensors):
+        # Times 1 every number is itself.
+        return [*torch._foreach_mul(tensors, 1)]
+    return [_copy(t) for t in tensors]
+
+
+def _goes_with(tensor: Tensor, other: Tensor) -> bool:
+    """Whether one launch copies both."""
+    return (
+        type(tensor) is Tensor
+        and tensor.dtype is other.dtype
+        and tensor.dtype in _MULTIPLIED
+        and 0 not in tensor.stride()
+        and not tensor.requires_grad
+    )
 
 
 def _copy(tensor: Tensor) -> Tensor:
