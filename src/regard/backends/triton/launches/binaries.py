@@ -98,10 +98,8 @@ class Loaded:
         self._maps: dict[tuple[Any, ...], MapOf] = {}
 
     def __call__(self, grid: tuple[int, int, int], stream: int, values: Sequence[Any]) -> None:
-        form, memory = self.form, cuda_driver.memory
-        form.pack_into(memory.buffer, 0, *values)
-        memory.size.value = form.size
-        how = self.function, grid, self.threads, self.binary.shared, stream
+        shared = self.binary.shared
+        how = self.function, grid, self.threads, shared, stream, self.form, values
         error = cuda_driver.launch(*how)
         if error == cuda_driver.INVALID_CONTEXT:
             _enter_context()
