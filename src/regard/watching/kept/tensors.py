@@ -33,6 +33,8 @@ class KeptTensors:
         self._copies: WeakKeyDictionary[UntypedStorage, dict[Hashable, _Copied]]
         self._copies = WeakKeyDictionary()
         self._masks: dict[int, tuple[Mask, Mask]] = {}
+        self._plain: Mask | None = None
+        """The last mask that holds no tensors."""
 
     def lasting(self, trace: Trace, *, held: bool = False) -> Trace:
         """A trace that stays what it is, whatever the model does with its tensors; those that
@@ -60,8 +62,11 @@ class KeptTensors:
 
     def _lasting_mask(self, mask: Mask, other: Callable[[Tensor], Tensor]) -> Mask:
         """Layers that share a mask go on sharing one."""
+        if mask is self._plain:
+            return mask
         tensors = mask.tensors()
         if not tensors:
+            self._plain = mask
             return mask
         lasting = [other(t) for t in tensors]
         if all(map(is_, lasting, tensors)):
@@ -79,44 +84,42 @@ class KeptTensors:
         again."""
         copies: dict[int, Tensor] = {}
         new: list[Tensor] = []
-        for t in (x.k, x.v, x.q):
-            if any(t is other for other in new):
-                continue
-            # Calls share keys and values; queries are of one alone.
-            before = None if t is x.q else self._known(t)
+        noted: list[dict[Hashable, _Copied]] = []
+        # Calls share keys and values; queries are of one alone.
+        for t in (x.k,) if x.v is x.k else (x.k, x.v):
+            views = self._copies_of(t)
+            before = _still(views, t)
             if before is None:
                 new.append(t)
+                noted.append(views)
             else:
                 copies[id(t)] = before
+        if x.q is not x.k and x.q is not x.v:
+            new.append(x.q)
         gives = type(rows) in (Rows, Noted, Tabled) and not _is_turned_copy(rows.out)
         made = _copies([*new, rows.out] if gives else new)
         for t, copy in zip(new, made, strict=False):
             copies[id(t)] = copy
-            if t is not x.q:
-                self._note(t, copy)
-        q, k, v = (copies[id(t)] for t in (x.q, x.k, x.v))
+        for views, t, copy in zip(noted, new, made, strict=False):
+            views[_place(t)] = _Copied(ref(copy), version(t))
+        q, k, v = copies[id(x.q)], copies[id(x.k)], copies[id(x.v)]
         return q, k, v, _with_out(rows, made[-1]) if gives else rows
 
     def _lasting(self, tensor: Tensor) -> Tensor:
         return self._copied(tensor) if _was_written_to(tensor) else tensor
 
     def _copied(self, tensor: Tensor) -> Tensor:
-        before = self._known(tensor)
-        return self._note(tensor, _copy(tensor)) if before is None else before
-
-    def _known(self, tensor: Tensor) -> Tensor | None:
-        """A copy that was made of a tensor before, if its numbers stayed what they were."""
-        views = self._copies.get(tensor.untyped_storage())
-        known = None if views is None else views.get(_place(tensor))
-        before = None if known is None else known.copy()
-        if known is None or before is None or not known.holds(before, tensor):
-            return None
-        return before
-
-    def _note(self, tensor: Tensor, copy: Tensor) -> Tensor:
-        views = self._copies.setdefault(tensor.untyped_storage(), {})
+        views = self._copies_of(tensor)
+        before = _still(views, tensor)
+        if before is not None:
+            return before
+        copy = _copy(tensor)
         views[_place(tensor)] = _Copied(ref(copy), version(tensor))
         return copy
+
+    def _copies_of(self, tensor: Tensor) -> dict[Hashable, _Copied]:
+        """Of the memory of a tensor, by the place in it."""
+        return self._copies.setdefault(tensor.untyped_storage(), {})
 
 
 class _Copied(NamedTuple):
@@ -133,6 +136,15 @@ class _Copied(NamedTuple):
         # A stream that is captured cannot be waited for.
         waits = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
         return not waits and torch.equal(copy, tensor)
+
+
+def _still(views: dict[Hashable, _Copied], tensor: Tensor) -> Tensor | None:
+    """A copy that was made of a tensor before, if its numbers stayed what they were."""
+    known = views.get(_place(tensor)) if views else None
+    before = None if known is None else known.copy()
+    if known is None or before is None or not known.holds(before, tensor):
+        return None
+    return before
 
 
 def held_by_autograd(trace: Trace) -> bool:
@@ -161,7 +173,9 @@ def _place(tensor: Tensor) -> Hashable:
 def _is_turned_copy(out: Tensor) -> bool:
     """Whether the model is given another tensor than the output of a call, so that nothing that it
     does changes that."""
-    return gives_turned.get() and not out.transpose(1, 2).is_contiguous()
+    # It is written either so, head by head, or as it is turned.
+    by_heads = out.is_contiguous() and out.size(1) > 1 and out.size(2) > 1
+    return by_heads and gives_turned.get()
 
 
 def _with_out(rows: Rows, out: Tensor) -> Rows:
