@@ -37,7 +37,8 @@ def make_mask(
         device, queries = cache_position.device, (cache_position,)
     where = device if isinstance(device, torch.device) else torch.device(device)
     at = Places(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), where)
-    if attention_mask is None and getattr(mask_function, "__closure__", ()) is None:
+    alone = attention_mask is None and getattr(mask_function, "__closure__", ()) is None
+    if alone and q_length > 1:
         made = _made_of_places(mask_function, at, torch.is_inference_mode_enabled())
     else:
         made = _symbolic(mask_function, attention_mask, at)
@@ -60,8 +61,10 @@ def _symbolic(
     mask = recovered(function, padding, at, _kinds())
     if mask is None:
         return None
+    # The next step of generating has one key more.
+    make = SymbolicMask.again if at.queries > 1 else SymbolicMask.of
     shape = Shape(at.batch, 1, at.queries, at.keys)
-    return SymbolicMask.again(None if mask == EVERYTHING else mask, shape, at.device)
+    return make(None if mask == EVERYTHING else mask, shape, at.device)
 
 
 @lru_cache(LATELY)
