@@ -15,7 +15,6 @@ from torch import Tensor
 
 from regard.seen.looks import Looks, looked_at
 from regard.traces import Trace
-from regard.transforms import under_torch_func
 
 MANY = 2**27
 """So many bytes of calls wait at most to be added up together."""
@@ -149,20 +148,16 @@ class Waiting:
     """Calls whose rows are not added up yet."""
 
     def __init__(self) -> None:
-        self._calls: list[tuple[Adds, Looks | Trace]] = []
+        self._calls: list[tuple[Adds, Looks]] = []
         self._held = 0
         self._tied = False
         """Whether what waits is tied to a graph of autograd, and would keep it alive."""
 
     def put(self, whose: Adds, trace: Trace, *, lasts: bool = False) -> None:
-        """A call. Of a trace that is kept (`lasts`) nothing is looked at before it is asked for; of
-        another only its rows and what the first key needs wait: copies, if it is short."""
-        x = trace.inputs
-        if lasts and not under_torch_func():
-            with _changing:
-                self._calls.append((whose, trace))
-            return
+        """A call. Of a short one only its rows and what the first key needs wait: copies, unless
+        its tensors stay what they are."""
         looks = Looks.of(trace, waits=not lasts)
+        x = trace.inputs
         lse = looks.table if looks.rows is None else looks.rows.lse
         assert lse is not None
         tied = x.q.requires_grad or x.k.requires_grad or lse.requires_grad
@@ -188,8 +183,7 @@ class Waiting:
         with _changing:
             waited, self._calls, self._held, self._tied = self._calls, [], 0, False
             kinds: defaultdict[object, dict[int, tuple[Adds, list[Looks]]]] = defaultdict(dict)
-            for whose, call in waited:
-                looks = call if isinstance(call, Looks) else Looks.of(call)
+            for whose, looks in waited:
                 kinds[looks.kind].setdefault(id(whose), (whose, []))[1].append(looks)
             for layers in kinds.values():
                 # Most often each layer was called once.

@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import regard
 from regard.backends.contract import Noted, Rows, Tabled
+from regard.biases import dense
 from regard.calls.watchers import gives_turned
 from regard.watching.kept import tensors as kept_tensors
 from regard.watching.kept.tensors import KeptTensors
@@ -264,3 +265,41 @@ def test_outputs_that_a_model_of_transformers_writes_to(
     kept = seen["layers.0.self_attn"].traces
     for trace, given in zip(kept, before, strict=True):
         assert torch.equal(trace.out.transpose(1, 2).flatten(2), given)
+
+
+class Biased(nn.Module):
+    """Learns what is added to its logits, and adds what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+        self.bias = nn.Parameter(torch.randn(1, 2, 5, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        return regard.attention(q, k, v, bias=dense(self.bias))
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_bias_that_an_optimiser_changes_after_the_call(gradients: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Biased(), torch.randn(1, 2, 5, 8)
+    optimiser = torch.optim.SGD(model.parameters(), lr=50.0)
+    for _ in range(3):
+        with regard.watch(model, keep="traces", gradients=gradients) as seen:
+            model(x).square().sum().backward()
+            trace = seen[""].trace
+            weights = trace.weights().detach().clone()
+            optimiser.step()
+            torch.testing.assert_close(trace.weights(), weights)
+        assert not torch.allclose(regard.trace(*[x] * 3, bias=dense(model.bias)).weights(), weights)
+        torch.testing.assert_close(seen[""].first, weights[..., 0].mean((0, -1)))
+
+
+def test_a_loss_on_weights_still_reaches_a_bias() -> None:
+    model = Biased()
+    with regard.watch(model, keep="traces", gradients=True) as seen:
+        model(torch.randn(1, 2, 5, 8))
+    seen[""].trace.weights()[..., 0].sum().backward()
+    assert model.bias.grad is not None
+    assert model.bias.grad.abs().sum() > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -37,8 +37,8 @@ def make_mask(
         device, queries = cache_position.device, (cache_position,)
     where = device if isinstance(device, torch.device) else torch.device(device)
     at = Places(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), where)
-    alone = attention_mask is None and getattr(mask_function, "__closure__", ()) is None
-    if alone and q_length > 1:
+    alone = type(mask_function) is FunctionType and mask_function.__closure__ is None
+    if alone and attention_mask is None and q_length > 1:
         made = _made_of_places(mask_function, at, torch.is_inference_mode_enabled())
     else:
         made = _symbolic(mask_function, attention_mask, at)

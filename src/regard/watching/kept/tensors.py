@@ -3,7 +3,7 @@ was seen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from operator import is_
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -47,20 +47,20 @@ class KeptTensors:
         else:
             q, k, v, rows = self._copied_call(x, rows)
         inputs = x.with_qkv(q, k, v)
-        # So are masks and what is learned, which calls share too.
-        other = self._lasting if held else self._copied
+        # So are masks and what is learned, which calls share too: an optimiser writes to that once
+        # autograd has done with it.
         if x.others:
             own = {id(t) for t in (q, k, v)}
-            inputs = inputs.map_tensors(lambda t: t if id(t) in own else other(t))
+            inputs = inputs.map_tensors(lambda t: t if id(t) in own else self._copied(t))
         kept = object.__new__(type(trace))
         # At once, as `with_qkv` does.
         kept.__dict__.update(trace.__dict__)
         kept.__dict__.update(
-            inputs=inputs, rows=rows, mask=None if mask is None else self._lasting_mask(mask, other)
+            inputs=inputs, rows=rows, mask=None if mask is None else self._lasting_mask(mask)
         )
         return kept
 
-    def _lasting_mask(self, mask: Mask, other: Callable[[Tensor], Tensor]) -> Mask:
+    def _lasting_mask(self, mask: Mask) -> Mask:
         """Layers that share a mask go on sharing one."""
         if mask is self._plain:
             return mask
@@ -68,12 +68,12 @@ class KeptTensors:
         if not tensors:
             self._plain = mask
             return mask
-        lasting = [other(t) for t in tensors]
+        lasting = [self._copied(t) for t in tensors]
         if all(map(is_, lasting, tensors)):
             return mask
         given, made = self._masks.get(id(mask), (None, None))
         if given is not mask or made is None or not all(map(is_, lasting, made.tensors())):
-            made = mask.map_tensors(other)
+            made = mask.map_tensors(self._copied)
             if len(self._masks) >= SHARED:
                 self._masks.clear()
             self._masks[id(mask)] = mask, made

@@ -7,7 +7,7 @@ parameters are compared with what the binary itself says before its first launch
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -101,11 +101,8 @@ class Loaded:
         shared = self.binary.shared
         how = self.function, grid, self.threads, shared, stream, self.form, values
         error = cuda_driver.launch(*how)
-        if error == cuda_driver.INVALID_CONTEXT:
-            _enter_context()
-            error = cuda_driver.launch(*how)
         if error:
-            cuda_driver.check_launch(error)
+            _in_context(error, cuda_driver.launch, *how)
 
     def holding(
         self, values: Sequence[Any], addresses: Sequence[int]
@@ -187,6 +184,23 @@ def load(binary: Binary) -> Loaded | None:
     form = layout(binary.takes, given)
     offsets = tuple(place.offset for place in given)
     return None if form is None else Loaded(binary, function, form, offsets)
+
+
+def clear(address: int, size: int, stream: int) -> None:
+    """Set so many bytes on the GPU to 0."""
+    error = cuda_driver.clear(address, size, stream)
+    if error:
+        _in_context(error, cuda_driver.clear, address, size, stream)
+
+
+def _in_context(error: int, command: Callable[..., int], *how: Any) -> None:
+    """Do it once more if all that was missing is a context, which threads enter at their first
+    launch; else say what went wrong."""
+    if error == cuda_driver.INVALID_CONTEXT:
+        _enter_context()
+        error = command(*how)
+    if error:
+        cuda_driver.check_launch(error)
 
 
 def _enter_context() -> None:

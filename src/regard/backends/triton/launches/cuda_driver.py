@@ -115,10 +115,11 @@ def launch(
     return found
 
 
-def clear(address: int, size: int, stream: int) -> None:
-    """Set so many bytes to 0, in the order of a stream. (PyTorch takes three times as long to
-    launch a kernel that does.)"""
-    _check("clear", _cuda().cuMemsetD8Async(address, 0, size, stream))
+def clear(address: int, size: int, stream: int) -> int:
+    """Set so many bytes to 0, in the order of a stream; 0, or what went wrong. (PyTorch takes three
+    times as long to launch a kernel that does.)"""
+    found: int = _cuda().cuMemsetD8Async(address, 0, size, stream)
+    return found
 
 
 def check_launch(error: int) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.backends.triton.captures import capturing, hold
-from regard.backends.triton.launches.binaries import MAP, Loaded
-from regard.backends.triton.launches.cuda_driver import Grid, clear
+from regard.backends.triton.launches.binaries import MAP, Loaded, clear
+from regard.backends.triton.launches.cuda_driver import Grid
 from regard.backends.triton.launches.launched import (
     ByTriton,
     Directly,
