@@ -25,7 +25,7 @@ from regard.backends.triton.launches.cuda_driver import Tiling
 from regard.backends.triton.launches.launched import collected
 from regard.backends.triton.pairs import INTERPRETED
 from regard.backends.triton.prepared import prebuild
-from regard.backends.triton.prepared.common_calls import call, launches
+from regard.backends.triton.prepared.common_calls import call, launches, learn
 from regard.backends.triton.questions import second_pass
 from regard.inputs import AttentionInputs
 
@@ -108,6 +108,24 @@ def test_common_calls_launch_nothing_else() -> None:
             assert [one for one in told if one not in wanted] == []
     finally:
         arguments.stands_for.reset(token)
+
+
+@needs_launches
+@pytest.mark.parametrize("statistics", [False, True])
+@pytest.mark.parametrize("width", [64, 128])
+def test_training_launches_nothing_else(width: int, statistics: bool) -> None:
+    """Of texts that cuDNN attends to, where no statistics are wanted, and of others."""
+    wanted = launches(90, prebuild.kinds())
+    calls = [
+        partial(learn, call(torch.bfloat16, width, n, mask=mask, groups=groups, batch=batch),
+                statistics=statistics)
+        for n, batch in ((300, 1), (512, 64), (1024, 8), (1600, 2), (4096, 1))
+        for groups in (16, 4)
+        for mask in (None, masks.causal())
+    ]  # fmt: skip
+    made = launches(90, calls)
+    assert {what.split()[0] for what in made} >= {"queries", "keys_and_values"}
+    assert [what for what in made if what not in wanted] == []
 
 
 COMPILED: dict[str, Callable[[AttentionInputs], object]] = {
