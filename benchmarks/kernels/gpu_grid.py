@@ -38,7 +38,7 @@ from benchmarks.kernels.grid.tables import (
     summary,
     summary_of_looking,
 )
-from benchmarks.measurement import RESULTS, write
+from benchmarks.measurement import RESULTS, command, write
 
 PATIENCE = 420
 AHEAD = 0.4
@@ -114,7 +114,7 @@ def main() -> int:
         share, processes = map(int, options.ahead.split("/"))
         compile_ahead(shares(groups, processes)[share], "cuda")
         return 0
-    about = versions(options.commit) | {"command": "python -m benchmarks.kernels.gpu_grid"}
+    about = versions(options.commit) | {"command": command()}
     warm(groups, options.processes, AHEAD * options.patience)
     found = measure(cases, "cuda", start + options.patience)
     print(f"all of it: {time.perf_counter() - start:.0f} s", flush=True)
