@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard import masks
 from regard.calls.alike import AVAILABLE, Alike, alike
-from regard.calls.kinds import kind_of, unshared
+from regard.calls.kinds import kind_of, stays, unshared
 from tests.calls.test_kinds import CHANGES, Other, kind, tensor
 from tests.torch_settings import deterministic, threads
 
@@ -59,6 +59,32 @@ def test_calls_that_differ_in_numbers_are_alike() -> None:
     for _ in range(2):
         assert one.found(**given(q=torch.randn(1, 2, 6, 8))) is run
     assert one.found(**given(scale=float("0.5"))) is run
+
+
+TABLE = torch.rand(1, 1, 1, 6) < 0.7
+
+
+def test_masks_whose_tensors_were_made_for_them() -> None:
+    """As of padding: nothing else writes to these."""
+    for make in (
+        lambda: unshared(masks.keep(TABLE.clone())),
+        lambda: masks.causal() & unshared(masks.keep(TABLE.clone())),
+        lambda: unshared(masks.padding(torch.tensor([4]))) & masks.window(3),
+    ):
+        mask = make()
+        one = like(mask=mask)
+        assert one.found(**given(mask=mask)) is run
+        assert one.found(**given(mask=make())) is None
+        assert one.found(**given()) is None
+
+
+def test_masks_that_may_change_are_not_recognised() -> None:
+    shared = masks.keep(TABLE)
+    written = masks.where(lambda b, h, q, k: q >= k)
+    for mask in (shared, masks.causal() & shared, ~shared, written, masks.causal() & written):
+        assert not stays(mask)
+    for mask in (masks.causal(), masks.window(2, 1) | masks.causal(0), unshared(masks.keep(TABLE))):
+        assert stays(mask)
 
 
 # What `attention` is asked for beyond that never comes here.
@@ -165,8 +191,6 @@ def test_what_guards_cannot_tell_is_never_alike() -> None:
     x = tensor()
     assert made(q=x, k=x, v=x) is None
     assert made(q=torch.zeros(97)[1:].view(1, 2, 6, 8)) is None
-    real = unshared(masks.keep(torch.ones(1, 1, 1, 6, dtype=torch.bool)))
-    assert made(mask=MASK & real) is None
 
 
 def test_a_mask_that_may_change_is_never_alike() -> None:

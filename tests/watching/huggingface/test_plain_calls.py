@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from regard import RegardError, masks
 from regard.calls import watchers
+from regard.calls.kinds import unshared
 from regard.calls.watchers import gives_turned
 from regard.values import Shape
 
@@ -144,6 +145,21 @@ def test_the_next_text_of_a_length_is_given_the_same_mask() -> None:
     padded = masks.causal() & masks.padding(torch.tensor([7]))
     first, second = (SymbolicMask.again(padded, shape, CPU) for _ in range(2))
     assert first is not second
+
+
+def test_layers_of_padded_prompts_are_recognised() -> None:
+    """Their mask was made for them, and holds tensors that nobody writes to."""
+    for _ in range(2):  # two batches
+        real = torch.ones(2, 9, dtype=torch.bool)
+        real[0, :4] = False
+        mask = masks.causal() & unshared(masks.keep(real[:, None, None]))
+        padded = SymbolicMask.again(mask, Shape(2, 1, 6, 9), CPU)
+        allowed = lower(6, 9) & real[:, None, None]
+        for layer in range(4):
+            given = call(B=2) | {"attention_mask": padded}
+            torch.testing.assert_close(attend(given), expected(given, allowed))
+            assert (len(padded.alikes) > 0) == (layer > 0)
+        assert len(padded.alikes) == 1
 
 
 def test_none_as_a_mask() -> None:
