@@ -15,7 +15,7 @@ from torch.overrides import _get_current_function_mode_stack
 from regard.calls import watchers
 from regard.watching import followed_run
 from regard.watching.flex import calls as flex_calls
-from regard.watching.pytorch import attention_mode
+from regard.watching.pytorch.looking import looking
 
 _sdpa, _multi_head = F.scaled_dot_product_attention, F.multi_head_attention_forward
 _flex_code, _flex_defaults = flex_attention.__code__, flex_attention.__defaults__
@@ -27,8 +27,9 @@ def nothing_in_the_thread() -> None:
     assert torch._C._is_torch_function_enabled()
     assert watchers.watchers.get() == ()
     assert watchers.caller.get() is None
+    assert watchers.gives_turned.get() is False
     assert followed_run._HERE.get() == ()
-    assert attention_mode._looking.get() is False
+    assert looking.get() is False
     shared: Any = sys.modules.get("regard.watching.huggingface.shared_values")
     assert shared is None or shared.made_in_run.get() is None
 

@@ -16,12 +16,14 @@ from regard.traces import Trace
 from regard.watching.by_hand.axes import (
     Atom,
     Axes,
+    Axis,
     UnplacedError,
     all_atoms,
     arranged,
     atoms,
     laid_back,
 )
+from regard.watching.by_hand.products import Product
 from regard.watching.by_hand.records import LostError, Placed, Scores, Weights
 
 Groups = tuple[Sequence[Atom], Sequence[Atom], Sequence[Atom], Sequence[Atom]]
@@ -203,3 +205,21 @@ def _multiplied(
         else:
             raise LostError("scores are multiplied by another number for each pair")
     return q, k, hidden
+
+
+def call_of(weights: Weights, given: Product, at: int, known: dict[Any, Axis]) -> Call:
+    """The call whose weights are one side (`at`) of a product, and the values the other; with the
+    axes that are known of its letters."""
+    values, width, axes, own = given.tensors[1 - at], [], [], {}
+    for x, n in zip(given.letters[1 - at], values.shape, strict=True):
+        if x in known and n == torch.Size([a.size for a in atoms(known[x])]).numel():
+            axes.append(known[x])
+        elif n == 1:
+            axes.append(())
+        else:
+            width.append(Atom(n))
+            own[x] = (width[-1],)
+            axes.append(own[x])
+    out = tuple(own.get(x, known.get(x, ())) for x in given.out)
+    placed = Placed.of(values, tuple(axes))
+    return Call(weights, given.tensors[at], placed, width, out, given.added is not None)

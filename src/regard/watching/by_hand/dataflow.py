@@ -10,11 +10,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from regard.watching.by_hand.axes import Atom, Axes, Axis, atoms, reshaped
-from regard.watching.by_hand.calls import Call
+from regard.watching.by_hand.calls import Call, call_of
 from regard.watching.by_hand.changes import (
     COPIES,
     RESHAPES,
@@ -207,7 +206,7 @@ class Dataflow:
         if beside & queries or any(x not in given.out for x in mine if x not in other):
             # Each row has values of its own.
             return NoCall(origin=weights.origin)
-        return _call(weights, given, at, known)
+        return call_of(weights, given, at, known)
 
     def softmax(self, args: Sequence[Any], kwargs: dict[str, Any], out: Tensor) -> None:
         own = args[0] if args else kwargs.get("input")
@@ -362,22 +361,6 @@ def _changed(
         if isinstance(record, Scores) and record.compared.outer:
             return None
         return Lost(str(error), batched=isinstance(record, Scores) and record.compared.batched)
-
-
-def _call(weights: Weights, given: Product, at: int, known: dict[Any, Axis]) -> Call:
-    values, width, axes, own = given.tensors[1 - at], [], [], {}
-    for x, n in zip(given.letters[1 - at], values.shape, strict=True):
-        if x in known and n == torch.Size([a.size for a in atoms(known[x])]).numel():
-            axes.append(known[x])
-        elif n == 1:
-            axes.append(())
-        else:
-            width.append(Atom(n))
-            own[x] = (width[-1],)
-            axes.append(own[x])
-    out = tuple(own.get(x, known.get(x, ())) for x in given.out)
-    placed = Placed.of(values, tuple(axes))
-    return Call(weights, given.tensors[at], placed, width, out, given.added is not None)
 
 
 def _mixes(record: Record | None, letters: Letters, given: Product) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
 from types import FunctionType
 from typing import Any, NoReturn
 
@@ -21,13 +20,14 @@ from torch.overrides import (
 
 from regard.calls import dispatch
 from regard.calls.sdpa_arguments import four_axes, mask_and_bias
-from regard.calls.watchers import WatchingMode, changed, learned, watched
+from regard.calls.watchers import WatchingMode, changed, watched
 from regard.errors import RegardError
 from regard.traces import Trace
 from regard.watching.by_hand import FOLDS, STEPS, HandWritten, keeps_apart
 from regard.watching.flex import FlexCalls
 from regard.watching.graph_breaks import inlined, uncompiled
 from regard.watching.pytorch.deferred_calls import DeferredCall, DeferredCalls
+from regard.watching.pytorch.looking import Alone, Beside, looking
 from regard.watching.pytorch.nested import Padded
 from regard.watching.pytorch.split_sequences import (
     held_here,
@@ -73,7 +73,7 @@ class AttentionMode(WatchingMode):
         self._inside: Trace | None = None
 
     def __enter__(self) -> AttentionMode:
-        _looking.set(False)
+        looking.set(False)
         self.on = True
         self._flex.__enter__()
         return super().__enter__()  # type: ignore[no-untyped-call, no-any-return]
@@ -84,7 +84,7 @@ class AttentionMode(WatchingMode):
         self.pause()
         self._by_hand.begin()
         self._flex.__exit__()
-        _looking.set(False)
+        looking.set(False)
 
     def pause(self) -> None:
         """PyTorch asks about nothing, until `go_on`: what runs is known not to attend by it."""
@@ -132,7 +132,7 @@ class AttentionMode(WatchingMode):
     @uncompiled
     def attend(self, *args: Any, **kwargs: Any) -> Tensor:
         """What F.scaled_dot_product_attention gives, and its trace."""
-        return _pytorch(*args, **kwargs) if _looking.get() else self._look(*args, **kwargs)
+        return _pytorch(*args, **kwargs) if looking.get() else self._look(*args, **kwargs)
 
     def _look(
         self,
@@ -153,7 +153,7 @@ class AttentionMode(WatchingMode):
 
         if not watched():
             return answered()
-        with _Alone():
+        with Alone():
             if query.is_meta:
                 self._leave("tensors on the meta device, which have no numbers")
                 return answered()
@@ -184,7 +184,7 @@ class AttentionMode(WatchingMode):
                     self._where(), query, key, value, is_causal, scale
                 ):
                     return out
-                with _Beside(), self.spared():
+                with Beside(), self.spared():
                     _traced(query, key, value, attn_mask, is_causal, scale)
                 return out
             with self.spared():
@@ -194,7 +194,7 @@ class AttentionMode(WatchingMode):
 
     def look_at(self, call: DeferredCall) -> None:
         """Trace a call that waited."""
-        with _Alone(), _Beside(), self.spared(), call.as_it_was_made():
+        with Alone(), Beside(), self.spared(), call.as_it_was_made():
             _traced(call.query, call.key, call.value, None, call.causal, call.scale)
 
     def _changed(
@@ -239,7 +239,7 @@ class AttentionMode(WatchingMode):
         assert k is not None
         assert v is not None
         if asked is None or asked(q.shape[-2], k.shape[-2]):
-            with _Beside():
+            with Beside():
                 _traced(q, k, v, mask, is_causal, scale)
 
     def _nested(
@@ -267,7 +267,7 @@ class AttentionMode(WatchingMode):
                 "nested tensors in nn.MultiheadAttention",
                 "give nn.TransformerEncoder no padding, or enable_nested_tensor=False",
             )
-        with _Alone(), torch.no_grad(), self.spared():
+        with Alone(), torch.no_grad(), self.spared():
             weight, bias = module.in_proj_weight, module.in_proj_bias
             sizes = (3, module.num_heads, module.head_dim)
             projected = (F.linear(x, weight, bias) for x in query.detach().unbind())
@@ -278,10 +278,10 @@ class AttentionMode(WatchingMode):
     @uncompiled
     def _multi_head(self, *args: Any, **kwargs: Any) -> Any:
         """nn.MultiheadAttention looks its function up where it is defined: it finds this one."""
-        if _looking.get():
+        if looking.get():
             return _multi_head_forward(*args, **kwargs)
         named = dict(zip(_MULTI_HEAD, args, strict=False)) | kwargs
-        with _Alone():
+        with Alone():
             looked_at = self._looking_inside()
             if not named.get("need_weights", True):
                 return looked_at(**named)
@@ -290,7 +290,7 @@ class AttentionMode(WatchingMode):
                 return out, self._weights_inside(named)
             # With weights asked for it builds n×n and calls nothing that could be seen: it is
             # asked once more without.
-            with _Beside(), self.spared():
+            with Beside(), self.spared():
                 looked_at(**named | {"need_weights": False, "dropout_p": 0.0})
             return _multi_head_forward(**named)
 
@@ -316,8 +316,8 @@ class AttentionMode(WatchingMode):
         return self._stepped(func, args, kwargs, out)
 
     def _stepped(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        if not _looking.get():
-            with _Alone(), self.spared():
+        if not looking.get():
+            with Alone(), self.spared():
                 return self._by_hand.step(func, args, kwargs, out, self._from_beside)
         return out
 
@@ -338,37 +338,8 @@ def refuse_change(got: str, do: str) -> NoReturn:
     raise RegardError("the output of this attention cannot be changed", got=got, do=do)
 
 
-class _Beside:
-    """What a trace beside PyTorch's own call is made in: with autograd if somebody wants that.
-    (torch.set_grad_enabled takes longer.)"""
-
-    def __enter__(self) -> None:
-        self._before = torch.is_grad_enabled()
-        if self._before and not learned():
-            torch._C._set_grad_enabled(False)
-
-    def __exit__(self, *_: object) -> None:
-        torch._C._set_grad_enabled(self._before)
-
-
 def _no_more_asking(*_: object) -> bool:
     return False
-
-
-_looking: ContextVar[bool] = ContextVar("looking", default=False)
-"""Whether a call is being looked at: one watch shows it to all, and what it does for it is not the
-model's."""
-
-
-class _Alone:
-    """What a call is looked at in. (Generators make contexts that take longer: this is gone through
-    at every layer.)"""
-
-    def __enter__(self) -> None:
-        self._token = _looking.set(True)
-
-    def __exit__(self, *_: object) -> None:
-        _looking.reset(self._token)
 
 
 def replaced() -> str | None:
