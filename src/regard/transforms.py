@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 
 def exporting() -> bool:
@@ -60,6 +61,15 @@ def may_learn(tensors: Iterable[Tensor]) -> bool:
 def transformed(tensors: Iterable[Tensor]) -> bool:
     """Whether these tensors may carry more than their numbers, a graph of autograd aside."""
     return under_torch_func() or may_carry_tangents(tensors)
+
+
+def unobserved(tensors: Iterable[Tensor]) -> bool:
+    """Whether operators are unobserved: no compiler, no mode, no tensor subclass."""
+    return (
+        not torch.compiler.is_compiling()
+        and not is_in_torch_dispatch_mode()
+        and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
+    )
 
 
 def is_batched(t: Tensor | None) -> bool:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from regard.backends.contract import Rows
 from regard.backends.functions import UNCOMPILED, Attend, AttendVjp, refuse_second
@@ -19,7 +18,7 @@ from regard.backends.passes import Call, Given, Moved, Operated, Passes, Pull, f
 from regard.between_graphs import between_graphs
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
-from regard.transforms import in_forward_mode, is_batched, may_learn, transformed
+from regard.transforms import in_forward_mode, is_batched, may_learn, transformed, unobserved
 from regard.values import decode
 
 
@@ -247,7 +246,7 @@ def register(
     torch.library.register_autograd(f"regard::{name}_tangent", refuse)
 
     def attend(x: AttentionInputs, *, statistics: bool) -> tuple[Rows, Tensor]:
-        if _unobserved(x.tensors()):
+        if unobserved(x.tensors()):
             return passes.forward(x, statistics=statistics)
         call, (q, k, v, sink, seed, *tensors) = taken_apart(x)
         bias = x.bias is not None and may_learn(x.bias.tensors())
@@ -258,7 +257,7 @@ def register(
         return Rows(*rows), keeps
 
     def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: bool) -> Given:
-        if _unobserved(x.tensors()):
+        if unobserved(x.tensors()):
             return passes.backward(x, rows, kept, pull, bias=bias)
         call, (q, k, v, sink, seed, *tensors) = taken_apart(x)
         dq, dk, dv, *more = back(
@@ -272,7 +271,7 @@ def register(
     def forward_mode(
         x: AttentionInputs, rows: Rows, kept: Tensor, moved: AttentionInputs, *, statistics: bool
     ) -> Moved:
-        if _unobserved(x.tensors()):
+        if unobserved(x.tensors()):
             return passes.jvp(x, rows, kept, moved, statistics=statistics)
         call, (q, k, v, sink, seed, *tensors) = taken_apart(x)
         _, (d_q, d_k, d_v, d_sink, _, *d_tensors) = taken_apart(moved)
@@ -336,7 +335,7 @@ def register(
         inside = x.tensors()
         if transformed(inside):
             return transforming(x, statistics)
-        if not _unobserved(inside):
+        if not unobserved(inside):
             return observed(x, statistics)
         learned = [t for t in inside if t.requires_grad] if torch.is_grad_enabled() else []
         if not learned:
@@ -371,15 +370,6 @@ def _refuse_forward_mode(name: str) -> None:
             got="a call where tensors may have tangents",
             accepted="regard.attention and regard.trace, which have it, outside compiled graphs",
         )
-
-
-def _unobserved(tensors: list[Tensor]) -> bool:
-    """Whether operators are unobserved: no compiler, no mode, no tensor subclass."""
-    return (
-        not torch.compiler.is_compiling()
-        and not is_in_torch_dispatch_mode()
-        and all(type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
-    )
 
 
 def _like(gradient: Tensor, t: Tensor) -> Tensor:
