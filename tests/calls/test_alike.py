@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard import masks
 from regard.calls.alike import AVAILABLE, Alike, alike
-from regard.calls.kinds import kind_of, stays, unshared
+from regard.calls.kinds import is_constant, kind_of, unshared
 from tests.calls.test_kinds import CHANGES, Other, kind, tensor
 from tests.torch_settings import deterministic, threads
 
@@ -82,9 +82,9 @@ def test_masks_that_may_change_are_not_recognised() -> None:
     shared = masks.keep(TABLE)
     written = masks.where(lambda b, h, q, k: q >= k)
     for mask in (shared, masks.causal() & shared, ~shared, written, masks.causal() & written):
-        assert not stays(mask)
+        assert not is_constant(mask)
     for mask in (masks.causal(), masks.window(2, 1) | masks.causal(0), unshared(masks.keep(TABLE))):
-        assert stays(mask)
+        assert is_constant(mask)
 
 
 # What `attention` is asked for beyond that never comes here.

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from regard.backends.contract import Repeated
-from regard.calls.kinds import Kind, is_aligned, place_of, stays
+from regard.calls.kinds import Kind, is_aligned, is_constant, place_of
 from regard.masks.algebra import Mask
 
 _GUARDS: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
@@ -106,7 +106,7 @@ def alike(
         return None
     if not type(q) is type(k) is type(v) is Tensor:
         return None
-    if mask is not None and not stays(mask):
+    if mask is not None and not is_constant(mask):
         # It holds tensors that may be overwritten, or it may itself change.
         return None
     return Alike(q, k, v, mask, scale, run)

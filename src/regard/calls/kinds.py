@@ -220,14 +220,14 @@ def marked(value: Value, device: torch.device) -> tuple[Any, ...] | None:
     return tuple(found)
 
 
-def stays(mask: Value) -> bool:
+def is_constant(mask: Value) -> bool:
     """Whether a mask says the same at every call that is given it: it is frozen, and so are all its
     parts, and its tensors were made for it."""
     if not cannot_change(mask) or "__dataclass_fields__" not in vars(type(mask)):
         return False
     for part in mask._parts():
         if isinstance(part, Value):
-            if not stays(part):
+            if not is_constant(part):
                 return False
         elif isinstance(part, Tensor):
             if _UNSHARED not in vars(mask):

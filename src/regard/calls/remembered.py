@@ -34,7 +34,7 @@ class Known:
     like: Alike | None = None
     """Recognises calls like one that came again, if guards can."""
     came_again: bool = False
-    other: Mask | None = None
+    other_mask: Mask | None = None
     """An equal mask that a call came with last: one that comes again is the one to recognise."""
 
     def trace(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
@@ -129,9 +129,9 @@ def note(
         known.came_again = True
         known.like = alike(*given, mask, scale, kind, known.run)
     elif known.like is not None and known.like.mask is not mask:
-        if known.other is mask:
+        if known.other_mask is mask:
             known.like = alike(*given, mask, scale, kind, known.run)
-        known.other = mask
+        known.other_mask = mask
     # Steps of generating are of one kind, but each has one key more.
     if known.like is None or known.like.found(*given, mask, scale) is None:
         return

@@ -370,10 +370,8 @@ class Trace(Displayed):
         """The same trace, cut from autograd."""
         x = self.inputs
         inside = (x.q, x.k, x.v, *x.others, *self.rows.at_hand())
-        for t in inside:
-            if t.requires_grad:
-                return self._mapped(Tensor.detach)
-        return self._mapped(Tensor.detach) if transformed(inside) else self
+        tied = any(t.requires_grad for t in inside) or transformed(inside)
+        return self._mapped(Tensor.detach) if tied else self
 
     def _answer(self, question: Question, row: Tensor | None = None) -> tuple[Tensor, ...]:
         return answer(question, self.inputs, self.rows.lse if row is None else row)

@@ -132,18 +132,18 @@ def test_of_many_kinds_some_are_kept() -> None:
 
 def test_the_next_text_of_a_length_is_given_the_same_mask() -> None:
     shape = Shape(1, 1, 6, 9)
-    made = SymbolicMask.again(masks.causal(), shape, CPU)
-    assert SymbolicMask.again(masks.causal(), shape, CPU) is made
-    assert SymbolicMask.again(masks.window(3, 0), shape, CPU).mask == masks.window(3, 0)
-    assert SymbolicMask.again(masks.causal(), Shape(1, 1, 6, 8), CPU).lengths == (6, 8)
+    made = SymbolicMask.shared(masks.causal(), shape, CPU)
+    assert SymbolicMask.shared(masks.causal(), shape, CPU) is made
+    assert SymbolicMask.shared(masks.window(3, 0), shape, CPU).mask == masks.window(3, 0)
+    assert SymbolicMask.shared(masks.causal(), Shape(1, 1, 6, 8), CPU).lengths == (6, 8)
     with torch.inference_mode():
-        inside = SymbolicMask.again(masks.causal(), shape, CPU)
+        inside = SymbolicMask.shared(masks.causal(), shape, CPU)
         assert inside.is_inference()
-        assert SymbolicMask.again(masks.causal(), shape, CPU) is inside
-    assert not SymbolicMask.again(masks.causal(), shape, CPU).is_inference()
+        assert SymbolicMask.shared(masks.causal(), shape, CPU) is inside
+    assert not SymbolicMask.shared(masks.causal(), shape, CPU).is_inference()
     # What tensors say may be other in the next batch.
     padded = masks.causal() & masks.padding(torch.tensor([7]))
-    first, second = (SymbolicMask.again(padded, shape, CPU) for _ in range(2))
+    first, second = (SymbolicMask.shared(padded, shape, CPU) for _ in range(2))
     assert first is not second
 
 
@@ -153,7 +153,7 @@ def test_layers_of_padded_prompts_are_recognised() -> None:
         real = torch.ones(2, 9, dtype=torch.bool)
         real[0, :4] = False
         mask = masks.causal() & unshared(masks.keep(real[:, None, None]))
-        padded = SymbolicMask.again(mask, Shape(2, 1, 6, 9), CPU)
+        padded = SymbolicMask.shared(mask, Shape(2, 1, 6, 9), CPU)
         allowed = lower(6, 9) & real[:, None, None]
         for layer in range(4):
             given = call(B=2) | {"attention_mask": padded}

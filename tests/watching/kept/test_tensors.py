@@ -210,7 +210,7 @@ def test_the_first_keys_logit_goes_with_a_copy() -> None:
     assert rows.out is not noted.out
 
 
-@pytest.mark.parametrize("dtype", kept_tensors._MULTIPLIED)
+@pytest.mark.parametrize("dtype", kept_tensors._COPIED_AT_ONCE)
 def test_times_one_is_a_copy(dtype: torch.dtype) -> None:
     """As copies of several tensors are made on a card."""
     info = torch.finfo(dtype)

@@ -13,7 +13,7 @@ from transformers import masking_utils
 
 from regard.values import Shape
 from regard.watching.huggingface.mask_functions import Places, recovered
-from regard.watching.huggingface.symbolic_mask import LATELY, SymbolicMask
+from regard.watching.huggingface.symbolic_mask import SHARED, SymbolicMask
 from regard.watching.whole_masks import EVERYTHING
 
 
@@ -39,7 +39,7 @@ def make_mask(
     at = Places(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), where)
     alone = type(mask_function) is FunctionType and mask_function.__closure__ is None
     if alone and attention_mask is None and q_length > 1:
-        made = _made_of_places(mask_function, at, torch.is_inference_mode_enabled())
+        made = _of_positions(mask_function, at, torch.is_inference_mode_enabled())
     else:
         made = _symbolic(mask_function, attention_mask, at)
     if made is None:
@@ -62,15 +62,13 @@ def _symbolic(
     if mask is None:
         return None
     # The next step of generating has one key more.
-    make = SymbolicMask.again if at.queries > 1 else SymbolicMask.of
+    make = SymbolicMask.shared if at.queries > 1 else SymbolicMask.of
     shape = Shape(at.batch, 1, at.queries, at.keys)
     return make(None if mask == EVERYTHING else mask, shape, at.device)
 
 
-@lru_cache(LATELY)
-def _made_of_places(
-    function: Callable[..., Any], at: Places, inference: bool
-) -> SymbolicMask | None:
+@lru_cache(SHARED)
+def _of_positions(function: Callable[..., Any], at: Places, inference: bool) -> SymbolicMask | None:
     """Of a function that was made with nothing: the same for each text of these lengths. In
     inference mode tensors are others."""
     return _symbolic(function, None, at)

@@ -22,8 +22,8 @@ from regard.watching.huggingface.cached_keys import lent_masks, waiting
 from regard.watching.huggingface.symbolic_mask import SymbolicMask
 
 _SAYS_NOTHING = HARMLESS - {"output_attentions"}
-_READ_HERE = _SAYS_NOTHING | {"scaling", "is_causal", "sliding_window"}
-"""What says nothing more where there is a mask."""
+_WITH_A_MASK = _SAYS_NOTHING | {"scaling", "is_causal", "sliding_window"}
+"""Arguments that say nothing beside a mask."""
 _function_modes = torch._C._len_torch_function_stack
 
 
@@ -81,7 +81,7 @@ def plain_output(
     """The output of a call without dropout that is shown to watchers, turned for the model; None
     where `attend` has to check it."""
     scale, mask = how.get("scaling"), attention_mask.mask
-    if not watchers.get() or not _is_plain(module, how, _READ_HERE):
+    if not watchers.get() or not _is_plain(module, how, _WITH_A_MASK):
         return None
     # As in `attend`: what recognises a call also sees whether functions of tensors are replaced.
     with torch._C.DisableTorchFunction():
@@ -99,7 +99,8 @@ def plain_output(
 def _is_plain(
     module: nn.Module, others: dict[str, Any], known: Collection[str] = _SAYS_NOTHING
 ) -> bool:
-    """Whether nobody asks for more than an output, by arguments that are not known or otherwise."""
+    """Whether nothing but an output is asked for: by arguments other than those that are `known` to
+    say nothing, or by whoever else looks at calls."""
     for name, given in others.items():
         if name not in known and given is not None and given is not False:
             return False

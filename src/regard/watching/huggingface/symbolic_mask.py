@@ -17,7 +17,7 @@ from regard.values import Shape
 
 _aten = torch.ops.aten
 _SAME = {_aten.clone.default, _aten.detach.default, _aten.alias.default}
-LATELY = 8
+SHARED = 8
 """Masks that are kept for texts of the same lengths. A model has one or two."""
 _SUMS = {_aten.add.Tensor, _aten.add_.Tensor, _aten.sub.Tensor, _aten.mul.Tensor}
 
@@ -53,12 +53,12 @@ class SymbolicMask(Tensor):
         return made
 
     @classmethod
-    def again(cls, mask: Mask | None, shape: Shape, device: torch.device) -> SymbolicMask:
+    def shared(cls, mask: Mask | None, shape: Shape, device: torch.device) -> SymbolicMask:
         """The same for further texts of these lengths, if the mask is all numbers."""
         if mask is not None and mask.tensors():
             return cls.of(mask, shape, device)
         # A tensor of inference mode may not be saved for a backward pass outside of it.
-        return _made(mask, shape, device, torch.is_inference_mode_enabled())
+        return _shared(mask, shape, device, torch.is_inference_mode_enabled())
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -97,6 +97,6 @@ class SymbolicMask(Tensor):
         return f"SymbolicMask({self.mask!r}, {list(self.shape)})"
 
 
-@lru_cache(LATELY)
-def _made(mask: Mask | None, shape: Shape, device: torch.device, inference: bool) -> SymbolicMask:
+@lru_cache(SHARED)
+def _shared(mask: Mask | None, shape: Shape, device: torch.device, inference: bool) -> SymbolicMask:
     return SymbolicMask.of(mask, shape, device)

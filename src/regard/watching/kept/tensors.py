@@ -20,8 +20,8 @@ from regard.transforms import transformed
 
 SHARED = 4
 """Masks that are held to be recognised in the next layer."""
-
-_MULTIPLIED = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_COPIED_AT_ONCE = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+"""Types of which several tensors are copied by one launch."""
 
 
 class KeptTensors:
@@ -88,7 +88,7 @@ class KeptTensors:
         # Calls share keys and values; queries are of one alone.
         for t in (x.k,) if x.v is x.k else (x.k, x.v):
             views = self._copies_of(t)
-            before = _still(views, t)
+            before = _valid_copy(views, t)
             if before is None:
                 new.append(t)
                 noted.append(views)
@@ -110,7 +110,7 @@ class KeptTensors:
 
     def _copied(self, tensor: Tensor) -> Tensor:
         views = self._copies_of(tensor)
-        before = _still(views, tensor)
+        before = _valid_copy(views, tensor)
         if before is not None:
             return before
         copy = _copy(tensor)
@@ -138,7 +138,7 @@ class _Copied(NamedTuple):
         return not waits and torch.equal(copy, tensor)
 
 
-def _still(views: dict[Hashable, _Copied], tensor: Tensor) -> Tensor | None:
+def _valid_copy(views: dict[Hashable, _Copied], tensor: Tensor) -> Tensor | None:
     """A copy that was made of a tensor before, if its numbers stayed what they were."""
     known = views.get(_place(tensor)) if views else None
     before = None if known is None else known.copy()
@@ -201,7 +201,7 @@ def _goes_with(tensor: Tensor, other: Tensor) -> bool:
     return (
         type(tensor) is Tensor
         and tensor.dtype is other.dtype
-        and tensor.dtype in _MULTIPLIED
+        and tensor.dtype in _COPIED_AT_ONCE
         and 0 not in tensor.stride()
         and not tensor.requires_grad
     )

@@ -102,7 +102,7 @@ class Loaded:
         how = self.function, grid, self.threads, shared, stream, self.form, values
         error = cuda_driver.launch(*how)
         if error:
-            _in_context(error, cuda_driver.launch, *how)
+            _again_in_context(error, cuda_driver.launch, *how)
 
     def holding(
         self, values: Sequence[Any], addresses: Sequence[int]
@@ -190,10 +190,10 @@ def clear(address: int, size: int, stream: int) -> None:
     """Set so many bytes on the GPU to 0."""
     error = cuda_driver.clear(address, size, stream)
     if error:
-        _in_context(error, cuda_driver.clear, address, size, stream)
+        _again_in_context(error, cuda_driver.clear, address, size, stream)
 
 
-def _in_context(error: int, command: Callable[..., int], *how: Any) -> None:
+def _again_in_context(error: int, command: Callable[..., int], *how: Any) -> None:
     """Do it once more if all that was missing is a context, which threads enter at their first
     launch; else say what went wrong."""
     if error == cuda_driver.INVALID_CONTEXT:

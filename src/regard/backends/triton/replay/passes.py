@@ -62,6 +62,8 @@ class RepeatedForward:
         return out
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Tensor]:
+        """Rows, and what a backward pass needs. (Where neither statistics nor that are wanted, ask
+        for the `output`: there the log-sum-exp is scratch memory too.)"""
         if self.replay is None:
             return self._first(q, k, v)
         fresh, steps = self.replay
