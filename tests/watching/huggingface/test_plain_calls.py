@@ -410,12 +410,14 @@ def test_the_short_way_of_a_watched_model() -> None:
 
 
 def test_a_watched_mask_for_other_lengths_is_refused_in_words() -> None:
-    given = call()
+    """Also where it is the mask of a call that is known, and only says other lengths."""
+    causal = masks.causal()
     with Watching():
         for _ in range(3):
+            given = call(5, 9) | {"attention_mask": symbolic(5, 9, causal)}
             interface._attend(**given, scaling=None)
-            interface._attend(**call(5, 9), scaling=None)
+        assert watched_short(given) is not None
+        wrong = given | {"attention_mask": symbolic(6, 9, causal)}
         for _ in range(2):
-            wrong = call(5, 9) | {"attention_mask": given["attention_mask"]}
             with pytest.raises(RegardError, match="made for other lengths"):
                 interface._attend(**wrong, scaling=None)

@@ -172,10 +172,14 @@ def test_nothing_is_copied_twice(mode: Callable[[], Any], monkeypatch: pytest.Mo
     assert len([t for t in copied if t.is_floating_point()]) == len(("q", "k", "v", "output"))
 
 
-def test_one_tensor_for_all_is_copied_once() -> None:
+def test_one_tensor_for_all_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[Tensor] = []
+    copy = kept_tensors._copy
+    monkeypatch.setattr(kept_tensors, "_copy", lambda t: copied.append(t) or copy(t))
     x = torch.randn(1, 2, 5, 8)
     trace = regard.trace(x, x, x)
     kept = KeptTensors().lasting(trace).inputs
+    assert len(copied) == len(("x", "output"))
     assert kept.q is kept.k is kept.v
     assert kept.q.data_ptr() != x.data_ptr()
 
@@ -198,6 +202,17 @@ def test_an_output_that_the_model_turns(like_queries: bool) -> None:
     out.transpose(1, 2).contiguous().zero_()
     assert torch.equal(kept.out, want)
     assert (kept.out.data_ptr() == out.data_ptr()) == (not like_queries)
+
+
+def test_a_table_after_a_mask_of_numbers() -> None:
+    kept, qkv = KeptTensors(), torch.randn(3, 1, 2, 5, 8)
+    table = torch.rand(5, 5) < 0.5
+    before = table.clone()
+    for mask in (regard.masks.causal(), regard.masks.keep(table)):
+        trace = kept.lasting(regard.trace(*qkv, mask=mask))
+    table.logical_not_()
+    assert trace.mask is not None
+    assert torch.equal(trace.mask.tensors()[0].reshape(5, 5), before)
 
 
 def test_the_first_keys_logit_goes_with_a_copy() -> None:
