@@ -38,12 +38,29 @@ class Way(NamedTuple):
     """Its backward pass: gradients of q, k and v."""
 
 
+@runtime_checkable
+class Differentiable(Protocol):
+    """Gradients of q, k and v that may be many at once, or be differentiated: it says that they
+    cannot be. Of rows without statistics, or with them, and what the forward pass kept."""
+
+    def __call__(
+        self, x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull
+    ) -> tuple[Tensor, ...]: ...
+
+
+def asks_for_more(gradients: Sequence[Tensor]) -> bool:
+    """Whether gradients are given that stand for many, or while those that they lead to may be
+    differentiated."""
+    return torch.is_grad_enabled() or any(map(is_batched, gradients)) or transformed(gradients)
+
+
 class Operators(NamedTuple):
     """A backend's passes, in the forms in which they are called."""
 
     run: Run
     learning: Callable[[Way, tuple[Any, ...], Tensor, Tensor, Tensor], Rows]
     """A call run in a way of its own, from all its inputs beside q, k and v, and these."""
+    differentiable: Differentiable
 
 
 def register(
@@ -313,16 +330,20 @@ def register(
             if not given_back:
                 return (None,) * 5
             x = AttentionInputs(*qkv, *rest)
-            many = any(map(is_batched, given_back))
-            if torch.is_grad_enabled() or many or transformed(given_back):
-                # These gradients may be differentiated (it says that they cannot be), or be many.
-                call, tensors = taken_apart(x)
-                wanted = (True, True, True, *(False for _ in tensors[3:]))
-                rows = (out, lse, entropy, keeps)
-                return None, None, *AttendVjp.apply(seen, call, wanted, *pull, *rows, *tensors)  # type: ignore[no-untyped-call]
-            given = backward(x, Rows(out, lse, lse, entropy), keeps, pull.in_memory())
+            rows = Rows(out, lse, lse, entropy)
+            if asks_for_more(given_back):
+                return None, None, *differentiable(x, rows, keeps, pull)
+            given = backward(x, rows, keeps, pull.in_memory())
             each = zip(given, qkv, strict=True)
             return None, None, *(g if g.dtype is t.dtype else g.to(t.dtype) for g, t in each)
+
+    def differentiable(
+        x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull
+    ) -> tuple[Tensor, ...]:
+        call, tensors = taken_apart(x)
+        wanted = (True, True, True, *(False for _ in tensors[3:]))
+        saved = (rows.out, rows.lse, rows.entropy, kept)
+        return AttendVjp.apply(seen, call, wanted, *pull, *saved, *tensors)  # type: ignore[no-any-return, no-untyped-call]
 
     def plain_backward(
         x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull
@@ -358,7 +379,7 @@ def register(
         *rows, _ = Attend.apply(seen, call, statistics, *tensors)  # type: ignore[no-untyped-call]
         return Rows(*rows)
 
-    return Operators(run, learning)
+    return Operators(run, learning, differentiable)
 
 
 def _refuse_forward_mode(name: str) -> None:

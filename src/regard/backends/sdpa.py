@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from regard.backends import cudnn_plans
 from regard.backends.contract import Repeated, Rows, SecondPass, Work, run_again
 from regard.backends.poison import all_finite, finite, poison
 from regard.biases.dense import Dense
@@ -89,9 +90,14 @@ class Sdpa:
             return run_again(self, inputs, statistics=statistics)
         assert isinstance(inputs.comparison, Dot)
         scale, grouped = inputs.comparison.scale, _grouped(inputs)
+        learned = inputs.needs_grad and inputs.q.is_cuda
 
         # No checks are left: a decoding step takes longer in Python than on a GPU.
         def again(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            if learned:
+                out = cudnn_plans.learned(q, k, v, None, 0.0, False, scale, grouped)
+                if out is not None:
+                    return out
             # Looked up at each call: other code may replace the function for a while.
             return torch.nn.functional.scaled_dot_product_attention(
                 q, k, v, scale=scale, enable_gqa=grouped
@@ -150,8 +156,13 @@ def _sdpa(
     x: AttentionInputs, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None
 ) -> Tensor:
     assert isinstance(x.comparison, Dot)
+    scale, grouped = x.comparison.scale, _grouped(x)
+    if q.is_cuda and x.needs_grad and (mask is None or mask.dtype == q.dtype):
+        out = cudnn_plans.learned(q, k, v, mask, x.dropout, causal, scale, grouped)
+        if out is not None:
+            return out
     return torch.nn.functional.scaled_dot_product_attention(
-        q, k, v, mask, x.dropout, causal, scale=x.comparison.scale, enable_gqa=_grouped(x)
+        q, k, v, mask, x.dropout, causal, scale=scale, enable_gqa=grouped
     )
 
 

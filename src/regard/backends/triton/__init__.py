@@ -59,13 +59,14 @@ class Triton:
             raise RegardError("triton is not installed", do="pip install triton")
         if isinstance(inputs.comparison, TanhSum):
             return _additive_work(inputs)
-        from regard.backends.triton.settings.tuning import forward_settings
+        from regard.backends.triton.settings.tuning import forward_settings, trained_by_cudnn
 
         how = forward_settings(inputs, statistics=statistics)
+        trained = not statistics and inputs.needs_grad and trained_by_cudnn(inputs)
         B, H, Q, _ = inputs.shape
         # Two numbers per row for the backward pass, and the sums of every split.
         split = how.splits * (inputs.v.shape[-1] + 3) if how.splits > 1 else 0
-        loop = "cuDNN's, corrected where a NaN is masked" if how.cudnn else ""
+        loop = "cuDNN's, corrected where a NaN is masked" if how.cudnn or trained else ""
         return Work(visited_pairs(inputs, how.rows, how.keys), B * H * Q * (2 + split) * 4, loop)
 
 

@@ -228,9 +228,9 @@ def _launch_at_once(
 def norm_of(x: AttentionInputs, rows: Rows, kept: Tensor) -> Tensor | None:
     """The shift and one over the sum of each row. cuDNN's forward pass keeps none: there the
     shift is lse."""
-    if rows.entropy.numel() or not forward_settings(x, statistics=False).cudnn:
+    if rows.entropy.numel():
         return kept
-    return None
+    return kept if kept.numel() and not forward_settings(x, statistics=False).cudnn else None
 
 
 def _empty_rows(t: Tensor) -> Tensor:

@@ -13,25 +13,17 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from regard.backends import cudnn_plans
 from regard.backends.contract import Rows
 from regard.backends.passes import Pull
 from regard.backends.triton.arguments import describable, generation
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 
-_FORWARD = (
-    "query", "key", "value", "attn_bias", "compute_log_sumexp", "dropout_p", "is_causal",
-    "return_debug_mask", "scale",
-)  # fmt: skip
-_BACKWARD = (
-    "grad_out", "query", "key", "value", "out", "logsumexp", "philox_seed", "philox_offset",
-    "attn_bias", "cum_seq_q", "cum_seq_k", "max_q", "max_k", "dropout_p", "is_causal", "scale",
-)  # fmt: skip
-
 
 def runs_forward(x: AttentionInputs) -> bool:
     """Whether cuDNN's forward pass computes the output of a call."""
-    return x.sink is None and _fits(x) and _known("_scaled_dot_product_cudnn_attention", _FORWARD)
+    return x.sink is None and _fits(x) and cudnn_plans.knows_forward()
 
 
 def runs_backward(x: AttentionInputs, pull: Pull) -> bool:
@@ -46,7 +38,7 @@ def runs_output_backward(x: AttentionInputs) -> bool:
         # Its sums have no fixed order.
         not torch.are_deterministic_algorithms_enabled()
         and _fits(x)
-        and _known("_scaled_dot_product_cudnn_attention_backward", _BACKWARD)
+        and cudnn_plans.knows_backward()
     )
 
 
@@ -58,22 +50,15 @@ def scale_and_causal(x: AttentionInputs) -> tuple[float, bool]:
 
 def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
     """The output, in memory like the queries, and the log-sum-exp."""
-    # PyTorch's own binding of the operator, where there is one, reads its arguments quicker.
-    attend = getattr(torch, "_scaled_dot_product_cudnn_attention", None)
-    attend = attend or torch.ops.aten._scaled_dot_product_cudnn_attention
-    out, lse, *_ = attend(q, k, v, None, True, 0.0, causal, False, scale=scale)
+    out, lse = cudnn_plans.attend(q, k, v, scale, causal)
     return out, lse.squeeze(-1).contiguous()
 
 
 def backward(x: AttentionInputs, rows: Rows, g_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values."""
     scale, causal = scale_and_causal(x)
-    nothing = _nothing(x.q.device)
-    dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-        g_out.contiguous(), x.q, x.k, x.v, rows.out, rows.lse[..., None], nothing, nothing,
-        None, None, None, x.shape.Q, x.shape.K, 0.0, causal, scale=scale,
-    )  # fmt: skip
-    return dq, dk, dv
+    lse, nothing = rows.lse.unsqueeze(-1), _nothing(x.q.device)
+    return cudnn_plans.pull(g_out, x.q, x.k, x.v, rows.out, lse, scale, causal, nothing)
 
 
 def _nothing(device: torch.device) -> Tensor:
@@ -110,12 +95,3 @@ def is_plainly_causal(x: AttentionInputs) -> bool:
     band = None if x.mask is None else x.mask.band()
     square = x.shape.Q == x.shape.K
     return square and band is not None and band[1] == 0 and band[0] <= 1 - x.shape.Q
-
-
-@cache
-def _known(name: str, arguments: tuple[str, ...]) -> bool:
-    """Whether this PyTorch has the operator as it is called here."""
-    operator = getattr(torch.ops.aten, name, None)
-    if operator is None:
-        return False
-    return tuple(a.name for a in operator.default._schema.arguments) == arguments

@@ -15,8 +15,10 @@ from regard.backends.triton.arguments import on_card
 from regard.backends.triton.backward import backward
 from regard.backends.triton.forward import empty_out, forward
 from regard.backends.triton.layout import is_simple
+from regard.backends.triton.replay import training
 from regard.backends.triton.replay.operated import Replayed
 from regard.backends.triton.replay.passes import RepeatedBackward, RepeatedForward
+from regard.backends.triton.settings.tuning import BY_CUDNN, trained_by_cudnn
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import TanhSum
 
@@ -48,8 +50,8 @@ def _kept(lse: Tensor) -> Tensor:
 
 
 _passes = Passes("triton", _forward, _backward, _jvp)
-_run, _learning = register(_passes, _kept, empty_out, inside=Replayed(_passes))
-_run_listed, _ = register(_passes, _kept, empty_out, reads=True)
+_run, _learning, _differentiable = register(_passes, _kept, empty_out, inside=Replayed(_passes))
+_run_listed, *_ = register(_passes, _kept, empty_out, reads=True)
 
 
 def run(x: AttentionInputs, *, statistics: bool) -> Rows:
@@ -60,11 +62,12 @@ def run(x: AttentionInputs, *, statistics: bool) -> Rows:
     return (_run if is_simple(x.mask) else _run_listed)(x, statistics=statistics)
 
 
-def repeated(x: AttentionInputs, *, statistics: bool) -> Repeated:
+def repeated(inputs: AttentionInputs, *, statistics: bool) -> Repeated:
     """Further calls of a kind: the launches of the first, with other addresses."""
-    rest, learned = x.beside_tensors(), x.needs_grad
+    rest, learned = inputs.beside_tensors(), inputs.needs_grad
     attend = RepeatedForward(_passes, rest, statistics, keeps=learned)
-    way = Way(attend, RepeatedBackward(_passes))
+    pull = RepeatedBackward(_passes)
+    way = Way(attend, pull)
 
     def again(q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
         if learned:
@@ -72,6 +75,9 @@ def repeated(x: AttentionInputs, *, statistics: bool) -> Repeated:
             return rows if statistics else rows.out
         return attend(q, k, v)[0] if statistics else attend.output(q, k, v)
 
+    if learned and not statistics and training.AVAILABLE and trained_by_cudnn(inputs):
+        by_cudnn = RepeatedForward(_passes, rest, statistics, keeps=False, how=BY_CUDNN)
+        return training.Trained(by_cudnn, pull, _differentiable, again)
     return again
 
 

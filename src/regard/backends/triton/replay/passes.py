@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.backends import cudnn_plans
 from regard.backends.contract import Rows, Tabled, table_step
 from regard.backends.passes import Passes, Pull
 from regard.backends.triton import cudnn
@@ -29,7 +30,7 @@ from regard.backends.triton.replay.steps import (
     made,
     steps_of,
 )
-from regard.backends.triton.settings.tuning import forward_settings
+from regard.backends.triton.settings.tuning import Forward, forward_settings
 from regard.inputs import AttentionInputs
 
 _GIVEN = 3
@@ -40,11 +41,19 @@ class RepeatedForward:
     """The forward pass of one kind of call, from q, k and v."""
 
     def __init__(
-        self, passes: Passes, rest: tuple[Any, ...], statistics: bool, *, keeps: bool = True
+        self,
+        passes: Passes,
+        rest: tuple[Any, ...],
+        statistics: bool,
+        *,
+        keeps: bool = True,
+        how: Forward | None = None,
     ) -> None:
         self.passes, self.rest, self.statistics = passes, rest, statistics
         self.keeps = keeps
         """Whether what a backward pass needs is wanted: else it is scratch memory."""
+        self.how = how
+        """Settings, if they are not those that suit the forward pass alone."""
         self.replay: tuple[list[Fresh | None], list[Step]] | None = None
         self.by_cudnn: tuple[float, bool] | None = None
         """Of calls that cuDNN takes: the scale, and whether they are causal."""
@@ -52,9 +61,15 @@ class RepeatedForward:
 
     def output(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The output alone, of passes without statistics of which nothing is kept."""
-        if self.replay is None or self.by_cudnn is not None:
+        if self.replay is None:
             return self(q, k, v)[0].out
         fresh, steps = self.replay
+        if self.by_cudnn is not None:
+            found, lse = cudnn_plans.attend(q, k, v, *self.by_cudnn)
+            if not lse.is_contiguous():
+                lse = lse.contiguous()
+            launch_again(steps, [q, k, v, found, lse, *made(fresh[2:], q.device)])
+            return found
         memory = made(fresh, q.device)
         launch_again(steps, [q, k, v, *memory])
         out = memory[0]
@@ -78,7 +93,7 @@ class RepeatedForward:
     def _first(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Tensor]:
         # Distinct objects even for one tensor: launches identify tensors by object.
         x = AttentionInputs(q.detach(), k.detach(), v.detach(), *self.rest)
-        how = forward_settings(x, statistics=self.statistics)
+        how = self.how or forward_settings(x, statistics=self.statistics)
         if self.asked:
             return self.passes.forward(x, statistics=self.statistics)
         self.asked = not capturing()
@@ -116,12 +131,8 @@ class RepeatedBackward:
         g = pull.out
         if g is None or pull.lse is not None or pull.entropy is not None:
             return self.passes.backward(x, rows, kept, pull, bias=False)[:3]
-        # Hooks on saved tensors may give them back in another layout.
         saved = (x.q, x.k, x.v, rows.out, rows.lse, kept, g)
-        key = (
-            g.dtype, torch.are_deterministic_algorithms_enabled(),
-            *[(t.dtype, t.stride(), t.data_ptr() % 16) for t in saved],
-        )  # fmt: skip
+        key = _key(saved)
         if key not in self.known:
             return self._first(key, x, rows, kept, pull)
         known = self.known[key]
@@ -131,8 +142,18 @@ class RepeatedBackward:
         found = cudnn.backward(x, rows, g) if by_cudnn else ()
         rest = fresh[len(found) :] if steps else []
         memory = (*found, *made(rest, g.device))
-        launch_again(steps, (x.q, x.k, x.v, rows.out, rows.lse, kept, g, *memory))
+        launch_again(steps, (*saved, *memory))
         return memory[:3]
+
+    def mending(
+        self, x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull
+    ) -> tuple[list[Fresh | None], list[Step]] | None:
+        """What mends gradients that cuDNN has found, if it did before for a call like this: memory,
+        first that of these gradients, and launches."""
+        assert pull.out is not None
+        key = _key((x.q, x.k, x.v, rows.out, rows.lse, kept, pull.out))
+        by_cudnn, fresh, steps = self.known.get(key) or (False, [], [])
+        return (fresh, steps) if by_cudnn and steps else None
 
     def _first(
         self, key: Any, x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull
@@ -155,6 +176,13 @@ class RepeatedBackward:
         elif not capturing():
             self.known[key] = None
         return to[:3]
+
+
+def _key(saved: Sequence[Tensor]) -> Any:
+    """What decides how a backward pass is run. (Hooks on saved tensors may give them back in
+    another layout.)"""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    return deterministic, *[(t.dtype, t.stride(), t.data_ptr() % 16) for t in saved]
 
 
 _SCRATCH = [Memory._fields.index(name) for name in ("norm", "marks", "mixed", "sums")]

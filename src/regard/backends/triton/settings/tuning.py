@@ -42,6 +42,8 @@ SMALL = 2e9
 WORK = 5e9
 """Multiplications from which on a card takes longer for a call than it takes to reach cuDNN, some
 50 µs more than a kernel of our own."""
+TRAINED = 1e11
+"""Multiplications up to which training waits longer for Python than a quicker kernel gains."""
 LONG = {64: 2048, 128: 2048, 256: 4096}
 """By the width of tiles, tokens from which on the kernel for Hopper is the quickest there."""
 SHORT = 8192
@@ -76,6 +78,9 @@ class Forward(Tiled):
     """What a thread may use at most, so that more programs share a multiprocessor."""
 
 
+BY_CUDNN = Forward(64, 64, warps=4, cudnn=True)
+
+
 def fits_hopper(x: AttentionInputs) -> bool:
     """Whether a call is one that the kernels for Hopper take, on such a card."""
     assert isinstance(x.comparison, Dot)
@@ -99,6 +104,17 @@ def outruns_cudnn(x: AttentionInputs) -> bool:
     if fits_hopper(x) and min(x.shape.Q, x.shape.K) >= LONG[_width(x)]:
         return True
     return _heads_fill_hopper(x)
+
+
+def trained_by_cudnn(x: AttentionInputs) -> bool:
+    """Whether a call of which the output is wanted and q, k or v learn is cuDNN's in both passes:
+    PyTorch's autograd then calls it sooner than ours can, which long texts do not notice."""
+    return (
+        x.mask is not None
+        and cudnn.runs_forward(x)
+        and cudnn.runs_output_backward(x)
+        and (_multiplications(x) < TRAINED or not outruns_cudnn(x))
+    )
 
 
 def _width(x: AttentionInputs) -> int:
@@ -182,7 +198,7 @@ def _forward_settings(x: AttentionInputs, *, statistics: bool) -> Forward:
         and cudnn.runs_forward(x)
     ):
         if not outruns_cudnn(x):
-            return Forward(64, 64, warps=4, cudnn=True)
+            return BY_CUDNN
     # Of narrower heads, what is measured: windows and short sequences could do with smaller tiles.
     tokens = min(x.shape.Q, x.shape.K)
     measured = tokens >= 512 if x.mask is None else tokens >= 1000 and cudnn.is_plainly_causal(x)

@@ -1,0 +1,129 @@
+"""Training by cuDNN inside PyTorch's own autograd.
+
+A function of autograd that is written in Python makes the GPU wait: for short texts, reaching
+cuDNN's backward pass takes longer than that pass. The node that PyTorch makes for its own operator
+calls it at once. What a hidden NaN may have spoilt is mended behind either pass, while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.backends import cudnn_plans
+from regard.backends.contract import Repeated, Rows
+from regard.backends.operators import Differentiable, asks_for_more
+from regard.backends.passes import Pull
+from regard.backends.triton.captures import capturing
+from regard.backends.triton.replay.passes import RepeatedBackward, RepeatedForward
+from regard.backends.triton.replay.steps import Fresh, Step, launch_again, made
+from regard.inputs import AttentionInputs, in_memory
+
+_CURRENT: Callable[[], Any] | None = getattr(torch._C, "_current_autograd_node", None)
+_HOOKS: Callable[[bool], Any] | None = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", None
+)
+AVAILABLE = _CURRENT is not None and _HOOKS is not None
+"""They are private to PyTorch: the node that runs, and hooks on the tensors that nodes save."""
+
+
+class Trained:
+    """Further calls of a kind that learns q, k or v, and of which the output alone is wanted."""
+
+    def __init__(
+        self,
+        attend: RepeatedForward,
+        pull: RepeatedBackward,
+        differentiable: Differentiable,
+        otherwise: Repeated,
+    ) -> None:
+        self.attend, self.pull = attend, pull
+        """The passes: cuDNN's, and launches that mend."""
+        self.differentiable = differentiable
+        self.otherwise = otherwise
+        """Runs calls for which this is not the way."""
+        self.fits: bool | None = None
+        """None until a call has shown it."""
+        self.mending: tuple[list[Fresh | None], list[Step]] | None = None
+        """What mends gradients, once a backward pass has shown it."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
+        # Such hooks would be given the output before it is mended.
+        if not self.fits or _HOOKS is None or _HOOKS(False) is not None:
+            if self.fits is False or _HOOKS is None or _HOOKS(False) is not None or capturing():
+                return self.otherwise(q, k, v)
+            self.fits = self._found_to_fit(q, k, v)
+            return self(q, k, v)
+        out = self.attend.output(q, k, v)
+        node = out.grad_fn
+        assert node is not None
+        cudnn_plans.order_gradient(node, out.stride())
+        # It holds no tensor: those that it needs are the node's, which lets go of them in time.
+        node.register_hook(self._mended)
+        return out
+
+    def _found_to_fit(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        with torch.no_grad():
+            self.attend(q, k, v)
+        if self.attend.replay is None:
+            return False
+        rows, _ = self.attend(q, k, v)
+        in_order = cudnn_plans.lies_in_order(rows.out, q)
+        return in_order and cudnn_plans.shows_what_it_keeps(rows.out, rows.lse)
+
+    def _mended(
+        self, found: Sequence[Tensor | None], given: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None] | None:
+        """What the node found for q, k and v, given the gradient of the output."""
+        assert _CURRENT is not None
+        g_out = given[0]
+        if g_out is None:
+            return None
+        saved = cudnn_plans.kept_by(_CURRENT())
+        more = asks_for_more((g_out,))
+        if not more:
+            g_out = in_memory(g_out)
+            if self._mended_in_place(saved, g_out, found):
+                return None
+        q, k, v, out, lse = saved
+        x = AttentionInputs(q, k, v, *self.attend.rest)
+        nothing = lse.new_empty(0)
+        rows, pull = Rows(out, lse.squeeze(-1), nothing, nothing), Pull(g_out, None, None)
+        better: Sequence[Tensor]
+        if more:
+            better = self.differentiable(x, rows, nothing, pull)
+        else:
+            better = self.pull(x, rows, nothing, pull)
+            self.mending = self.pull.mending(x, rows, nothing, pull)
+            if self.mending is not None and not _alike(found, self.mending[0]):
+                self.mending = None
+        wanted = (new if old is not None else None for new, old in zip(better, found, strict=False))
+        return *wanted, *found[3:]
+
+    def _mended_in_place(
+        self, saved: tuple[Tensor, ...], g_out: Tensor, found: Sequence[Tensor | None]
+    ) -> bool:
+        # All that may differ within a kind. (Gradients lie like what they are of.)
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        if self.mending is None or g_out.data_ptr() % 16 or deterministic:
+            return False
+        fresh, steps = self.mending
+        # Nobody wants some of them, perhaps: what is written there is lost.
+        own = [
+            t if t is not None else made((part,), g_out.device)[0]
+            for t, part in zip(found[:3], fresh, strict=False)
+        ]
+        rest = made(fresh[3:], g_out.device)
+        launch_again(steps, (*saved, None, g_out, *own, *rest))
+        return True
+
+
+def _alike(found: Sequence[Tensor | None], fresh: Sequence[Fresh | None]) -> bool:
+    """Whether gradients that were found lie like those that launches were recorded for."""
+    return all(
+        t is None or (part is not None and t.stride() == part.strides)
+        for t, part in zip(found[:3], fresh, strict=False)
+    )
