@@ -336,6 +336,42 @@ def test_programs_on_hopper_take_tile_after_tile(
         assert_conforms(case, observed(Triton(), inputs, learned, asked), asked)
 
 
+@pytest.mark.parametrize("what", ["numbers", "ties", "NaN"])
+@pytest.mark.parametrize("many", [1, 8, 11])
+@pytest.mark.parametrize(
+    ("kind", "D"),
+    [("none", 64), ("causal", 128), ("window", 96), ("padding", 64), ("documents", 128)],
+)
+def test_the_strongest_keys_on_hopper(
+    kind: str, D: int, many: int, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from regard.backends.triton.questions import top_keys as general
+
+    if not _is_hopper():
+        pytest.skip("elsewhere there is one kernel")
+    mask = {
+        "none": None,
+        "causal": masks.causal(),
+        "window": masks.causal() & masks.window(100),
+        "padding": masks.padding([600, 5, 0]),
+        "documents": masks.documents(torch.arange(433, device="cuda") // 90),
+    }[kind]
+    keys = 433 if kind == "documents" else 601
+    q = torch.randn(3, 4, 433, D, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(3, 2, keys, D, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    if what == "ties":
+        k = k[:, :, :5].repeat(1, 1, 121, 1)[:, :, :keys]
+    if what == "NaN":
+        k[:, :, 130] = math.nan
+    t = regard.trace(q, k, v, mask=mask, backend="triton")
+    assert general.runs_on_hopper(t.inputs, many)
+    got = t.top(many)
+    monkeypatch.setattr(general, "runs_on_hopper", lambda x, many: False)
+    want = t.top(many)
+    assert torch.equal(got.indices, want.indices)
+    torch.testing.assert_close(got.values, want.values, equal_nan=True, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("mask", [None, masks.causal()], ids=["none", "causal"])
 @pytest.mark.parametrize("ours", [False, True], ids=["shorter", "long"])
 @pytest.mark.parametrize("D", [64, 128])

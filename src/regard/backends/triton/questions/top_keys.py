@@ -22,11 +22,13 @@ from torch import Tensor
 
 from regard.backends.contract import Top
 from regard.backends.triton.arguments import added, constants_of, score, sheet, sizes, tiles_of
+from regard.backends.triton.hopper.top_keys import MOST as MOST_ON_HOPPER
+from regard.backends.triton.hopper.top_keys import top_keys_on_hopper
 from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import load_rows, logits_of, norms, product
 from regard.backends.triton.rules import allowed, full_at, keys_for, part_at
-from regard.backends.triton.settings.tuning import Looking
+from regard.backends.triton.settings.tuning import Looking, fits_hopper
 from regard.inputs import AttentionInputs
 
 BEYOND = tl.constexpr(2**31 - 1)
@@ -143,8 +145,17 @@ def _top_keys(
         where = tl.where(gone, -1, where)
 
 
+def runs_on_hopper(x: AttentionInputs, many: int) -> bool:
+    """Whether the kernel for Hopper takes such lists, and a tile of queries is full enough."""
+    plain = x.bias is None and x.softcap is None
+    small = many <= MOST_ON_HOPPER and x.q.shape[-1] <= 128
+    return plain and small and x.shape.Q > 64 and fits_hopper(x)
+
+
 def top_keys(x: AttentionInputs, how: Looking, lse: Float[Tensor, "b h q"], many: int) -> Top:
     """The strongest keys of each query, `MOST` at most; with what settings is said."""
+    if runs_on_hopper(x, many):
+        return top_keys_on_hopper(x, lse.contiguous(), many)
     B, H, Q, _ = x.shape
     values = lse.new_empty(B, H, Q, many)
     indices = torch.empty_like(values, dtype=torch.int64)
