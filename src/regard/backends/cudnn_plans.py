@@ -3,13 +3,15 @@
 PyTorch (2.11) keeps cuDNN's plan of a backward pass by the layouts of q, k and v alone, with
 the layouts that the output and its gradient happened to have at the first call. A later call whose
 gradient lies otherwise is read as if it did not, and its gradients are wrong without a word: those
-of SDPA too. So here outputs and gradients have one layout, and calls are marked as ours: a share of
-dropped weights of minus 0, or of one bit more, drops the same and is kept as another.
+of SDPA too. So here outputs and their gradients have one layout, that of the queries, and calls
+are marked as ours: PyTorch keeps plans by the share of dropped weights too, and minus 0, or two
+bits less of float32, drop the same and are other shares.
+
+Calls with a boolean mask are not among them: PyTorch makes a bias of it, and keeps plans by that.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.transforms import is_batched
+from regard.transforms import is_batched, recorded, under_torch_func, unobserved
 
 _FORWARD = (
     "query", "key", "value", "attn_bias", "compute_log_sumexp", "dropout_p", "is_causal",
@@ -29,7 +31,9 @@ _BACKWARD = (
 )  # fmt: skip
 _SAVED = ("query", "key", "value", "output", "logsumexp")
 """What autograd's node of the forward pass keeps, as it calls that."""
-_SDPA = torch.nn.functional.scaled_dot_product_attention
+_SDPA = torch._C._nn.scaled_dot_product_attention
+_ALIGNED = 16
+"""Bytes at a multiple of which cuDNN wants memory to start."""
 _CUDNN = torch.nn.attention.SDPBackend.CUDNN_ATTENTION.value
 # PyTorch's own binding of the operator, where there is one, reads its arguments quicker.
 _attend: Callable[..., tuple[Any, ...]] = getattr(
@@ -58,13 +62,13 @@ def pull(
     """Gradients of queries, keys and values, from lse [B, H, Q, 1]. `nothing` is in the place of
     dropout's seed and offset, which are not read."""
     dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default(
-        in_order(g_out, q), q, k, v, in_order(out, q), lse, nothing, nothing, None, None, None,
-        q.shape[2], k.shape[2], _marked(0.0), causal, scale=scale,
+        like_queries(g_out, q), q, k, v, like_queries(out, q), lse, nothing, nothing, None, None,
+        None, q.shape[2], k.shape[2], _marked(0.0), causal, scale=scale,
     )  # fmt: skip
     return dq, dk, dv
 
 
-def learned(
+def attend_to_learn(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -78,60 +82,66 @@ def learned(
     if torch.nn.functional.scaled_dot_product_attention is not _SDPA:
         # Other code has replaced it for a while, and means to see this call.
         return None
-    if not (knows_forward() and knows_backward()):
+    if recorded() or not unobserved((q, k, v)) or not (knows_forward() and knows_backward()):
+        return None
+    if any(stride == 0 and n > 1 for stride, n in zip(q.stride(), q.shape, strict=True)):
         return None
     how = torch._fused_sdp_choice(q, k, v, bias, dropout, causal, scale=scale, enable_gqa=grouped)
     if how != _CUDNN:
         return None
     out, _ = attend(q, k, v, scale, causal, bias, dropout)
-    if not lies_in_order(out, q):
+    if not lies_like_queries(out, q):
         return None
-    order_gradient(out.grad_fn, out.stride())
+    lay_gradients_like(out)
     return out
 
 
-def order_gradient(node: Any, strides: tuple[int, ...]) -> None:
-    """Lay the gradient of an output out as that is, before autograd's node gets it."""
-    node.register_prehook(_in_layout(strides))
+def lay_gradients_like(out: Tensor) -> None:
+    """Have gradients of an output laid out as that is, before autograd's node gets them."""
+    node = out.grad_fn
+    assert node is not None
+    node.register_prehook(_laying_out(out.stride()))
 
 
 @lru_cache(256)
-def _in_layout(strides: tuple[int, ...]) -> Callable[[tuple[Tensor | None, ...]], Any]:
-    def laid(given: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+def _laying_out(strides: tuple[int, ...]) -> Callable[[tuple[Tensor | None, ...]], Any]:
+    def laid_out(given: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
         g = given[0]
-        # Those that are many at once have been taken apart before cuDNN gets them.
-        if g is None or is_batched(g) or _lies(g, strides):
+        if g is None:
+            return None
+        # Of one that stands for many only each by itself has a layout: all are copied.
+        many = is_batched(g) or under_torch_func()
+        if not many and has_strides(g, strides) and not g.data_ptr() % _ALIGNED:
             return None
         return _copy(g, strides), *given[1:]
 
-    return laid
+    return laid_out
 
 
-def in_order(t: Tensor, q: Tensor) -> Tensor:
-    """A tensor of a row for each query, in memory in the order of the queries."""
-    strides = order(q, t.shape[-1])
-    return t if _lies(t, strides) else _copy(t, strides)
+def like_queries(t: Tensor, q: Tensor) -> Tensor:
+    """A tensor of a row for each query, in memory as PyTorch lays an output out: in the order of
+    the queries."""
+    strides = _strides(q.shape, q.stride(), t.shape[-1])
+    fits = has_strides(t, strides) and not t.data_ptr() % _ALIGNED
+    return t if fits else _copy(t, strides)
 
 
-def lies_in_order(t: Tensor, q: Tensor) -> bool:
-    return _lies(t, order(q, t.shape[-1]))
-
-
-def order(q: Tensor, width: int) -> tuple[int, ...]:
-    """The strides of an output, as PyTorch chooses them."""
-    return _order(q.shape, q.stride(), width)
+def lies_like_queries(t: Tensor, q: Tensor) -> bool:
+    return has_strides(t, _strides(q.shape, q.stride(), t.shape[-1]))
 
 
 @lru_cache(256)
-def _order(shape: tuple[int, ...], strides: tuple[int, ...], width: int) -> tuple[int, ...]:
+def _strides(shape: tuple[int, ...], strides: tuple[int, ...], width: int) -> tuple[int, ...]:
+    """Of an output of such a width."""
+    like = torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
     found, step = [0] * len(shape), 1
-    for axis in sorted(range(len(shape)), key=lambda i: (strides[i], -i)):
+    for axis in reversed(_outer_to_inner(like)):
         found[axis] = step
         step *= width if axis == len(shape) - 1 else shape[axis]
     return tuple(found)
 
 
-def _lies(t: Tensor, strides: tuple[int, ...]) -> bool:
+def has_strides(t: Tensor, strides: tuple[int, ...]) -> bool:
     """Whether a tensor has strides, of axes that have more than one element."""
     own = t.stride()
     return own == strides or all(
@@ -140,12 +150,18 @@ def _lies(t: Tensor, strides: tuple[int, ...]) -> bool:
 
 
 def _copy(t: Tensor, strides: tuple[int, ...]) -> Tensor:
-    fresh = torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device)
-    return fresh.copy_(t)
+    """A copy with the strides of a tensor without gaps."""
+    order = _outer_to_inner(strides)
+    dense = t.permute(order).clone(memory_format=torch.contiguous_format)
+    return dense.permute([order.index(axis) for axis in range(len(order))])
+
+
+def _outer_to_inner(strides: tuple[int, ...]) -> list[int]:
+    return sorted(range(len(strides)), key=lambda axis: (-strides[axis], axis))
 
 
 def _marked(dropout: float) -> float:
-    return math.nextafter(dropout, 1.0) if dropout else -0.0
+    return dropout * (1 - 2**-22) if dropout else -0.0
 
 
 def shows_what_it_keeps(out: Tensor, lse: Tensor) -> bool:

@@ -95,7 +95,7 @@ class Sdpa:
         # No checks are left: a decoding step takes longer in Python than on a GPU.
         def again(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if learned:
-                out = cudnn_plans.learned(q, k, v, None, 0.0, False, scale, grouped)
+                out = cudnn_plans.attend_to_learn(q, k, v, None, 0.0, False, scale, grouped)
                 if out is not None:
                     return out
             # Looked up at each call: other code may replace the function for a while.
@@ -158,7 +158,7 @@ def _sdpa(
     assert isinstance(x.comparison, Dot)
     scale, grouped = x.comparison.scale, _grouped(x)
     if q.is_cuda and x.needs_grad and (mask is None or mask.dtype == q.dtype):
-        out = cudnn_plans.learned(q, k, v, mask, x.dropout, causal, scale, grouped)
+        out = cudnn_plans.attend_to_learn(q, k, v, mask, x.dropout, causal, scale, grouped)
         if out is not None:
             return out
     return torch.nn.functional.scaled_dot_product_attention(

@@ -59,10 +59,12 @@ class Triton:
             raise RegardError("triton is not installed", do="pip install triton")
         if isinstance(inputs.comparison, TanhSum):
             return _additive_work(inputs)
+        from regard.backends.triton.replay import training
         from regard.backends.triton.settings.tuning import forward_settings, trained_by_cudnn
 
         how = forward_settings(inputs, statistics=statistics)
-        trained = not statistics and inputs.needs_grad and trained_by_cudnn(inputs)
+        learns = training.AVAILABLE and inputs.needs_grad and not statistics
+        trained = learns and trained_by_cudnn(inputs)
         B, H, Q, _ = inputs.shape
         # Two numbers per row for the backward pass, and the sums of every split.
         split = how.splits * (inputs.v.shape[-1] + 3) if how.splits > 1 else 0

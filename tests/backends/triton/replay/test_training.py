@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -35,9 +35,11 @@ class Attend(RepeatedForward):
     def __init__(self, rest: tuple[Any, ...]) -> None:
         self.rest, self.replay = rest, ([], [])
         self.calls = 0
+        self.lay_out: Callable[[Tensor], Tensor] = lambda q: q
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Tensor]:
         self.calls += 1
+        q = self.lay_out(q)
         run = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, lse = run(q, k, v, is_causal=True)
         return Rows(out, lse, lse, lse), lse
@@ -84,8 +86,10 @@ def mended(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Tensor | None]]:
 
 
 def qkv(**learned: bool) -> list[Tensor]:
+    """As a model has them: turned, so that their outputs lie otherwise than most gradients."""
     torch.manual_seed(0)
-    return [torch.randn(2, 3, 16, 8).requires_grad_(learned.get(name, True)) for name in "qkv"]
+    turned = [torch.randn(2, 16, 3, 8).transpose(1, 2) for _ in range(3)]
+    return [t.requires_grad_(learned.get(n, True)) for n, t in zip("qkv", turned, strict=True)]
 
 
 def trained(
@@ -160,22 +164,23 @@ def test_gradients_that_nobody_wants(mended: list[Sequence[Tensor | None]]) -> N
     assert dk.shape == k.shape
 
 
-@pytest.mark.parametrize("why", ["deterministic", "an odd address", "other layouts"])
+@pytest.mark.parametrize("why", ["deterministic", "laid out by others", "other layouts"])
 def test_what_cannot_be_mended_is_found_anew(
     why: str, mended: list[Sequence[Tensor | None]], request: pytest.FixtureRequest
 ) -> None:
     run, _, tensors = trained(pull := Pulled())
-    g = torch.randn(2 * 3 * 16 * 8 + 1)[1:].view(2, 3, 16, 8)
-    aligned = g.clone()
+    g = torch.randn(2, 3, 16, 8)
     if why == "other layouts":
         pull.mending = lambda *_: ([None] * 5, [WHICH])  # type: ignore[method-assign]
-    torch.autograd.grad(run(*tensors), tensors, aligned)
+    torch.autograd.grad(run(*tensors), tensors, g)
     assert pull.calls == 1
     out = run(*tensors)
+    if why == "laid out by others":
+        out.grad_fn.register_prehook(lambda given: (given[0].contiguous(),))
     if why == "deterministic":
         torch.use_deterministic_algorithms(True)
         request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
-    torch.autograd.grad(out, tensors, g if why == "an odd address" else aligned)
+    torch.autograd.grad(out, tensors, g)
     assert (pull.calls, mended) == (2, [])
 
 
@@ -190,13 +195,18 @@ def test_hooks_on_saved_tensors_are_given_a_whole_output() -> None:
     assert not torch.equal(run(*tensors), tensors[0] * 2)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("why", ["nothing is replayed", "a node that shows nothing"])
+@pytest.mark.parametrize(
+    "why", ["nothing is replayed", "a node that shows nothing", "an output that lies otherwise"]
+)
 def test_calls_for_which_it_is_not_the_way(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run, attend, tensors = trained(Pulled(), lambda q, k, v: q * 2)
     if why == "nothing is replayed":
         attend.replay = None  # type: ignore[assignment]
-    else:
+    elif why == "a node that shows nothing":
         monkeypatch.setattr("regard.backends.cudnn_plans._SAVED", ("queries",))
+    else:
+        tensors[0] = tensors[0].detach().contiguous().requires_grad_()
+        attend.lay_out = lambda q: q.transpose(1, 2).contiguous().transpose(1, 2)
     for _ in range(2):
         assert torch.equal(run(*tensors), tensors[0] * 2)  # type: ignore[arg-type]
     assert attend.calls <= 2
@@ -225,14 +235,39 @@ def test_whoever_asks_for_more_is_given_other_gradients(why: str) -> None:
     assert is_batched(pull.out) == many
 
 
+def test_gradients_that_stand_for_the_negative(mended: list[Sequence[Tensor | None]]) -> None:
+    run, _, tensors = trained(Pulled())
+    g = torch._neg_view(torch.randn(2, 16, 3, 8)).transpose(1, 2)
+    for _ in range(2):
+        got = torch.autograd.grad(run(*tensors), tensors, g)
+    assert near(got, exact(tensors, g))
+    pulled = mended[-1][6]
+    assert pulled is not None
+    assert not pulled.is_neg()
+
+
+def test_nodes_that_nobody_shows_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under compiled autograd: what a masked NaN may have spoilt would stay so."""
+    run, _, tensors = trained(Pulled())
+    out = run(*tensors)
+    monkeypatch.setattr(training, "_CURRENT", lambda: None)
+    with pytest.raises(regard.RegardError, match="compiled autograd"):
+        torch.autograd.grad(out, tensors, torch.randn(2, 3, 16, 8))
+
+
 def test_nothing_is_held_but_by_autograd() -> None:
     run, _, tensors = trained(Pulled())
     gc.disable()
     try:
-        out = run(*tensors)
-        node = weakref.ref(out)
-        out.sum().backward()
+        q, k, v = (t * 1 for t in tensors)
+        out = run(q, k, v)
+        held = [weakref.ref(t) for t in (q, k, v, out)]
+        del q, k, v
+        loss = out.sum()  # type: ignore[union-attr]
+        loss.backward()
         del out
-        assert node() is None
+        # The graph is still there, but what it saved is not.
+        assert loss.grad_fn is not None
+        assert [t() for t in held] == [None] * 4
     finally:
         gc.enable()

@@ -20,6 +20,7 @@ from regard.backends.passes import Pull
 from regard.backends.triton.captures import capturing
 from regard.backends.triton.replay.passes import RepeatedBackward, RepeatedForward
 from regard.backends.triton.replay.steps import Fresh, Step, launch_again, made
+from regard.errors import RegardError
 from regard.inputs import AttentionInputs, in_memory
 
 _CURRENT: Callable[[], Any] | None = getattr(torch._C, "_current_autograd_node", None)
@@ -51,16 +52,18 @@ class Trained:
         """What mends gradients, once a backward pass has shown it."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
-        # Such hooks would be given the output before it is mended.
-        if not self.fits or _HOOKS is None or _HOOKS(False) is not None:
-            if self.fits is False or _HOOKS is None or _HOOKS(False) is not None or capturing():
+        # Hooks on what nodes save would be given the output before it is mended.
+        if self.fits is False or _HOOKS is None or _HOOKS(False) is not None:
+            return self.otherwise(q, k, v)
+        if self.fits is None:
+            if capturing():
                 return self.otherwise(q, k, v)
             self.fits = self._found_to_fit(q, k, v)
             return self(q, k, v)
         out = self.attend.output(q, k, v)
         node = out.grad_fn
         assert node is not None
-        cudnn_plans.order_gradient(node, out.stride())
+        cudnn_plans.lay_gradients_like(out)
         # It holds no tensor: those that it needs are the node's, which lets go of them in time.
         node.register_hook(self._mended)
         return out
@@ -71,8 +74,8 @@ class Trained:
         if self.attend.replay is None:
             return False
         rows, _ = self.attend(q, k, v)
-        in_order = cudnn_plans.lies_in_order(rows.out, q)
-        return in_order and cudnn_plans.shows_what_it_keeps(rows.out, rows.lse)
+        like_queries = cudnn_plans.lies_like_queries(rows.out, q)
+        return like_queries and cudnn_plans.shows_what_it_keeps(rows.out, rows.lse)
 
     def _mended(
         self, found: Sequence[Tensor | None], given: Sequence[Tensor | None]
@@ -82,7 +85,14 @@ class Trained:
         g_out = given[0]
         if g_out is None:
             return None
-        saved = cudnn_plans.kept_by(_CURRENT())
+        node = _CURRENT()
+        if node is None:
+            raise RegardError(
+                "compiled autograd runs the backward pass of an attention that was not compiled",
+                accepted="PyTorch's own autograd, or a compiled forward pass",
+                do='compile the model too, or ask for backend="tiled"',
+            )
+        saved = cudnn_plans.kept_by(node)
         more = asks_for_more((g_out,))
         if not more:
             g_out = in_memory(g_out)
@@ -106,9 +116,10 @@ class Trained:
     def _mended_in_place(
         self, saved: tuple[Tensor, ...], g_out: Tensor, found: Sequence[Tensor | None]
     ) -> bool:
-        # All that may differ within a kind. (Gradients lie like what they are of.)
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        if self.mending is None or g_out.data_ptr() % 16 or deterministic:
+        # All that may differ within a kind: hooks of others may have laid the gradient out anew.
+        if self.mending is None or torch.are_deterministic_algorithms_enabled():
+            return False
+        if g_out.data_ptr() % 16 or not cudnn_plans.has_strides(g_out, saved[3].stride()):
             return False
         fresh, steps = self.mending
         # Nobody wants some of them, perhaps: what is written there is lost.
