@@ -35,7 +35,10 @@ from regard.backends.triton.prepared.common_calls import (
     common_calls,
     launches,
     learn,
+    rows,
 )
+from regard.backends.triton.questions.top_keys import top_keys
+from regard.backends.triton.settings.tuning import looking_settings
 from regard.errors import RegardError
 
 _NO_LINES = "TRITON_DISABLE_LINE_INFO"
@@ -49,6 +52,9 @@ def kinds() -> Iterator[Asked]:
         for dtype in (torch.bfloat16, torch.float16):
             bfloat = dtype == torch.bfloat16
             yield from common_calls(width, dtype, (None, masks.causal()), gradients=bfloat)
+            x = call(dtype, width, MIDDLE, mask=masks.causal())
+            # Lists of 2 to 8 keys.
+            yield partial(top_keys, x, looking_settings(x), rows(x), 8)
             for n in (SHORT, MIDDLE, LONG):
                 padded = masks.padding([n])
                 for mask in (padded, masks.causal() & padded):
