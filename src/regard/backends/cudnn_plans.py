@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from regard.transforms import is_batched, recorded, under_torch_func, unobserved
 
@@ -34,7 +35,7 @@ _SAVED = ("query", "key", "value", "output", "logsumexp")
 _SDPA = torch._C._nn.scaled_dot_product_attention
 _ALIGNED = 16
 """Bytes at a multiple of which cuDNN wants memory to start."""
-_CUDNN = torch.nn.attention.SDPBackend.CUDNN_ATTENTION.value
+_CUDNN = SDPBackend.CUDNN_ATTENTION.value
 # PyTorch's own binding of the operator, where there is one, reads its arguments quicker.
 _attend: Callable[..., tuple[Any, ...]] = getattr(
     torch, "_scaled_dot_product_cudnn_attention", None
