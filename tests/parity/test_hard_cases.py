@@ -531,6 +531,42 @@ def test_minus_infinity_in_a_bias_has_no_gradient(backend: str) -> None:
     assert not bias.grad[bias == -math.inf].any()
 
 
+@every_backend
+def test_a_row_that_a_finite_mask_hides_whole_mixes_all(backend: str) -> None:
+    """As the formula has it: beside the least number logits are lost, and all are the same."""
+    least = torch.finfo(torch.float32).min
+    bias = torch.full((7, 7), least, device=cases.DEVICE).triu(1)
+    bias[3] = least
+    tensors = qkv()
+    # Triton's kernels take a number that can be multiplied for the least.
+    without = ("lse", "max_logit") if backend == "triton" else ()
+    if backend == "sdpa":
+        # PyTorch weighs such rows by a log-sum-exp that has lost how many keys there are.
+        without = ("gradient 0", "gradient 1", "gradient 2")
+    got = hold(backend, *tensors, bias=biases.dense(bias), without=without)
+    torch.testing.assert_close(got["out"][:, :, 3], tensors[2].mean(2))
+    if backend != "sdpa":
+        t = regard.trace(*tensors, bias=biases.dense(bias), backend=backend)
+        assert t.weights(queries=[3]).sub(1 / 7).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("shown", ["first", "last", "none"])
+@pytest.mark.parametrize("large", [1.0, 1e32])
+def test_a_finite_mask_over_many_tiles(shown: str, large: float) -> None:
+    """What was mixed of hidden keys goes when one is met that is seen, and no entropy is NaN."""
+    q, k, v = qkv(1, 2, 2, 5, 2100)
+    bias = torch.full((5, 2100), torch.finfo(torch.float32).min, device=cases.DEVICE)
+    if shown != "none":
+        bias[:, slice(0, 40) if shown == "first" else slice(2050, 2060)] = 0.0
+        bias[:, 0 if shown == "first" else 2055] = large
+    got, want = (
+        regard.trace(q, k, v, bias=biases.dense(bias), backend=name)
+        for name in ("tiled", "reference")
+    )
+    for name in ("out", "entropy", "lse"):
+        torch.testing.assert_close(getattr(got, name), getattr(want, name), rtol=1e-5, atol=1e-5)
+
+
 @every_plain_tracer
 def test_dropout_keeps_the_mean(backend: str) -> None:
     """Over S seeds the mean of each output lies within six of its standard errors.

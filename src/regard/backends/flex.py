@@ -16,7 +16,7 @@ from regard.backends.contract import Repeated, Rows, SecondPass, Work, run_again
 from regard.backends.poison import all_finite, finite, poison
 from regard.biases.alibi import Alibi
 from regard.biases.bias import Bias
-from regard.biases.dense import Dense
+from regard.biases.dense import LOWEST, Dense
 from regard.biases.pairwise import BoundPairwise
 from regard.biases.relative import Relative
 from regard.cost.call_counts import visited_pairs
@@ -207,11 +207,15 @@ def _at(bias: Bias, dtype: torch.dtype) -> Callable[[Index, Index, Index, Index]
             ]
         case Dense(tensor):
             sizes, tensor = tensor.shape, tensor.to(dtype)
-            return lambda *place: tensor[
-                tuple(
-                    i if n > 1 else torch.zeros_like(i) for i, n in zip(place, sizes, strict=True)
-                )
-            ]
+
+            def added(*place: Index) -> Tensor:
+                each = zip(place, sizes, strict=True)
+                found = tensor[tuple(i if n > 1 else torch.zeros_like(i) for i, n in each)]
+                # The kernel counts in units of log 2, in which the least numbers are infinite.
+                low = (found < LOWEST) & (found != -torch.inf)
+                return torch.where(low, LOWEST, found)
+
+            return added
         case BoundPairwise():
             return lambda b, h, q, k: bias.of(b, h, q, k).to(dtype)
     raise NotImplementedError(f"no score_mod for {bias!r}")

@@ -62,7 +62,8 @@ class Reference:
         total = torch.where(empty, 1.0, total)
         p = weight / total
         lse = torch.where(empty, -math.inf, shift + torch.log(total))
-        surprise = torch.log(total) - torch.where(terms == -math.inf, 0.0, terms - shift)
+        # A weight of 0 adds 0, however far below the others its logit is.
+        surprise = torch.log(total) - torch.where(weight == 0, 0.0, terms - shift)
         entropy = torch.where(empty, 0.0, (p * surprise).sum(-1, keepdim=True))
         out = _mix(inputs, p[..., : s.shape[-1]])
         largest = s.detach().amax(-1) if s.shape[-1] else torch.full_like(lse[..., 0], -math.inf)

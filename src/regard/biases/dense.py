@@ -5,13 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.arguments import refuse_no_tensor
 from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.values import Axes, Pick, Shape, broadcasts
+
+LOWEST = -1e30
+"""Kernels that count in units of log 2, in which the least numbers would be minus infinity, take a
+finite bias below for this."""
+NOTHING = -1e4
+"""A float mask often holds a large negative number in place of minus infinity, whose weight is 0
+all the same: a bias that takes away so much, or more, is no logit that anybody means."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,6 +49,14 @@ class Dense(Bias):
     def at(self, q: Tensor, k: Tensor) -> Float[Tensor, "b h q k"]:
         return self.tensor[(slice(None), slice(None), *self._places(q, k))]
 
+    def shown(self) -> Bool[Tensor, "#b #h #q #k"]:
+        """Which pairs it leaves open, as who counts them means it."""
+        return ~(self.tensor <= NOTHING)
+
+    def shows(self, q: Tensor, k: Tensor) -> Bool[Tensor, "#b #h #q #k"]:
+        """Which of some pairs it leaves open."""
+        return ~(self.at(q, k) <= NOTHING)
+
     def pull_back(self, q: Tensor, k: Tensor, d: Tensor, into: list[Tensor]) -> None:
         axes = [axis for axis, n in enumerate(self.tensor.shape) if n == 1]
         d = d.sum(axes, keepdim=True) if axes else d
@@ -66,7 +81,8 @@ def dense(tensor: Float[Tensor, "*bh q k"]) -> Bias:
     """Any tensor that broadcasts to [B, H, Q, K]; [Q, K] is the same for every batch and head. For
     inputs with other axes than [B, H, N, D], those in place of B and H: for one head, [B, Q, K].
 
-    Minus infinity masks a pair, as a float mask does elsewhere.
+    Minus infinity masks a pair, as a float mask does elsewhere. A large negative number does so as
+    long as the query may look elsewhere; a row of nothing else gives all its keys the same weight.
 
     >>> import regard, torch
     >>> x = torch.zeros(2, 4)

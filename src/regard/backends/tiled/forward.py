@@ -31,6 +31,9 @@ from regard.cancellation import step
 from regard.inputs import AttentionInputs
 from regard.scores.comparison import FeatureProduct
 
+FAINT = -1000.0
+"""A logit so far below the largest has a weight of 0, and 0 can still be multiplied by it."""
+
 
 class Sums(NamedTuple):
     """The running sums of every row: o, m, l and e."""
@@ -86,8 +89,8 @@ class _Tally:
         self.tile, self.memory, self.statistics = tile, memory, statistics
         x = tile.slab.x
         self.logits_may_hide = isinstance(x.bias, Dense) or isinstance(x.comparison, FeatureProduct)
-        # A finite maximum for rows that have seen nothing; no logit is as low.
-        self.least = torch.finfo(tile.q.dtype).min / 4
+        # A finite maximum for rows that have seen nothing. A float mask may be as low.
+        self.least = torch.finfo(tile.q.dtype).min
         self.largest: Tensor
         self.total: Tensor
         self.energy: Tensor
@@ -122,7 +125,7 @@ class _Tally:
         if self.mixed is None:
             self.total, self.energy = total, energy
         else:
-            moved = self.largest - largest
+            moved = (self.largest - largest).clamp_min_(FAINT)
             shrink = moved.exp()
             if self.statistics:
                 self.energy.addcmul_(self.total, moved).mul_(shrink).add_(energy)

@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from regard.biases.dense import LOWEST as OF_BIASES
+
 LOG2E = tl.constexpr(1.4426950408889634)
+LOWEST = tl.constexpr(OF_BIASES)
 LN2 = tl.constexpr(0.6931471805599453)
 LEAST = tl.constexpr(-8.0e37)
 """The largest logit of a row before its first key: finite, and below every logit."""
@@ -151,7 +154,9 @@ def bias_at(added, b, h, q, k, n):
     row = b.to(tl.int64) * added.batch + h.to(tl.int64) * added.head
     row += q.to(tl.int64) * added.query
     inside = (q < n.queries) & (k < n.keys)
-    return tl.load(added.ptr + row + k * added.key, mask=inside, other=0.0).to(tl.float32)
+    found = tl.load(added.ptr + row + k * added.key, mask=inside, other=0.0).to(tl.float32)
+    # In units of log 2 the least numbers would be minus infinity.
+    return tl.where((found < LOWEST) & (found > float("-inf")), LOWEST, found)
 
 
 @triton.jit

@@ -15,7 +15,8 @@ with -ffast-math: minus infinity, NaN and the order of rounding are meant. */
 #include <immintrin.h>
 #endif
 
-#define LEAST (-FLT_MAX / 4) /* a finite maximum for rows that have seen nothing */
+#define LEAST (-FLT_MAX) /* the maximum of rows that have seen nothing: finite, as low as a float mask */
+#define FAINT (-1000) /* a weight so far below is 0; 0 can still be multiplied by it */
 
 /* As wide as a register: the compiler takes wider vectors apart, and on NEON it does so badly. */
 #if defined(__AVX512F__)
@@ -263,7 +264,9 @@ static inline __attribute__((always_inline)) void absorb_row(const tile *t, long
     }
     float sum = added(total[0]), heat = energies ? added(energy[0]) : 0;
     if (t->mixed) {
-        float moved = t->largest[row] - most, shrink = exponential1(moved);
+        float moved = t->largest[row] - most;
+        moved = moved < FAINT ? FAINT : moved;
+        float shrink = exponential1(moved);
         if (energies)
             heat += (t->energy[row] + t->total[row] * moved) * shrink;
         sum += t->total[row] * shrink;

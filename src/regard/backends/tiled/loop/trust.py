@@ -18,8 +18,8 @@ import torch
 from regard.backends.tiled.loop.compiled import AGAIN, PULL_AGAIN, TYPES, Attend, Loop, Pull
 from regard.backends.tiled.loop.trust_units import MODES, compares
 
-LEAST = -(2 - 2**-23) * 2.0**125
-"""A quarter of the least float32: the maximum of rows that have seen nothing."""
+LEAST = -(2 - 2**-23) * 2.0**127
+"""The least float32: the maximum of rows that have seen nothing."""
 
 
 def trusted(loop: Loop) -> bool:
