@@ -17,9 +17,6 @@ from regard.scores.comparison import Dot
 from regard.seen import Looks, Span, Statistics, Sums, open_places, outline_of
 from regard.traces import Trace
 
-NOTHING = -1e4
-"""What a bias takes away, at least, to hide a pair."""
-
 
 @dataclass(frozen=True)
 class Telemetry:
@@ -197,12 +194,10 @@ def _cat(parts: Sequence[Tensor]) -> Tensor:
 
 
 def as_masked(x: AttentionInputs) -> AttentionInputs:
-    """Float masks often hold a large negative number in place of minus infinity, whose weight is 0
-    all the same. It is no logit that anybody means."""
+    """The same call, with minus infinity in a float mask that holds other numbers in its place."""
     if not isinstance(x.bias, Dense):
         return x
-    tensor = x.bias.tensor
-    return replace(x, bias=Dense(tensor.masked_fill(tensor <= NOTHING, -torch.inf)))
+    return replace(x, bias=Dense(x.bias.tensor.masked_fill(~x.bias.shown(), -torch.inf)))
 
 
 def _mean_logit_of_band(x: AttentionInputs) -> Float[Tensor, "b h q"] | None:

@@ -24,8 +24,8 @@ def open_places(x: AttentionInputs) -> Tensor:
     """How many places each row may look at, a sink being one more: broadcasts to [B, H, Q]."""
     allowed = x.mask
     if isinstance(x.bias, Dense):
-        # A float mask: minus infinity hides a pair. It is as large as this already.
-        shown = masks.keep(x.bias.tensor != -torch.inf).bind(x.shape, x.q.device)
+        # A float mask, as large as this already.
+        shown = masks.keep(x.bias.shown()).bind(x.shape, x.q.device)
         allowed = shown if allowed is None else allowed & shown
     extra = x.sink is not None
     if allowed is None:

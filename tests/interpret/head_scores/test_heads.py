@@ -699,9 +699,42 @@ def test_padding_that_is_hidden_by_a_bias_is_no_place_before() -> None:
         for texts in ([long, short], [padded])
     )
     for one, other in zip(alone, together, strict=True):
-        for name in ("previous", "duplicate", "induction", "nearby", "first"):
+        for name in ("previous", "duplicate", "induction", "nearby", "first", "entropy"):
             want, found = (row["scores"][name]["value"] for row in (one, other))
             torch.testing.assert_close(found, want, atol=1e-5, rtol=0, equal_nan=True)
+
+
+class FloatMask(nn.Module):
+    """Causal by a mask of numbers that are added."""
+
+    def __init__(self, hides: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.known, self.qkv, self.hides = nn.Embedding(64, 32), nn.Linear(32, 96), hides
+
+    def forward(self, ids: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.known(ids)).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        mask = torch.full((ids.shape[1], ids.shape[1]), self.hides).triu(1)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return out.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("hides", [torch.finfo(torch.float32).min, -1e9, -1e4])
+def test_what_a_finite_mask_hides_is_not_open(hides: float) -> None:
+    ids = torch.randint(3, 64, (1, 12), generator=torch.Generator().manual_seed(0))
+    given: dict[str, Any] = {
+        "links": [(5, 2)], "parses": [[None, 0, 1, 5, 3, 4, 7, 6, 9, 8, 11, 10]],
+    }  # fmt: skip
+    want, found = (
+        interpret.heads(FloatMask(value).eval(), [ids], probes=False, random=False, **given)
+        for value in (-math.inf, hides)
+    )
+    assert str(found) == str(want)
+    assert [str(link) for link in found.links] == [str(link) for link in want.links]
+    assert [str(row) for row in found.syntax] == [str(row) for row in want.syntax]
+    assert math.isnan(found.at(0, 0)["next"])
+    for name in ("entropy", "previous", "duplicate", "distance"):
+        assert found.at(0, 0)[name] == pytest.approx(want.at(0, 0)[name], abs=1e-5)
 
 
 def test_words_whose_characters_are_several_tokens_are_found(small: Any) -> None:

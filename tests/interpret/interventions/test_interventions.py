@@ -229,6 +229,35 @@ def test_edges_are_cut_as_by_hand(edges: Any, softmax: Any) -> None:
     close(run(model, x, Cut(HEADS, edges, softmax)), want)
 
 
+class FloatMask(nn.Module):
+    """Causal by a mask of numbers that are added."""
+
+    def __init__(self, hides: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.hides = nn.Linear(32, 96), hides
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        mask = torch.full((x.shape[1], x.shape[1]), self.hides).triu(1)
+        # What a text is padded to sees nothing at all.
+        mask[-1] = self.hides
+        out = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return out.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("hides", [torch.finfo(torch.float32).min, -1e9, -1e4])
+def test_a_cut_opens_nothing_that_a_finite_mask_hides(hides: float) -> None:
+    """The first token of a causal model sees nothing else, once it is cut from itself."""
+    model, x = FloatMask(hides), torch.randn(1, 8, 32)
+    cut = Cut({"": [0, 1, 2, 3]}, (None, 0))
+    found, want = run(model, x, cut), run(FloatMask(-math.inf), x, cut)
+    assert not found[0, 0].any()
+    close(found[:, :-1], want[:, :-1])
+    # A row that saw nothing else before goes on as it did, without what is cut.
+    assert found[0, -1].any()
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("what", ["outputs", "queries", "keys", "values", "patterns"])
 @pytest.mark.parametrize("at", [None, [1, 4]])

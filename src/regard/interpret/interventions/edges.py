@@ -7,6 +7,9 @@ value is removed and nothing else: with E the pairs that are cut,
 
 where out_E and lse_E are those of the same call with only the cut pairs allowed. Both are calls
 with a mask, so both run on the fused path, and tiles without a cut pair cost nothing in the second.
+
+Float masks may hold a large negative number in place of minus infinity. What they hide stays hidden
+from a row that loses all else by a cut.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from regard.biases.dense import Dense
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.interpret.interventions.intervention import CallPart, Heads, Intervention, observed
@@ -54,7 +58,13 @@ class Cut(Intervention):
     def before(self, part: CallPart) -> AttentionInputs:
         if self.softmax != "before":
             return part.inputs
-        return self._with(part, cut=True)
+        x = self._with(part, cut=True)
+        if not isinstance(x.bias, Dense):
+            return x
+        shown = x.bias.shown()
+        # A row that saw nothing else before goes on as it did.
+        mask: Mask = Keep(shown | ~shown.any(-1, keepdim=True))
+        return replace(x, mask=mask if x.mask is None else And(x.mask, mask))
 
     def after(self, part: CallPart, out: Float[Tensor, "b h q e"]) -> Float[Tensor, "b h q e"]:
         if self.softmax != "after":

@@ -53,7 +53,7 @@ def open_pairs(
     if x.mask is not None:
         allowed = pairs(x.mask, queries, keys)
     if isinstance(x.bias, Dense):
-        allowed = allowed & (x.bias.at(queries, keys) != -torch.inf)
+        allowed = allowed & x.bias.shows(queries, keys)
     return allowed
 
 
@@ -98,7 +98,10 @@ def entropy_sums(trace: Trace) -> tuple[Float[Tensor, "b h"], Float[Tensor, "b h
 
 def seeing_rows(trace: Trace, real: Bool[Tensor, "b q"] | None = None) -> Bool[Tensor, "b h q"]:
     """The rows that see something, of those that are no padding."""
-    seeing = trace.rows.max_logit.isfinite()
+    x, seeing = trace.inputs, trace.rows.max_logit.isfinite()
+    if isinstance(x.bias, Dense):
+        # A finite mask may hide a row whole.
+        seeing = seeing & (open_places(x) > int(x.sink is not None))
     return seeing if real is None else seeing & real[:, None]
 
 
