@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.transforms import may_carry_tangents
+from regard.transforms import transformed
 from regard.values import Pick, Value, readable
 
 FAST = {torch.float32: (40.0, 1.0), torch.float64: (340.0, 1.0)}
@@ -178,7 +178,8 @@ class TanhSum(Comparison):
 
     def _tanh(self, q: Tensor, k: Tensor) -> Tensor:
         together = q[..., None, :] + k[:, :, None, None]
-        return together.tanh() if together.requires_grad else together.tanh_()
+        alone = not (together.requires_grad or transformed((q, k)))
+        return together.tanh_() if alone else together.tanh()
 
     def _shares(self, q: Tensor, k: Tensor) -> Tensor | None:
         """r of every pair and unit; None where tanh itself is more accurate, or gradients are
@@ -267,8 +268,9 @@ class Nearness(Comparison):
 
     @staticmethod
     def _distance(q: Tensor, k: Tensor) -> Tensor:
-        if may_carry_tangents((q, k)):
-            # PyTorch's own has no derivative in forward mode.
+        if transformed((q, k)):
+            # PyTorch's own has no derivative in forward mode, and under torch.func that of one
+            # gradient where many are asked for at once (torch 2.13).
             apart = q[..., None, :] - k[:, :, None, None]
             length: Tensor = torch.linalg.vector_norm(apart, dim=-1)
             return length

@@ -556,6 +556,55 @@ def test_tangents_of_weights_of_distances(question: str, squared: bool) -> None:
 
 
 @pytest.mark.parametrize("question", ["weights()", "mass()"])
+@pytest.mark.parametrize("squared", [True, False], ids=["squared", "plain"])
+def test_many_gradients_of_weights_of_distances(question: str, squared: bool) -> None:
+    """Those of PyTorch's own distances are wrong where many are asked for at once."""
+    q, k, v = three(torch.float64)
+    score = scores.distance(2.0, squared=squared)
+
+    def look(q: Tensor, k: Tensor, backend: str) -> Tensor:
+        return QUESTIONS[question](regard.trace(q, k, v, score=score, backend=backend))
+
+    for argnum in (0, 1):
+        want, got = (
+            jacrev(partial(look, backend=name), argnum)(q, k) for name in ("reference", "tiled")
+        )
+        assert want.abs().max() > 0.01
+        assert_close(got, want)
+
+
+@either
+@pytest.mark.parametrize("question", ["weights()", "mass()"])
+def test_weights_of_what_is_mapped_beside_q_and_k(question: str, backend: str) -> None:
+    q, k, v = three()
+    sink, values = draw(3, H).to(q), draw(3, *v.shape).to(q)
+
+    def look(sink: Tensor, v: Tensor, name: str = backend) -> Tensor:
+        return QUESTIONS[question](regard.trace(q, k, v, sink=sink, backend=name))
+
+    want = torch.stack([look(*one, "reference") for one in zip(sink, values, strict=True)])
+    assert_close(vmap(look)(sink, values), want)
+    assert_close(vmap(look, (None, 0))(sink[0], values), want[:1].expand_as(want))
+
+
+@pytest.mark.parametrize("mapped", [0, 1], ids=["queries", "keys"])
+def test_mapped_tangents_of_weights_of_additive_scores(mapped: int) -> None:
+    shapes = (1, 1, 3, 2), (1, 1, 4, 2), (2, 3), (2, 3), (3,)
+    q, k, *learned = (draw(*shape).to(cases.DEVICE, torch.float64) for shape in shapes)
+    several = torch.stack([(q, k)[mapped], -(q, k)[mapped]])
+
+    def moved(one: Tensor, backend: str) -> Tensor:
+        def look(q: Tensor, k: Tensor, *learned: Tensor) -> Tensor:
+            return regard.trace(q, k, k, score=scores.additive(*learned), backend=backend).weights()
+
+        own = (one, k, *learned) if mapped == 0 else (q, one, *learned)
+        return jvp(look, own, own)[1]
+
+    want = torch.stack([moved(one, "reference") for one in several])
+    assert_close(vmap(partial(moved, backend="tiled"))(several), want)
+
+
+@pytest.mark.parametrize("question", ["weights()", "mass()"])
 def test_tangents_of_weights_where_logits_are_large(question: str) -> None:
     """There questions are answered in float64, by a log-sum-exp of their own."""
     q = torch.full((1, 1, 2, 4), 60.0, device=cases.DEVICE)

@@ -191,9 +191,8 @@ def _weights(s: Float[Tensor, "b h q k"], norm: Norm) -> Float[Tensor, "b h q k"
         # No row is empty or broken: -inf less a number is still -inf, whose exp is 0.
         s.sub_(norm.lse[..., None])
         return (s if norm.rest is None else s.sub_(norm.rest[..., None])).exp_()
-    hidden = s == -math.inf
     # A row that was found to see nothing gives nothing, whatever its logits are.
-    hidden |= norm.lse[..., None] == -math.inf
+    hidden = (s == -math.inf) | (norm.lse[..., None] == -math.inf)
     away = s - norm.lse[..., None]
     if norm.rest is not None:
         away = away - norm.rest[..., None]
