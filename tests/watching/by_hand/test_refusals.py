@@ -120,7 +120,23 @@ def divided_late(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return mixed / e.sum(-1, keepdim=True)
 
 
+def wiped_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A score of 0 is still seen."""
+    keep = torch.ones(N, N)
+    keep[2, 1] = 0
+    return ((q @ k.mT) * keep).softmax(-1) @ v  # here
+
+
+def hidden_beside(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """What is added hides another pair than that whose score is 0."""
+    keep = torch.ones(N, N)
+    keep[2, 1] = 0
+    return ((q @ k.mT) * keep - 1e9 * (1 - keep.T)).softmax(-1) @ v  # here
+
+
 WHY = {
+    wiped_out: "multiplied by 0 where nothing hides them",
+    hidden_beside: "multiplied by 0 where nothing hides them",
     a_sequence_at_a_time: "getitem takes some of the weights",
     rows_of_sequences: "unbind takes some of the weights",
     some_keys: "split takes some of the weights",
@@ -180,6 +196,26 @@ def test_what_else_parts_are_is_no_gap(form: Form) -> None:
     with regard.watch(m) as seen:
         m(inputs())
     assert list(seen) == ["seen", "other"]
+
+
+@torch.no_grad()
+def test_a_factor_that_begins_to_wipe_out_is_named() -> None:
+    """Weights are compared when a module is seen first; what hides them is checked each time."""
+
+    class Kept(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor) -> Tensor:
+            return ((q @ k.mT) * keep).softmax(-1) @ v
+
+    q, k, v = torch.randn(3, 2, H, N, 4)
+    keep = torch.ones(2, 1, N, N)
+    watching = regard.watch(model := Kept(), keep="traces")
+    seen = watching.attach()
+    model(q, k, v, keep)
+    assert len(seen[""].traces) == 1
+    model(q, k, v, keep.tril())
+    with pytest.warns(RegardWarning, match="by 0 where nothing hides them"):
+        watching.detach()
+    assert len(seen[""].traces) == 1
 
 
 def test_detach_warns_once() -> None:

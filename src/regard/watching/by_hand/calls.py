@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from regard import biases, masks
+from regard import masks
+from regard.biases.dense import Dense
 from regard.calls import dispatch
 from regard.traces import Trace
 from regard.watching.by_hand.axes import (
@@ -25,6 +26,9 @@ from regard.watching.by_hand.axes import (
 )
 from regard.watching.by_hand.products import Product
 from regard.watching.by_hand.records import LostError, Placed, Scores, Weights
+
+HIDES = -100.0
+"""What is added to a score of 0, at most, to hide it."""
 
 Groups = tuple[Sequence[Atom], Sequence[Atom], Sequence[Atom], Sequence[Atom]]
 """Which atoms are batch, heads, queries and keys."""
@@ -101,15 +105,17 @@ class Call(NamedTuple):
         q = arranged(side_q.tensor, side_q.axes, (batch, heads, queries, summed))
         k = arranged(side_k.tensor, side_k.axes, (batch, shared, keys, summed))
         v = arranged(self.values.tensor, self.values.axes, (batch, shared, keys, self.width))
-        q, k, hidden = _multiplied(q, k, scores, groups)
+        q, k, wiped = _multiplied(q, k, scores, groups)
         B, H = _size(batch), _size(heads)
         G = max(k.shape[1], v.shape[1])
         q, k, v = q.expand(B, H, -1, -1), k.expand(B, G, -1, -1), v.expand(B, G, -1, -1)
         kind = reduce(torch.promote_types, (t.dtype for t in (q, k, v)))
         q, k, v = (t.to(kind) for t in (q, k, v))
-        hidden += [_laid(mask, groups) for mask in scores.hidden]
+        hidden = [_laid(mask, groups) for mask in scores.hidden]
+        bias = Dense(_sum(scores, groups, q)) if scores.biases else None
+        _refuse_unhidden(wiped, hidden, None if bias is None else bias.tensor)
+        hidden += wiped
         mask = masks.ignore(reduce(torch.logical_or, hidden)) if hidden else None
-        bias = biases.dense(_sum(scores, groups, q)) if scores.biases else None
         cap = scores.cap
         scale = scores.factor if cap is None else scores.factor * cap
         usual = max(q.shape[-1], 1) ** -0.5
@@ -191,8 +197,8 @@ def _sum(scores: Scores, groups: Groups, q: Tensor) -> Tensor:
 def _multiplied(
     q: Tensor, k: Tensor, scores: Scores, groups: Groups
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Queries, or keys, times what scores are multiplied by; and the pairs that this hides."""
-    hidden = []
+    """Queries, or keys, times what scores are multiplied by; and the pairs that this wipes out."""
+    wiped = []
     for factor in scores.factors:
         by = _laid(factor, groups).to(q.device)
         if by.shape[3] == 1:
@@ -200,11 +206,22 @@ def _multiplied(
         elif by.shape[2] == 1:
             k = k * by.transpose(2, 3)
         elif bool(((by == 0) | (by == 1)).all()):
-            # Scores are wiped out; what is added then hides them, or the weights will differ.
-            hidden.append(by == 0)
+            wiped.append(by == 0)
         else:
             raise LostError("scores are multiplied by another number for each pair")
-    return q, k, hidden
+    return q, k, wiped
+
+
+def _refuse_unhidden(
+    wiped: Sequence[Tensor], hidden: Sequence[Tensor], added: Tensor | None
+) -> None:
+    """A score of 0 is seen like any other, unless what is added then, or a mask, hides it."""
+    if not wiped:
+        return
+    hides = [*hidden, *(() if added is None else (added <= HIDES,))]
+    by = reduce(torch.logical_or, hides) if hides else torch.tensor(False)
+    if any(bool((pairs & ~by.to(pairs.device)).any()) for pairs in wiped):
+        raise LostError("scores are multiplied by 0 where nothing hides them")
 
 
 def call_of(weights: Weights, given: Product, at: int, known: dict[Any, Axis]) -> Call:
