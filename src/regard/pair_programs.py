@@ -10,9 +10,11 @@ else PyTorch maps it over them.
 from __future__ import annotations
 
 import inspect
+import linecache
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor, fx
@@ -37,6 +39,7 @@ class Code(Local):
         graph.eliminate_dead_code()
         self.graph, self.name = graph, name
         self.run = fx.GraphModule(torch.nn.Module(), graph)
+        finalize(self, _forget, _source_of(self.run)).atexit = False
         self.is_pointwise = all(
             _is_pointwise(node) for node in graph.nodes if node.op == "call_function"
         )
@@ -207,9 +210,22 @@ def graph_of(function: Function, *example: Tensor) -> fx.Graph:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with TransformGetItemToIndex():
-        graph = make_fx(function)(*example).graph
-    graph.eliminate_dead_code()
-    return graph
+        recorded = make_fx(function)(*example)
+    _forget(_source_of(recorded))
+    recorded.graph.eliminate_dead_code()
+    return recorded.graph
+
+
+def _source_of(module: fx.GraphModule) -> str:
+    """What the text of a graph's code is kept under."""
+    return type(module).forward.__code__.co_filename
+
+
+def _forget(source: str) -> None:
+    """PyTorch keeps that text for as long as the process runs, which may make a mask at each step.
+    (Its own table is private: where there is none any more, it is not to be emptied.)"""
+    linecache.cache.pop(source, None)
+    getattr(getattr(fx.graph_module, "_loader", None), "eval_cache", {}).pop(source, None)
 
 
 def _lifted(graph: fx.Graph) -> tuple[fx.Graph, tuple[Tensor, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import linecache
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -307,6 +308,17 @@ def test_functions_that_are_gone_are_not_found() -> None:
     gc.collect()
     with pytest.raises(RegardError, match="a stored value cannot be read"):
         decode(*spelled, here=True)
+
+
+def test_nothing_stays_of_masks_and_biases_that_are_made_at_each_step() -> None:
+    def step(i: int) -> int:
+        mask = masks.where(lambda b, h, q, k: (q - i >= k) | (q * k > IDS[i]))
+        bias = biases.pairwise(lambda b, h, q, k: (q - k) * float(i))
+        regard.trace(*torch.randn(3, 1, 1, N, 8), mask=mask, bias=bias)
+        gc.collect()
+        return len(linecache.cache)
+
+    assert len({step(i) for i in range(1, 6)}) == 1
 
 
 class Layer(torch.nn.Module):
