@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
 import regard
 from regard import RegardError
@@ -118,6 +120,23 @@ def test_decoding_by_hand_with_a_cache() -> None:
         m(ids[:, 5:], past_key_values=first.past_key_values)
     assert seen.tokens == letters(ids)
     assert next(iter(seen.values())).steps == [0, 1]
+
+
+@torch.no_grad()
+def test_a_text_that_parts_in_two_is_no_one_text() -> None:
+    """Both go on with what they share, each with its own cache; one that is cut is one text."""
+    m, ids = build("llama"), tokens(1)
+    cache = DynamicCache(config=m.config)
+    with regard.watch(m, tokenizer=LETTERS) as seen:
+        m(ids[:, :4], past_key_values=cache)
+        other = copy.deepcopy(cache)
+        m(ids[:, 4:6], past_key_values=cache)
+        assert seen.tokens == letters(ids[:, :6])
+        cache.crop(-1)
+        m(ids[:, :1], past_key_values=cache)
+        assert seen.tokens == letters(torch.cat([ids[:, :5], ids[:, :1]], 1))
+        m(ids[:, 5:6], past_key_values=other)
+        assert seen.tokens is None
 
 
 def test_a_cache_that_was_filled_unseen_leaves_tokens_unknown() -> None:

@@ -23,7 +23,8 @@ class Reading:
     """The ids of the text that a model is given, run by run.
 
     A run goes on with the text of the one before if it comes with a cache that is not empty, or
-    repeats that text and adds to it: a step of generating.
+    repeats that text and adds to it: a step of generating. With another cache, which holds less
+    than was read, it goes on with a part of that text, and is a text of its own.
     """
 
     def __init__(self, tokenizer: Any = None) -> None:
@@ -36,6 +37,8 @@ class Reading:
         self.tokenizer = tokenizer
         self.step = -1
         """The step of generating that the current run is; 0 where a text begins."""
+        self._cache: int | None = None
+        """Which cache the run before came with."""
         self._ids: Tensor | None = None
         self._whole: Tensor | None = None
         self._texts = 0
@@ -47,13 +50,16 @@ class Reading:
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A run begins, with the arguments of the model."""
         whole, self._whole = self._whole, None
-        before, cached = self._ids, _cached(kwargs.get("past_key_values"))
+        cache, last = kwargs.get("past_key_values"), self._cache
+        before, cached = self._ids, _cached(cache)
+        self._cache = None if cache is None else id(cache)
+        parted = last not in (None, self._cache) and before is not None and before.shape[1] > cached
         if whole is None:
             ids = _ids(kwargs.get("input_ids", args[0] if args else None))
             whole = _joined(before, cached, ids) if cached else ids
         goes_on = bool(cached) or _adds_to(before, whole)
         self.step = self.step + 1 if goes_on else 0
-        if not goes_on or not self._texts:
+        if not goes_on or parted or not self._texts:
             self._texts += 1
         self._ids = None if whole is None else whole.clone()
 
