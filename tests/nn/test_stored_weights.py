@@ -51,6 +51,17 @@ def test_from_torch_keeps_type_mode_dropout_and_frozenness():
     assert not any(p.requires_grad for p in ours.parameters())
 
 
+@pytest.mark.parametrize("widths", [{}, {"kdim": 8, "vdim": 12}], ids=["fused", "apart"])
+def test_from_torch_keeps_parts_frozen_that_were(widths):
+    theirs = torch.nn.MultiheadAttention(16, 4, **widths)
+    frozen = {name for name, _ in theirs.named_parameters() if name != "out_proj.weight"}
+    frozen -= {"v_proj_weight"}
+    for name in frozen:
+        theirs.get_parameter(name).requires_grad_(False)
+    learned = {name for name, p in nn.from_torch(theirs).named_parameters() if p.requires_grad}
+    assert learned == {"out_proj.weight"} | ({"v_proj.weight"} if widths else set())
+
+
 @pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}])
 def test_from_torch_refuses_appended_keys(options):
     with pytest.raises(regard.RegardError, match="keys that PyTorch appends by itself"):
@@ -201,6 +212,20 @@ def test_refuses_what_has_no_place():
         "  accepted: one tensor for each parameter; biases may be missing\n"
         "  do:       set bias=, qk_norm= and the prefix as the source has them"
     )
+
+
+def test_refuses_keys_that_pytorch_appends():
+    theirs = torch.nn.MultiheadAttention(16, 4, add_bias_kv=True)
+    with pytest.raises(regard.RegardError, match=r"no place for \['bias_k', 'bias_v'\]"):
+        nn.load_weights(nn.MultiHeadAttention(16, 4, bias=True), theirs.state_dict())
+
+
+@pytest.mark.parametrize("other", ["query.weight", "in_proj_weight"])
+def test_refuses_one_parameter_under_two_names(other):
+    state = state_of({name: linear(16, 16, bias=False) for name in LAYOUTS["llama"]})
+    state[other] = torch.zeros(48 if other == "in_proj_weight" else 16, 16)
+    with pytest.raises(regard.RegardError, match=r"q_proj\.weight is in the source more than once"):
+        nn.load_weights(nn.MultiHeadAttention(16, 4), state)
 
 
 def test_refuses_other_shapes_and_leaves_the_module_as_it_was():

@@ -25,7 +25,8 @@ NAMES = {
 }
 """What others call the parts of MultiHeadAttention, when each is stored apart."""
 
-NOT_ATTENTION = ("bias", "masked_bias", "rotary_emb.inv_freq", "output.LayerNorm.")
+NOT_ATTENTION = ("bias", "masked_bias", "rotary_emb.inv_freq")
+NORM = "output.LayerNorm."
 """What others store beside them: masks, tables of angles, the norm that follows."""
 
 
@@ -143,7 +144,13 @@ def from_torch(source: nn.MultiheadAttention) -> MultiHeadAttention:
     like = source.out_proj.weight
     made.to(device=like.device, dtype=like.dtype)
     load_weights(made, source.state_dict())
-    return made.requires_grad_(like.requires_grad).train(source.training)
+    # What is frozen stays so, part by part.
+    learns = {name: p.requires_grad for name, p in source.named_parameters()}
+    for name, parameter in made.named_parameters():
+        part, kind = name.split(".")
+        of = (name, f"{part}_{kind}", f"in_proj_{kind}")
+        parameter.requires_grad_(next(learns[one] for one in of if one in learns))
+    return made.train(source.training)
 
 
 def renamed(
@@ -156,10 +163,20 @@ def renamed(
     >>> sorted(renamed(attention, {"c_attn.weight": torch.ones(4, 8)}))
     ['k_proj.weight', 'q_proj.weight', 'v_proj.weight']
     """
-    left = {name: t for name, t in found.items() if not name.startswith(NOT_ATTENTION)}
+    beside = {name for name in found if name in NOT_ATTENTION or name.startswith(NORM)}
+    left = {name: t for name, t in found.items() if name not in beside}
     sizes = [p.out_features for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
     weights: dict[str, Tensor] = {}
     by_head = False
+
+    def place(name: str, tensor: Tensor) -> None:
+        if name in weights:
+            raise RegardError(
+                f"{name} is in the source more than once, under two names",
+                got=str(sorted(found)),
+                accepted="one tensor for each parameter",
+            )
+        weights[name] = tensor
 
     def place_fused(kind: str, tensor: Tensor) -> None:
         if tensor.shape[0] != sum(sizes):
@@ -173,7 +190,7 @@ def renamed(
             tensor = tensor.unflatten(0, (attention.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
         start = 0
         for name, size in zip(("q_proj", "k_proj", "v_proj"), sizes, strict=True):
-            weights[f"{name}.{kind}"] = tensor[start : start + size]
+            place(f"{name}.{kind}", tensor[start : start + size])
             start += size
 
     for kind in ("weight", "bias"):
@@ -181,7 +198,7 @@ def renamed(
             place_fused(kind, left.pop(f"in_proj_{kind}"))
     for name in ("q_proj", "k_proj", "v_proj"):
         if f"{name}_weight" in left:
-            weights[f"{name}.weight"] = left.pop(f"{name}_weight")
+            place(f"{name}.weight", left.pop(f"{name}_weight"))
     if "c_attn.weight" in left:
         fused = left.pop("c_attn.weight")
         # GPT-2 stores its matrices [in, out]; later relatives use nn.Linear, which is [out, in].
@@ -192,14 +209,14 @@ def renamed(
             place_fused("bias", left.pop("c_attn.bias"))
         if "c_proj.weight" in left:
             out = left.pop("c_proj.weight")
-            weights["out_proj.weight"] = out.mT if transposed else out
+            place("out_proj.weight", out.mT if transposed else out)
         if "c_proj.bias" in left:
-            weights["out_proj.bias"] = left.pop("c_proj.bias")
+            place("out_proj.bias", left.pop("c_proj.bias"))
     for ours, theirs in NAMES.items():
         for name in theirs:
             for kind in ("weight", "bias"):
                 if f"{name}.{kind}" in left:
-                    weights[f"{ours}.{kind}"] = left.pop(f"{name}.{kind}")
+                    place(f"{ours}.{kind}", left.pop(f"{name}.{kind}"))
     return weights | left
 
 
