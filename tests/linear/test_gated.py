@@ -38,6 +38,20 @@ def inputs(n, learns=True):
     return [t.requires_grad_(learns) for t in (q, k, v)]
 
 
+@pytest.mark.compiled
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("mask", [None, masks.padding([7, 12])], ids=["plain", "padding"])
+def test_compiles_as_one_graph(rule, mask):
+    def run(q, k, v):
+        return call(q, k, v, *more, mask=mask)
+
+    qkv, more = inputs(12), numbers(rule, 12)
+    graph = torch.compile(run, fullgraph=True, backend="aot_eager")
+    assert_close(graph(*qkv), run(*qkv))
+    wanted, found = (torch.autograd.grad(f(*qkv).square().sum(), qkv) for f in (run, graph))
+    assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("case", ["plain", "padding", "documents"])
 def test_is_the_recurrence_forward_and_backward(rule, case, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from jaxtyping import Float, Int
@@ -43,7 +42,7 @@ class Recurrence:
     def dtype(self) -> torch.dtype:
         return self.inputs.compute_dtype
 
-    @cached_property
+    @property
     def seen(self) -> Tensor | None:
         return self.order.seen(self.inputs.shape.K, self.inputs.k.device)
 

@@ -34,17 +34,26 @@ class BoundGlobalTokens(Mask):
     queries: int
     keys: int
 
-    @cached_property
+    @property
     def _flags(self) -> tuple[Tensor, Tensor]:
         """For each query and each key: is it global?"""
+        # The compiler does not look into what is kept (Python 3.11), and needs no more than this.
+        return self._flagged() if torch.compiler.is_compiling() else self._kept_flags
+
+    @cached_property
+    def _kept_flags(self) -> tuple[Tensor, Tensor]:
+        return self._flagged()
+
+    def _flagged(self) -> tuple[Tensor, Tensor]:
         flags = []
         # What is subtracted from a byte would be a byte.
         positions = self.indices.long()
         for length, start in ((self.queries, self.offset), (self.keys, 0)):
             place = positions - start
-            flag = torch.zeros(length, dtype=torch.bool, device=self.indices.device)
-            flag[place[(place >= 0) & (place < length)]] = True
-            flags.append(flag)
+            # One more, for those that are elsewhere: how many they are is not asked.
+            place = torch.where((place >= 0) & (place < length), place, length)
+            flag = torch.zeros(length + 1, dtype=torch.bool, device=self.indices.device)
+            flags.append(flag.index_fill(0, place, True)[:length])
         return flags[0], flags[1]
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
