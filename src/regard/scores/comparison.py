@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.transforms import transformed
+from regard.transforms import may_carry_tangents, may_learn, transformed, under_torch_func
 from regard.values import Pick, Value, readable
 
 FAST = {torch.float32: (40.0, 1.0), torch.float64: (340.0, 1.0)}
@@ -268,7 +268,7 @@ class Nearness(Comparison):
 
     @staticmethod
     def _distance(q: Tensor, k: Tensor) -> Tensor:
-        if transformed((q, k)):
+        if may_carry_tangents((q, k)) or (under_torch_func() and may_learn((q, k))):
             # PyTorch's own has no derivative in forward mode, and under torch.func that of one
             # gradient where many are asked for at once (torch 2.13).
             apart = q[..., None, :] - k[:, :, None, None]

@@ -239,8 +239,8 @@ class Watch:
     ) -> None:
         if not again:
             self._read_inputs(args, kwargs)
-            # What is recorded outlives who watches.
-            self._looking = self._due() and not recorded()
+            # What is recorded outlives who looks on.
+            self._looking = self._due() and (self.changes or not recorded())
             self._learns = torch.is_grad_enabled()
             self._runs += 1
         if self._looking:

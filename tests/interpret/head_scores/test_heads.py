@@ -707,33 +707,40 @@ def test_padding_that_is_hidden_by_a_bias_is_no_place_before() -> None:
 class FloatMask(nn.Module):
     """Causal by a mask of numbers that are added."""
 
-    def __init__(self, hides: float) -> None:
+    def __init__(self, hides: float, padded: int) -> None:
         super().__init__()
         torch.manual_seed(0)
+        self.padded = padded
         self.known, self.qkv, self.hides = nn.Embedding(64, 32), nn.Linear(32, 96), hides
 
     def forward(self, ids: Tensor) -> Tensor:
         q, k, v = self.qkv(self.known(ids)).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
         mask = torch.full((ids.shape[1], ids.shape[1]), self.hides).triu(1)
+        # As if the text were padded on the left: two rows see nothing at all.
+        mask[:, : self.padded] = self.hides
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return out.transpose(1, 2).flatten(2)
 
 
 @pytest.mark.parametrize("hides", [torch.finfo(torch.float32).min, -1e9, -1e4])
-def test_what_a_finite_mask_hides_is_not_open(hides: float) -> None:
+@pytest.mark.parametrize("padded", [0, 2])
+def test_what_a_finite_mask_hides_is_not_open(hides: float, padded: int) -> None:
     ids = torch.randint(3, 64, (1, 12), generator=torch.Generator().manual_seed(0))
     given: dict[str, Any] = {
         "links": [(5, 2)], "parses": [[None, 0, 1, 5, 3, 4, 7, 6, 9, 8, 11, 10]],
     }  # fmt: skip
     want, found = (
-        interpret.heads(FloatMask(value).eval(), [ids], probes=False, random=False, **given)
+        interpret.heads(FloatMask(value, padded).eval(), [ids], probes=False, random=False, **given)
         for value in (-math.inf, hides)
     )
     assert str(found) == str(want)
-    assert [str(link) for link in found.links] == [str(link) for link in want.links]
+    for one, other in zip(found.links, want.links, strict=True):
+        assert one.head == other.head
+        for name in ("share", "usual", "uniform", "z", "p"):
+            assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-4)
     assert [str(row) for row in found.syntax] == [str(row) for row in want.syntax]
     assert math.isnan(found.at(0, 0)["next"])
-    for name in ("entropy", "previous", "duplicate", "distance"):
+    for name in ("entropy", "previous", "duplicate", "distance", "nearby", "first"):
         assert found.at(0, 0)[name] == pytest.approx(want.at(0, 0)[name], abs=1e-5)
 
 

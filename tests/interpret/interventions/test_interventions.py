@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import regard
-from regard import RegardError, interpret, masks
+from regard import RegardError, biases, interpret, masks
 from regard.interpret import metrics
 from regard.interpret.interventions import Activations, Cut, Patched, Replaced
 from regard.interpret.interventions.effects import effects
@@ -238,7 +238,7 @@ class FloatMask(nn.Module):
         self.qkv, self.hides = nn.Linear(32, 96), hides
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4).unbind()
         mask = torch.full((x.shape[1], x.shape[1]), self.hides).triu(1)
         # What a text is padded to sees nothing at all.
         mask[-1] = self.hides
@@ -256,6 +256,33 @@ def test_a_cut_opens_nothing_that_a_finite_mask_hides(hides: float) -> None:
     close(found[:, :-1], want[:, :-1])
     # A row that saw nothing else before goes on as it did, without what is cut.
     assert found[0, -1].any()
+
+
+def test_a_cut_leaves_rows_alone_that_a_mask_and_a_bias_hide_together() -> None:
+    """Of texts that are padded on the left, where the bias shows keys that the mask hides."""
+
+    class Padded(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            q = x.unflatten(-1, (2, 8)).transpose(1, 2)
+            padding = biases.dense(torch.where(torch.arange(6) < 2, -1e9, 0.0)[None, None, None])
+            out = regard.attention(q, q, q, bias=padding, mask=masks.causal())
+            return out.transpose(1, 2).flatten(2)
+
+    model, x = Padded(), torch.randn(1, 6, 16)
+    changed = (run(model, x, Cut({"": [0, 1]}, (5, 4))) - model(x)).abs().amax(-1)
+    assert (changed > 0.01).tolist() == [[False] * 5 + [True]]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_a_program_that_is_recorded_is_that_of_the_changed_model() -> None:
+    model, x = FloatMask(-math.inf), torch.randn(2, 7, 32)
+    silent = Replaced({"": [0, 2]})
+    want = run(model, x, silent)
+    with torch.no_grad(), interpret.intervene(model, silent):
+        program = torch.jit.trace(model, x, check_trace=False)
+    close(program(x), want)
+    assert not torch.allclose(want, model(x))
 
 
 @pytest.mark.parametrize("frozen", [False, True])

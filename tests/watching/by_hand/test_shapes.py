@@ -201,6 +201,21 @@ def test_padding_and_a_future() -> None:
     assert torch.equal(trace.logits() == -torch.inf, hidden.expand(2, 3, Q, Q))
 
 
+def test_padding_that_wipes_out_rows_and_is_hidden_as_keys() -> None:
+    """A padded query's scores are 0, and it mixes what is no padding alike."""
+    q, real = normal(2, 3, Q, D), torch.arange(Q) < torch.tensor([3, Q])[:, None]
+
+    def attend(q: Tensor) -> Tensor:
+        s = (q @ q.mT) * (real[:, :, None] & real[:, None]).float()[:, None]
+        return s.masked_fill(~real[:, None, None], -1e9).softmax(-1) @ q
+
+    trace = looked_at(attend, q)
+    want = (q @ q.mT).masked_fill(~real[:, None, :, None], 0.0)
+    want = want.masked_fill(~real[:, None, None], -torch.inf).softmax(-1)
+    torch.testing.assert_close(trace.weights(), want)
+    torch.testing.assert_close(trace.out, want @ q)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_with_a_softmax_in_float32(dtype: torch.dtype) -> None:
     q = normal(2, 3, Q, D).to(dtype)

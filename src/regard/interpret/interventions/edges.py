@@ -31,6 +31,7 @@ from regard.interpret.interventions.intervention import CallPart, Heads, Interve
 from regard.masks.algebra import And, Mask, Or
 from regard.masks.keep import Keep
 from regard.masks.packed import Packed
+from regard.seen import open_places
 from regard.traces import Chosen, places
 from regard.values import Shape
 
@@ -61,9 +62,9 @@ class Cut(Intervention):
         x = self._with(part, cut=True)
         if not isinstance(x.bias, Dense):
             return x
-        shown = x.bias.shown()
-        # A row that saw nothing else before goes on as it did.
-        mask: Mask = Keep(shown | ~shown.any(-1, keepdim=True))
+        # A row that nothing was open to goes on as it did.
+        blind = open_places(part.inputs) == int(x.sink is not None)
+        mask: Mask = Keep(x.bias.shown() | blind[..., None])
         return replace(x, mask=mask if x.mask is None else And(x.mask, mask))
 
     def after(self, part: CallPart, out: Float[Tensor, "b h q e"]) -> Float[Tensor, "b h q e"]:

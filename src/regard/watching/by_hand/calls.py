@@ -27,7 +27,7 @@ from regard.watching.by_hand.axes import (
 from regard.watching.by_hand.products import Product
 from regard.watching.by_hand.records import LostError, Placed, Scores, Weights
 
-HIDES = -100.0
+HIDES = -30.0
 """What is added to a score of 0, at most, to hide it."""
 
 Groups = tuple[Sequence[Atom], Sequence[Atom], Sequence[Atom], Sequence[Atom]]
@@ -113,8 +113,10 @@ class Call(NamedTuple):
         q, k, v = (t.to(kind) for t in (q, k, v))
         hidden = [_laid(mask, groups) for mask in scores.hidden]
         bias = Dense(_sum(scores, groups, q)) if scores.biases else None
-        _refuse_unhidden(wiped, hidden, None if bias is None else bias.tensor)
-        hidden += wiped
+        if wiped:
+            added = [] if bias is None else [bias.tensor <= HIDES]
+            q, more = _without_wiped(q, reduce(torch.logical_or, wiped), [*hidden, *added])
+            hidden.append(more)
         mask = masks.ignore(reduce(torch.logical_or, hidden)) if hidden else None
         cap = scores.cap
         scale = scores.factor if cap is None else scores.factor * cap
@@ -212,16 +214,15 @@ def _multiplied(
     return q, k, wiped
 
 
-def _refuse_unhidden(
-    wiped: Sequence[Tensor], hidden: Sequence[Tensor], added: Tensor | None
-) -> None:
-    """A score of 0 is seen like any other, unless what is added then, or a mask, hides it."""
-    if not wiped:
-        return
-    hides = [*hidden, *(() if added is None else (added <= HIDES,))]
-    by = reduce(torch.logical_or, hides) if hides else torch.tensor(False)
-    if any(bool((pairs & ~by.to(pairs.device)).any()) for pairs in wiped):
+def _without_wiped(q: Tensor, wiped: Tensor, hidden: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Queries, and which pairs to mask, where some scores are wiped out. A score of 0 is seen like
+    any other, unless what is added then, or a mask, hides it. That of a whole row is one of 0."""
+    shown = ~reduce(torch.logical_or, hidden) if hidden else torch.ones_like(wiped)
+    shown = shown.to(wiped.device)
+    seen = (wiped & shown).any(-1, keepdim=True)
+    if bool((seen & (shown & ~wiped).any(-1, keepdim=True)).any()):
         raise LostError("scores are multiplied by 0 where nothing hides them")
+    return q.masked_fill(seen, 0.0), wiped & ~seen
 
 
 def call_of(weights: Weights, given: Product, at: int, known: dict[Any, Axis]) -> Call:

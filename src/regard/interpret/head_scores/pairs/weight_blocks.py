@@ -36,13 +36,16 @@ def blocks(trace: Trace, queries: Int[Tensor, "q"] | None = None) -> Iterator[Bl
     B, H, Q, K = x.shape
     every = torch.arange(Q, device=x.q.device) if queries is None else queries
     start, stop = _edges(x)
+    lse = trace.rows.lse
+    if isinstance(x.bias, Dense):
+        lse = lse.masked_fill(_hidden_rows(x), -torch.inf)
     most = PAIRS.get(x.q.device.type, PAIRS["cpu"])
     for q in every.split(max(1, most // max(B * H * K, 1))):
         step()
         low, high = int(start[q].min()), int(stop[q].max())
         # A row that sees nothing still counts as one: its weights are 0.
         keys = torch.arange(min(low, K - 1), max(high, low + 1, 1), device=x.q.device)[:K]
-        yield Block(q, keys, trace.second_pass.weights(x, trace.rows.lse, q, keys))
+        yield Block(q, keys, trace.second_pass.weights(x, lse, q, keys))
 
 
 def open_pairs(
@@ -98,11 +101,15 @@ def entropy_sums(trace: Trace) -> tuple[Float[Tensor, "b h"], Float[Tensor, "b h
 
 def seeing_rows(trace: Trace, real: Bool[Tensor, "b q"] | None = None) -> Bool[Tensor, "b h q"]:
     """The rows that see something, of those that are no padding."""
-    x, seeing = trace.inputs, trace.rows.max_logit.isfinite()
-    if isinstance(x.bias, Dense):
-        # A finite mask may hide a row whole.
-        seeing = seeing & (open_places(x) > int(x.sink is not None))
+    seeing = trace.rows.max_logit.isfinite()
+    if isinstance(trace.inputs.bias, Dense):
+        seeing = seeing & ~_hidden_rows(trace.inputs)
     return seeing if real is None else seeing & real[:, None]
+
+
+def _hidden_rows(x: AttentionInputs) -> Bool[Tensor, "#b #h q"]:
+    """The rows that nothing is open to, though a mask of finite numbers gives them weights."""
+    return open_places(x) == int(x.sink is not None)
 
 
 def distances(x: AttentionInputs, block: Block) -> Float[Tensor, "q k"]:
