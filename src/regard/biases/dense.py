@@ -13,7 +13,7 @@ from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.values import Axes, Pick, Shape, broadcasts
 
-LOWEST = -1e30
+LOWEST = -1e33
 """Kernels that count in units of log 2, in which the least numbers would be minus infinity, take a
 finite bias below for this."""
 NOTHING = -1e4

@@ -150,13 +150,17 @@ def bias_at(added, b, h, q, k, n):
         slope = tl.load(added.ptr + h).to(tl.float32)
         return -slope * distance_of(added, q, k)
     if added.kind == RELATIVE:
-        return tl.load(added.ptr + h * added.head + cell_of(added, q, k)).to(tl.float32)
+        return lifted(tl.load(added.ptr + h * added.head + cell_of(added, q, k)).to(tl.float32))
     row = b.to(tl.int64) * added.batch + h.to(tl.int64) * added.head
     row += q.to(tl.int64) * added.query
     inside = (q < n.queries) & (k < n.keys)
-    found = tl.load(added.ptr + row + k * added.key, mask=inside, other=0.0).to(tl.float32)
-    # In units of log 2 the least numbers would be minus infinity.
-    return tl.where((found < LOWEST) & (found > float("-inf")), LOWEST, found)
+    return lifted(tl.load(added.ptr + row + k * added.key, mask=inside, other=0.0).to(tl.float32))
+
+
+@triton.jit
+def lifted(bias):
+    """In units of log 2 the least numbers would be minus infinity."""
+    return tl.where((bias < LOWEST) & (bias > float("-inf")), LOWEST, bias)
 
 
 @triton.jit
