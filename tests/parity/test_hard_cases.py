@@ -550,6 +550,34 @@ def test_a_row_that_a_finite_mask_hides_whole_mixes_all(backend: str) -> None:
         assert t.weights(queries=[3]).sub(1 / 7).abs().max() < 1e-6
 
 
+@every_backend
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64])
+def test_a_finite_mask_of_a_wider_type(backend: str, dtype: torch.dtype, wide: torch.dtype) -> None:
+    """In the type of queries its numbers would be minus infinity, and hide rows whole."""
+    leave_to_a_gpu(backend) if wide == torch.float64 else None
+    bias = torch.full((7, 7), torch.finfo(wide).min, dtype=wide, device=cases.DEVICE).triu(1)
+    bias[3], bias[4] = torch.finfo(torch.float32).min, -math.inf
+    q, k, v = qkv(dtype=dtype)
+    out = regard.attention(q, k, v, bias=biases.dense(bias), backend=backend).float()
+    if backend == "sdpa" and dtype == torch.float16:
+        # Its own least number is no more than a logit, beside which others count.
+        assert out[:, :, 3].any()
+    else:
+        torch.testing.assert_close(out[:, :, 3], v.float().mean(2), atol=2e-2, rtol=0)
+    assert not out[:, :, 4].any()
+    torch.testing.assert_close(out[:, :, 0], v[:, :, 0].float())
+
+
+@every_tracer
+def test_a_table_of_the_least_numbers(backend: str) -> None:
+    """What all keys lose alike is lost by none."""
+    q, k, v = qkv()
+    bias = biases.relative(torch.full((2, 5), torch.finfo(torch.float32).min, device=q.device))
+    out = regard.attention(q, k, v, bias=bias, backend=backend)
+    torch.testing.assert_close(out, v.mean(2, keepdim=True).expand_as(v))
+
+
 @pytest.mark.parametrize("shown", ["first", "last", "none"])
 @pytest.mark.parametrize("large", [1.0, 1e32])
 def test_a_finite_mask_over_many_tiles(shown: str, large: float) -> None:

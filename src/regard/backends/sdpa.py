@@ -18,7 +18,13 @@ from regard.inputs import AttentionInputs
 from regard.masks.algebra import pairs
 from regard.masks.keep import Keep
 from regard.scores.comparison import Dot
-from regard.transforms import may_carry_tangents, may_learn, recorded, under_torch_func
+from regard.transforms import (
+    exporting,
+    may_carry_tangents,
+    may_learn,
+    recorded,
+    under_torch_func,
+)
 
 SMALL = 1 << 18
 """Pairs up to which a mask may be written out: the size of one tile, not a matter of n."""
@@ -120,6 +126,8 @@ class Sdpa:
             return True
         if isinstance(x.mask, Keep):
             return True
+        if _has_any_length(x):
+            return False
         return x.shape.Q * x.shape.K * x.mask.batch * x.mask.heads <= SMALL
 
     def _unfused(self, x: AttentionInputs) -> list[str]:
@@ -202,12 +210,17 @@ def _grouped(x: AttentionInputs) -> bool:
 def _causal(x: AttentionInputs) -> bool:
     """Whether the mask is the one PyTorch calls causal: k <= q, aligned to the start."""
     band = None if x.mask is None else x.mask.band()
-    if band is None or band[1] != 0:
+    if band is None or band[1] != 0 or (math.isfinite(band[0]) and _has_any_length(x)):
         return False
     # A single key at distance 0 is all there is to see.
     if band[0] <= 1 - x.q.shape[2] and x.k.shape[2] > 1:
         return True
     return False
+
+
+def _has_any_length(x: AttentionInputs) -> bool:
+    """Whether a program is exported for calls of any length: what holds for some is not asked."""
+    return exporting() and any(isinstance(n, torch.SymInt) for n in x.shape)
 
 
 def hides(x: AttentionInputs) -> bool:
@@ -217,7 +230,7 @@ def hides(x: AttentionInputs) -> bool:
 
 def _sees_all(x: AttentionInputs) -> bool:
     """Whether the mask hides nothing, as causal does for the one query of a decoding step."""
-    band = None if x.mask is None else x.mask.band()
+    band = None if x.mask is None or _has_any_length(x) else x.mask.band()
     if band is not None and band[0] <= 1 - x.shape.Q and band[1] >= x.shape.K - 1:
         return True
     return False
@@ -226,7 +239,7 @@ def _sees_all(x: AttentionInputs) -> bool:
 def _written(x: AttentionInputs) -> Tensor | None:
     """The mask or bias as the tensor PyTorch wants, or None."""
     if isinstance(x.bias, Dense):
-        return x.bias.tensor.to(x.q.dtype)
+        return _narrowed(x.bias.tensor, x.q.dtype)
     if x.mask is None or _causal(x) or _sees_all(x):
         return None
     if isinstance(x.mask, Keep):
@@ -235,6 +248,14 @@ def _written(x: AttentionInputs) -> Tensor | None:
     return pairs(
         x.mask, torch.arange(x.shape.Q, device=device), torch.arange(x.shape.K, device=device)
     )
+
+
+def _narrowed(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """A bias in another type, in which the least numbers would be minus infinity."""
+    least = torch.finfo(dtype).min
+    if torch.finfo(bias.dtype).min >= least:
+        return bias.to(dtype)
+    return bias.clamp_min(least).masked_fill(bias == -math.inf, -math.inf).to(dtype)
 
 
 def _spoiled(x: AttentionInputs, causal: bool, mask: Tensor | None) -> Float[Tensor, "b h q e"]:

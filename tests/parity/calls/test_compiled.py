@@ -113,6 +113,18 @@ def test_full_graphs_of_common_calls(kind: str, mask: masks.Mask | None) -> None
     assert_close(got, wanted, rtol=0.016, atol=largest * torch.finfo(torch.bfloat16).eps)
 
 
+@pytest.mark.parametrize("kind", MAKE)
+def test_full_graphs_with_global_tokens(kind: str) -> None:
+    """Made inside and outside of the graph, of tokens that are there and of one to come."""
+    outside = masks.causal() | masks.global_tokens([0, 40])
+
+    def inside(*three: Tensor) -> Any:
+        return MAKE[kind](mask=masks.window(2, 2) | masks.global_tokens([3]))(*three)
+
+    for call in (MAKE[kind](mask=outside), inside):
+        assert_close(whole(call)(*qkv()), call(*qkv()))
+
+
 CARD: dict[str, Callable[..., dict[str, Any]]] = {
     "plain": lambda **new: {},
     "causal": lambda **new: {"mask": masks.causal()},
@@ -328,6 +340,29 @@ def test_export(kind: type[Attends], dynamic: bool, backend: str | None) -> None
     if dynamic:
         for longer in (numbers(2, 30, 8), numbers(5, 4, 8)):
             assert_close(exported(longer), module(longer))
+
+
+ANY = {
+    "prefix": masks.causal() | masks.prefix(3),
+    "window": masks.window(3, 2),
+    "behind": masks.causal() & masks.window(3),
+    "global": masks.window(2, 2) | masks.global_tokens([0]),
+    "later": ~masks.causal(),
+}
+
+
+@pytest.mark.parametrize("name", ANY)
+def test_one_exported_program_for_all_lengths(name: str) -> None:
+    class Masked(nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return regard.attention(q, k, v, mask=ANY[name])
+
+    length = torch.export.Dim("length", min=2)
+    program = torch.export.export(Masked(), tuple(qkv()), dynamic_shapes=({2: length},) * 3)
+    exported = program.module()
+    for n in (2, 9, 600):
+        three = qkv(Q=n, K=n)
+        assert_close(exported(*three), Masked()(*three))
 
 
 OPERATOR_CALLS: dict[str, tuple[bool, Callable[[], dict[str, Any]]]] = {
