@@ -273,6 +273,7 @@ def test_a_cut_leaves_rows_alone_that_a_mask_and_a_bias_hide_together() -> None:
     assert (changed > 0.01).tolist() == [[False] * 5 + [True]]
 
 
+@pytest.mark.compiled
 @pytest.mark.filterwarnings("ignore:.torch.jit.* is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_a_program_that_is_recorded_is_that_of_the_changed_model() -> None:
