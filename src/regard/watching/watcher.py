@@ -16,7 +16,7 @@ from regard.calls.watchers import Columns, begin, caller, end
 from regard.errors import RegardError, RegardWarning
 from regard.seen import Seen
 from regard.traces import Trace
-from regard.transforms import recorded, under_torch_func
+from regard.transforms import under_torch_func
 from regard.watching.choices import Heads, Keep, Layers, check, matches, numbers, patterns
 from regard.watching.followed_run import FollowedRun
 from regard.watching.gaps import Gaps
@@ -239,8 +239,7 @@ class Watch:
     ) -> None:
         if not again:
             self._read_inputs(args, kwargs)
-            # What is recorded outlives who looks on.
-            self._looking = self._due() and (self.changes or not recorded())
+            self._looking = self._due()
             self._learns = torch.is_grad_enabled()
             self._runs += 1
         if self._looking:
