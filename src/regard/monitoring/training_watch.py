@@ -79,7 +79,7 @@ class TrainingWatch(Watch):
 
     @property
     def attached(self) -> bool:
-        return bool(self._followed)
+        return bool(self._modules)
 
     @property
     def ran(self) -> bool:

@@ -18,19 +18,13 @@ from regard.seen import Seen
 from regard.traces import Trace
 from regard.transforms import under_torch_func
 from regard.watching.choices import Heads, Keep, Layers, check, matches, numbers, patterns
+from regard.watching.followed_modules import FollowedModules
 from regard.watching.followed_run import FollowedRun
 from regard.watching.gaps import Gaps
 from regard.watching.graph_breaks import uncompiled
 from regard.watching.kept import KeptCalls, held_by_autograd
-from regard.watching.module_calls import UNFINISHED, follow, leave_alone
-from regard.watching.pytorch import (
-    AttentionMode,
-    FastPath,
-    refuse_on_ranks,
-    replaced,
-    spare,
-    stop_sparing,
-)
+from regard.watching.module_calls import UNFINISHED
+from regard.watching.pytorch import AttentionMode, FastPath, refuse_on_ranks, replaced
 from regard.watching.reach import Reach, needs_asking, never_attends
 from regard.watching.registration import imported_huggingface
 from regard.watching.transformed_calls import MAPPED, take_transformed
@@ -74,11 +68,7 @@ class Watch:
         self._fast_path = FastPath(model)
         self._switch: Any = None
         self._active: AttentionMode | None = None
-        self._followed: list[nn.Module] = []
-        self._spared: list[nn.Module] = []
-        """Those of PyTorch's own during which no mode asks."""
-        self._paths: dict[int, str] = {}
-        """Theirs, by identity."""
+        self._modules = FollowedModules()
         self._known: set[str] = set()
         """Of those whose attention said by itself whose it is."""
         self._unlisten: Callable[[], None] = _nothing
@@ -92,7 +82,7 @@ class Watch:
         return self._attach()
 
     def _attach(self) -> Seen:
-        if self._followed:
+        if self._modules:
             raise RegardError("this watch is attached already", do="detach() it first")
         self._run.elsewhere = 0
         huggingface, modules = imported_huggingface(), list(self.model.named_modules())
@@ -111,20 +101,15 @@ class Watch:
             self._reach = Reach(every, asks=asks, islands=islands)
         try:
             self._unlisten = self._kept.start(self.model)
-            for path, module in modules:
+
+            def silent(module: nn.Module) -> bool:
                 theirs = huggingface is not None and huggingface.never_attends(module)
-                silent = theirs or never_attends(module)
-                if path and silent and path not in self._reach.islands:
-                    if asks:
-                        self._spared.append(module)
-                        if not spare(module):
-                            self._spared.pop()
-                    continue
-                if self._gaps.is_scripted(path, module):
-                    continue
-                self._followed.append(module)
-                self._paths[id(module)] = path
-                follow(module, self, path)
+                return theirs or never_attends(module)
+
+            self._modules.follow(
+                modules, self, silent=silent, scripted=self._gaps.is_scripted,
+                islands=self._reach.islands, asks=asks,
+            )  # fmt: skip
             self._reach.count_hooks()
         except BaseException:
             self._leave_alone()
@@ -135,7 +120,7 @@ class Watch:
     def detach(self) -> None:
         """Stop watching, leave the model as it was, and finish the file of traces, if any. What
         attended and was not seen is named in a warning."""
-        attached = bool(self._followed)
+        attached = bool(self._modules)
         self._leave_alone()
         self._kept.settle()
         if attached and self._runs:
@@ -145,13 +130,7 @@ class Watch:
 
     def _leave_alone(self) -> None:
         self._run.leave_here()
-        for module in self._followed:
-            leave_alone(module, self)
-        self._followed.clear()
-        for module in self._spared:
-            stop_sparing(module)
-        self._spared.clear()
-        self._paths.clear()
+        self._modules.leave_alone(self)
         self._known.clear()
         self._reach.forget_modules()
         self._unlisten()
@@ -292,7 +271,7 @@ class Watch:
         """The path of the module whose call is shown."""
         path, module = self._running[-1], caller.get()
         if module is not None:
-            path = self._paths.get(id(module), path)
+            path = self._modules.paths.get(id(module), path)
             # Where a mode is on, it has to know where it is.
             if self._active is None and path:
                 self._known.add(path)
