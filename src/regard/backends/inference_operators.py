@@ -8,9 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from regard.backends.called_forms import Run
 from regard.backends.contract import Repeated, Rows, Tabled, table_step
 from regard.backends.operator_kinds import in_numbers, keep, kind_of
-from regard.backends.operators import Run
 from regard.backends.passes import Call
 from regard.inputs import AttentionInputs
 from regard.transforms import exporting, in_forward_mode, under_torch_func

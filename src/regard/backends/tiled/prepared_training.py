@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from regard.backends.called_forms import Way
 from regard.backends.contract import Repeated, Rows
-from regard.backends.operators import Way
 from regard.backends.passes import Pull as Pulls
 from regard.backends.tiled.call_memory import borrow, empty, give_back
 from regard.backends.tiled.fused import described

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.backends import inference_operators
+from regard.backends.called_forms import Way
 from regard.backends.contract import Repeated, Rows
-from regard.backends.operators import Way, register
+from regard.backends.operators import register
 from regard.backends.passes import Given, Moved, Passes, Pull
 from regard.backends.tiled.forward import forward as tiled_forward
 from regard.backends.tiled.jvp import jvp

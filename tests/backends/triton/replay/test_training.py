@@ -15,8 +15,8 @@ pytest.importorskip("triton")
 
 import regard
 from regard import masks
+from regard.backends.called_forms import Differentiable
 from regard.backends.contract import Rows
-from regard.backends.operators import Differentiable
 from regard.backends.passes import Pull
 from regard.backends.triton.operators import _differentiable
 from regard.backends.triton.replay import training

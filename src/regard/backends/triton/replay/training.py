@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from regard.backends import cudnn_plans
+from regard.backends.called_forms import Differentiable, asks_for_more
 from regard.backends.contract import Repeated, Rows
-from regard.backends.operators import Differentiable, asks_for_more
 from regard.backends.passes import Pull
 from regard.backends.triton.captures import capturing
 from regard.backends.triton.replay.passes import RepeatedBackward, RepeatedForward
