@@ -95,6 +95,8 @@ def test_an_interrupt_anywhere_leaves_nothing_on() -> None:
             interrupted += 1
         finally:
             sys.setprofile(None)
+            # Interrupted in leaving `no_grad`, PyTorch leaves autograd off.
+            torch.set_grad_enabled(True)
         nothing_in_the_process()
         before = sum(layer.calls for layer in seen.values())
         F.scaled_dot_product_attention(X, X, X)
@@ -420,9 +422,9 @@ def test_averaged_weights_while_monitored() -> None:
 
 
 def test_attaching_that_fails_midway_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from regard.watching import watcher
+    from regard.watching import followed_modules
 
-    model, real, left = Model(), watcher.follow, 2
+    model, real, left = Model(), followed_modules.follow, 2
 
     def failing(*args: Any) -> None:
         nonlocal left
@@ -431,7 +433,7 @@ def test_attaching_that_fails_midway_leaves_nothing(monkeypatch: pytest.MonkeyPa
             raise MemoryError
         real(*args)
 
-    monkeypatch.setattr(watcher, "follow", failing)
+    monkeypatch.setattr(followed_modules, "follow", failing)
     with pytest.raises(MemoryError):
         regard.watch(model).attach()
     nothing_in(model)

@@ -15,8 +15,8 @@ from torch import Tensor
 from regard.backends.contract import Repeated, Rows, SecondPass, Work, run_again
 from regard.backends.poison import all_finite, finite, poison
 from regard.biases.alibi import Alibi
-from regard.biases.bias import Bias
-from regard.biases.dense import LOWEST, Dense
+from regard.biases.bias import LOWEST, Bias
+from regard.biases.dense import Dense
 from regard.biases.pairwise import BoundPairwise
 from regard.biases.relative import Relative
 from regard.cost.call_counts import visited_pairs
@@ -187,7 +187,11 @@ def score_mod(x: AttentionInputs) -> Callable[..., Tensor] | None:
     def change(s: Tensor, b: Index, h: Index, q: Index, k: Index) -> Tensor:
         if cap is not None:
             s = cap * torch.tanh(s / cap)
-        return s if bias is None else s + bias(b, h, q, k)
+        if bias is None:
+            return s
+        added = bias(b, h, q, k)
+        # The kernel counts in units of log 2, in which the least numbers are minus infinity.
+        return s + torch.where((added < LOWEST) & (added != -torch.inf), LOWEST, added)
 
     return change
 
@@ -207,15 +211,11 @@ def _at(bias: Bias, dtype: torch.dtype) -> Callable[[Index, Index, Index, Index]
             ]
         case Dense(tensor):
             sizes, tensor = tensor.shape, tensor.to(dtype)
-
-            def added(*place: Index) -> Tensor:
-                each = zip(place, sizes, strict=True)
-                found = tensor[tuple(i if n > 1 else torch.zeros_like(i) for i, n in each)]
-                # The kernel counts in units of log 2, in which the least numbers are infinite.
-                low = (found < LOWEST) & (found != -torch.inf)
-                return torch.where(low, LOWEST, found)
-
-            return added
+            return lambda *place: tensor[
+                tuple(
+                    i if n > 1 else torch.zeros_like(i) for i, n in zip(place, sizes, strict=True)
+                )
+            ]
         case BoundPairwise():
             return lambda b, h, q, k: bias.of(b, h, q, k).to(dtype)
     raise NotImplementedError(f"no score_mod for {bias!r}")

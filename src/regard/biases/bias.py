@@ -8,6 +8,10 @@ from torch import Tensor
 
 from regard.values import Axes, Pick, Shape, Value
 
+LOWEST = -1e33
+"""Kernels that count in units of log 2, in which the least numbers would be minus infinity, take a
+finite bias below for this."""
+
 
 class Bias(Value):
     """Added to the logits, after scale and soft-cap, before the mask."""

@@ -13,9 +13,6 @@ from regard.biases.bias import Bias
 from regard.errors import RegardError
 from regard.values import Axes, Pick, Shape, broadcasts
 
-LOWEST = -1e33
-"""Kernels that count in units of log 2, in which the least numbers would be minus infinity, take a
-finite bias below for this."""
 NOTHING = -1e4
 """A float mask often holds a large negative number in place of minus infinity, whose weight is 0
 all the same: a bias that takes away so much, or more, is no logit that anybody means."""

@@ -26,8 +26,9 @@ NAMES = {
 """What others call the parts of MultiHeadAttention, when each is stored apart."""
 
 NOT_ATTENTION = ("bias", "masked_bias", "rotary_emb.inv_freq")
+"""What others store beside them: masks, tables of angles."""
 NORM = "output.LayerNorm."
-"""What others store beside them: masks, tables of angles, the norm that follows."""
+"""How the names begin of the norm that follows, which BERT stores with them."""
 
 
 def load_weights(

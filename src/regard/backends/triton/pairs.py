@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from regard.biases.dense import LOWEST as OF_BIASES
+from regard.biases.bias import LOWEST as _LOWEST
 
 LOG2E = tl.constexpr(1.4426950408889634)
-LOWEST = tl.constexpr(OF_BIASES)
+LOWEST = tl.constexpr(_LOWEST)
 LN2 = tl.constexpr(0.6931471805599453)
 LEAST = tl.constexpr(-8.0e37)
 """The largest logit of a row before its first key: finite, and below every logit."""
