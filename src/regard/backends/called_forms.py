@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.backends.contract import Rows
 from regard.backends.passes import Pull
+from regard.errors import RegardError
 from regard.inputs import AttentionInputs
 from regard.transforms import is_batched, transformed
 
@@ -21,6 +22,31 @@ class Run(Protocol):
     def __call__(self, x: AttentionInputs, *, statistics: bool) -> Rows: ...
 
 
+class Held:
+    """Tensors of a call that are read again by its backward pass, past what autograd saves and
+    watches over."""
+
+    __slots__ = ("_tensors",)
+
+    def __init__(self, x: AttentionInputs) -> None:
+        values = [value for value in (x.comparison, x.mask, x.bias) if value is not None]
+        # Those made for inference count no writes.
+        self._tensors = [t for each in values for t in each.tensors() if not t.is_inference()]
+
+    def versions(self) -> list[int]:
+        """How often each was written to."""
+        return [t._version for t in self._tensors]
+
+    def refuse_changed(self, versions: list[int]) -> None:
+        """Gradients would be those of another call."""
+        if versions != self.versions():
+            raise RegardError(
+                "a tensor of a call was written to before its backward pass, which reads it again",
+                got="an in-place change of a tensor in mask=, score= or bias=",
+                do="change it after the backward pass, or make the mask of t.clone()",
+            )
+
+
 class Way(NamedTuple):
     """How a plain call that learns nothing but q, k and v is run."""
 
@@ -28,6 +54,8 @@ class Way(NamedTuple):
     """Its forward pass, with what the backward pass wants back."""
     backward: Callable[[AttentionInputs, Rows, Tensor, Pull], Sequence[Tensor]]
     """Its backward pass: gradients of q, k and v."""
+    held: Held
+    """What both passes read beside q, k and v."""
 
 
 @runtime_checkable

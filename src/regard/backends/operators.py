@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.backends.called_forms import Operators, Way, asks_for_more
+from regard.backends.called_forms import Held, Operators, Way, asks_for_more
 from regard.backends.contract import Rows
 from regard.backends.functions import UNCOMPILED, Attend, AttendVjp, refuse_second
 from regard.backends.passes import Call, Given, Moved, Operated, Passes, Pull, floating, taken_apart
@@ -273,6 +273,7 @@ def register(
             rows, keeps = way.attended(q, k, v)
             ctx.save_for_backward(rows.out, rows.lse, keeps, rows.entropy, q, k, v)
             ctx.rest = way.backward, rest
+            ctx.held = way.held, way.held.versions()
             ctx.set_materialize_grads(False)
             # In the place of an entropy that nobody asked for may stand a tensor of other calls
             # too, which must not hold on to this one.
@@ -289,6 +290,8 @@ def register(
             given_back = [g for g in pull if g is not None]
             if not given_back:
                 return (None,) * 5
+            held, versions = ctx.held
+            held.refuse_changed(versions)
             x = AttentionInputs(*qkv, *rest)
             rows = Rows(out, lse, lse, entropy)
             if asks_for_more(given_back):
@@ -322,7 +325,11 @@ def register(
         if not learned:
             return passes.forward(x, statistics=statistics)[0]
         if all(t is x.q or t is x.k or t is x.v for t in learned):
-            way = Way(lambda *_: passes.forward(x, statistics=statistics), plain_backward)
+
+            def attended(*_: Tensor) -> tuple[Rows, Tensor]:
+                return passes.forward(x, statistics=statistics)
+
+            way = Way(attended, plain_backward, Held(x))
             return learning(way, x.beside_tensors(), x.q, x.k, x.v)
         return transforming(x, statistics)
 

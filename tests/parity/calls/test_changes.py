@@ -417,6 +417,33 @@ def test_an_option_changed_in_place(holder: str, base: str, kind: str) -> None:
 
 
 @both
+@pytest.mark.parametrize("holder", HELD)
+def test_an_option_changed_before_the_backward_pass(holder: str, base: str, kind: str) -> None:
+    """As a buffer that is filled anew for each part of a batch. Gradients are those of the call as
+    it was made, or refused."""
+    one = BASES[base]().map_qkv(lambda t: t.requires_grad_())
+    for _ in range(3):
+        tensor, option = HELD[holder](one)
+        call = one.change(**option)
+        assert_each_right(kind, [call])
+        answer = call.ask(kind)
+        tensor.copy_(tensor.flip(-1))
+        try:
+            call.assert_right(answer)
+        except RegardError as error:
+            assert "written to before its backward pass" in str(error)  # noqa: PT017
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)  # noqa: PT017
+
+
+def test_a_mask_made_for_inference_lets_others_learn() -> None:
+    one = odd().map_qkv(lambda t: t.requires_grad_())
+    with torch.inference_mode():
+        lengths = torch.tensor([4, 21], device=cases.DEVICE)
+    assert_each_right("attention", [one.change(mask=masks.padding(lengths), softcap=2.0)])
+
+
+@both
 def test_memory_used_again(base: str, kind: str) -> None:
     """Tensors of other shapes, types and numbers at one address, as after a step of training."""
     whole = BASES[base]()

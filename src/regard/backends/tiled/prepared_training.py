@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.backends.called_forms import Way
+from regard.backends.called_forms import Held, Way
 from regard.backends.contract import Repeated, Rows
 from regard.backends.passes import Pull as Pulls
 from regard.backends.tiled.call_memory import borrow, empty, give_back
@@ -36,7 +36,7 @@ def prepared_to_learn(x: AttentionInputs, *, statistics: bool) -> Repeated | Non
     if kind is None:
         return None
     rest = x.beside_tensors()
-    way = Way(Forward(kind, x, statistics=statistics), Backward(kind, x))
+    way = Way(Forward(kind, x, statistics=statistics), Backward(kind, x), Held(x))
 
     def again(q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
         rows = learning(way, rest, q, k, v)

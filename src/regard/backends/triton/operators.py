@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from regard.backends import inference_operators
-from regard.backends.called_forms import Way
+from regard.backends.called_forms import Held, Way
 from regard.backends.contract import Repeated, Rows
 from regard.backends.operators import register
 from regard.backends.passes import Given, Moved, Passes, Pull
@@ -68,7 +68,7 @@ def repeated(inputs: AttentionInputs, *, statistics: bool) -> Repeated:
     rest, learned = inputs.beside_tensors(), inputs.needs_grad
     attend = RepeatedForward(_passes, rest, statistics, keeps=learned)
     pull = RepeatedBackward(_passes)
-    way = Way(attend, pull)
+    way = Way(attend, pull, Held(inputs))
 
     def again(q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
         if learned:
