@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import linecache
+import math
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 import regard
@@ -472,3 +475,38 @@ def test_what_a_function_comes_to_is_remembered() -> None:
     mask = masks.where(lambda b, h, q, k: ids[q] == ids[k])
     shape = Shape(1, 1, 4, 4)
     assert mask.bind(shape, CPU) is mask.bind(shape, CPU)
+
+
+def _in_inference_mode(call: Callable[[Tensor], Tensor], q: Tensor) -> None:
+    with torch.inference_mode():
+        call(q)
+
+
+def _of_fake_tensors(call: Callable[[Tensor], Tensor], q: Tensor) -> None:
+    with FakeTensorMode() as mode:
+        call(mode.from_tensor(q))
+
+
+def _recorded_of_fake_tensors(call: Callable[[Tensor], Tensor], q: Tensor) -> None:
+    make_fx(call, tracing_mode="fake")(q)
+
+
+@pytest.mark.parametrize(
+    "before", [_in_inference_mode, _of_fake_tensors, _recorded_of_fake_tensors]
+)
+def test_what_a_function_comes_to_elsewhere_is_not_for_other_calls(
+    before: Callable[[Callable[[Tensor], Tensor], Tensor], None],
+) -> None:
+    """As in a model that is evaluated, or looked at without numbers, before it is trained."""
+    mask = masks.where(lambda b, h, q, k: (q * k + b) % 3 != h % 2)
+    b, h, place = torch.arange(2).view(2, 1, 1, 1), torch.arange(2).view(2, 1, 1), torch.arange(9)
+    allowed = (place[:, None] * place + b) % 3 != h % 2
+    q = torch.randn(2, 2, 9, 4)
+    before(lambda q: regard.attention(q, q, q, mask=mask, softcap=2.0), q)
+    learned = q.clone().requires_grad_()
+    received = regard.trace(learned, learned, learned, mask=mask, softcap=2.0).received()
+    received.square().sum().backward()
+    logits = (2 * torch.tanh(q @ q.mT / 2 / 2)).masked_fill(~allowed, -math.inf)
+    assert_close(received.detach(), logits.softmax(-1).nan_to_num(0.0).sum(-2))
+    assert learned.grad is not None
+    assert learned.grad.isfinite().all()

@@ -27,7 +27,7 @@ from regard.masks.prefix import Prefix
 from regard.masks.tiles import EMPTY, FULL, PARTIAL, Tiles, pairs_one_by_one
 from regard.masks.window import Window
 from regard.pair_programs import Code, Program, read, reading
-from regard.values import Pick, Shape
+from regard.values import Pick, Shape, runs_as_written
 
 LOOKED_INTO = 1 << 16
 """Pairs of the largest tile that is looked into to judge it; larger ones are taken for partial."""
@@ -58,11 +58,15 @@ class Where(Mask):
     def bind(self, shape: Shape, device: torch.device) -> Mask:
         held = self.program.captured
         shared = [t for t in held if t.device.type == "cpu"]
-        if any(t.is_inference() for t in held) or sum(t.nbytes for t in shared) > COPIED:
+        # What is made within a transform or a mode may be no more than a placeholder.
+        lasts = runs_as_written() and not any(t.is_inference() for t in held)
+        if not lasts or sum(t.nbytes for t in shared) > COPIED:
             return self._bound(shape, device)
         # The layers of a model share a mask, and what it comes to while nothing in it changes. Who
         # shares memory with a tensor of a CPU, as NumPy does, writes to it without being counted.
-        key = shape, device, *((t.data_ptr(), t._version) for t in held)
+        # What is made in inference mode is not for calls that learn.
+        inference = torch.is_inference_mode_enabled()
+        key = shape, device, inference, *((t.data_ptr(), t._version) for t in held)
         known = self._found.get(key)
         if known is None or not all(map(torch.equal, known.numbers, shared)):
             if len(self._found) >= KEPT:
