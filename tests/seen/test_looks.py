@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import regard
 from regard import biases, masks
 from regard.backends.contract import Rows, Tabled
+from regard.calls.kinds import unshared
 from regard.seen import Layer, Waiting, looks, statistics
 from regard.traces import Trace
 
@@ -177,7 +178,11 @@ class Counted(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("mask", [None, masks.causal(), PADDED], ids=["none", "causal", "padded"])
+@pytest.mark.parametrize(
+    "mask",
+    [None, masks.causal(), masks.causal() & unshared(masks.padding([7, 0]))],
+    ids=["none", "causal", "padded"],
+)
 def test_many_layers_take_as_many_operations_as_few(mask: masks.Mask | None) -> None:
     found = []
     for many in (2, 12):
@@ -238,6 +243,30 @@ def test_masks_that_wait_say_what_they_said(mode: Callable[[], Any]) -> None:
                     model(x, first)
             (layer,) = seen.values()
             torch.testing.assert_close(layer.statistics.first, share * sum(order))
+
+
+@pytest.mark.parametrize("through", ["PyTorch", "NumPy"])
+def test_documents_that_wait_say_what_they_said(through: str) -> None:
+    """They are written to when no call with them has been looked at yet; NumPy does so without
+    being counted, for every text."""
+    ids = torch.arange(6) // 2
+    target = ids if through == "PyTorch" else torch.from_numpy(ids.numpy())
+    given = masks.documents(ids)
+
+    class Packs(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return regard.attention(x, x, x, mask=given)
+
+    model, x = Packs(), torch.randn(1, 2, 6, 8)
+    logits, found = x @ x.mT / 8**0.5, torch.zeros(2)
+    with torch.no_grad(), regard.watch(model, keep="statistics") as seen:
+        for size in (3, 6, 1):
+            allowed = ids[:, None] == ids
+            model(x)
+            target.copy_(torch.arange(6) // size)
+            found += logits.masked_fill(~allowed, -torch.inf).softmax(-1)[0, :, :, 0].sum(-1)
+    (layer,) = seen.values()
+    torch.testing.assert_close(layer.statistics.first, found)
 
 
 def test_a_mask_that_is_one_number_says_what_it_said() -> None:

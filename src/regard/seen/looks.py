@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.backends.contract import Noted, Tabled
+from regard.calls.kinds import is_constant
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask, pairs
 from regard.scores.comparison import Dot
@@ -98,7 +99,8 @@ class Looks(NamedTuple):
         hidden = (mask, trace.mask) if span is None else (None, None)
         which: Hashable = (k.shape[2], id(trace.mask)) if span is None else span
         visible = None
-        if waits and span is None and _may_change(mask):
+        # A model may fill the documents or tables of a mask anew for every step.
+        if waits and span is None and trace.mask is not None and not is_constant(trace.mask):
             visible = _last_visible.of(x, trace.mask)
             hidden, which = (None, None), ("visible", visible.shape)
         kind = (q.shape, k.shape[1], q.dtype, alike, comparison.scale, which)
@@ -154,13 +156,6 @@ def _first_column(mask: Mask, Q: int, device: torch.device) -> Bool[Tensor, "#b 
     return pairs(mask, places, places[:1]).squeeze(-1)
 
 
-def _may_change(mask: Mask | None) -> bool:
-    """Whether a mask is made of others' tables of pairs or keys, or of what was written to before:
-    a model that generates may set those anew for every step."""
-    tensors = [] if mask is None else mask.tensors()
-    return any(t.dtype == torch.bool or t.is_inference() or t._version for t in tensors)
-
-
 class _LastVisible:
     """Which rows may see the first key by the mask that was asked last: layers share one."""
 
@@ -173,7 +168,8 @@ class _LastVisible:
         # What a mask's function holds is among the tensors of the bound mask alone.
         tensors = [*given.tensors(), *x.mask.tensors()]
         state = None
-        if not any(t.is_inference() for t in tensors):
+        # To memory of a CPU others write without being counted, as NumPy does.
+        if not x.q.is_cpu and not any(t.is_inference() for t in tensors):
             state = (x.shape, *((t.data_ptr(), t._version) for t in tensors))
         known = self._known
         if known is not None and state is not None and known[0]() is given and known[1] == state:
