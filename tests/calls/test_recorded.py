@@ -56,6 +56,7 @@ TABLES = {
     "padding": (masks.padding, torch.tensor([200, 150]), torch.tensor([3, 199])),
     "documents": (masks.documents, torch.arange(200) // 50, torch.arange(200) // 17),
     "keep": (masks.keep, torch.ones(1, 1, 200, 200).bool(), torch.eye(200).bool()[None, None]),
+    "global tokens": (masks.global_tokens, torch.tensor([3, 40]), torch.tensor([150, 7])),
 }
 
 

@@ -53,7 +53,8 @@ class BoundGlobalTokens(Mask):
             # One more, for those that are elsewhere: how many they are is not asked.
             place = torch.where((place >= 0) & (place < length), place, length)
             flag = torch.zeros(length + 1, dtype=torch.bool, device=self.indices.device)
-            flags.append(flag.index_fill(0, place, True)[:length])
+            # As a number: torch.jit.trace knows no operator that fills with a boolean.
+            flags.append(flag.index_fill(0, place, 1)[:length])
         return flags[0], flags[1]
 
     def allows(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Bool[Tensor, "..."]:
