@@ -153,6 +153,24 @@ def test_sequences_with_gaps_between_them() -> None:
         assert_close(out[i], regard.attention(one, one, one, mask=masks.causal())[0])
 
 
+@pytest.mark.parametrize("heads", [2, None])
+def test_gradients_of_sequences_with_gaps_between_them(heads: int | None) -> None:
+    size = (9, 4) if heads is None else (9, heads, 4)
+    tokens = torch.randn(size, dtype=torch.float64, requires_grad=True)
+    starts, lengths = torch.tensor([0, 4, 9]), torch.tensor([3, 5])
+    x = torch.nested.nested_tensor_from_jagged(tokens, starts, lengths)
+    x = x if heads is None else x.transpose(1, 2)
+    t = regard.trace(x, x, x, mask=masks.causal())
+    (got,) = torch.autograd.grad(t.out.values().square().sum() + t.lse.values().sum(), tokens)
+    total = torch.zeros((), dtype=torch.float64)
+    for one in (tokens[:3], tokens[4:9]):
+        one = one[None] if heads is None else alone(one)
+        want = regard.trace(one, one, one, mask=masks.causal())
+        total = total + want.out.square().sum() + want.lse.sum()
+    assert_close(got, torch.autograd.grad(total, tokens)[0])
+    assert not got[3].any()
+
+
 def test_tokens_behind_the_last_sequence_are_refused() -> None:
     x = torch.randn(8, 2, 4)
     nested = torch.nested.nested_tensor_from_jagged(x, offsets=torch.tensor([0, 5]))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from regard.between_graphs import between_graphs
 from regard.biases.bias import Bias
@@ -205,13 +206,21 @@ def _ragged(t: Any) -> tuple[Ragged, Tensor]:
             got=f"{t.dim()} axes, the ragged axis at {where}",
             do="[B, j, H, D] is t.transpose(1, 2) of that",
         )
+    offsets, values = t.offsets(), t.values()
     if t.lengths() is not None:
-        # There are gaps between the sequences.
-        t = t.transpose(1, 2).contiguous().transpose(1, 2) if heads else t.contiguous()
-    offsets = t.offsets()
+        offsets, values = _without_gaps(offsets, t.lengths(), values)
     ragged = Ragged(read(offsets), offsets, nested=True, heads=heads)
     # Where the ragged axis is the third, values are [H, n, D].
-    return ragged, t.values()[None] if heads else t.values()[None, None]
+    return ragged, values[None] if heads else values[None, None]
+
+
+def _without_gaps(offsets: Tensor, lengths: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Sequences that begin at offsets and leave gaps, end to end. (Gradients of PyTorch's own
+    `contiguous` end in an error here.)"""
+    ends = F.pad(lengths.cumsum(0), (1, 0))
+    moved = (offsets[:-1] - ends[:-1]).repeat_interleave(lengths)
+    places = torch.arange(len(moved), device=values.device) + moved
+    return ends, values.index_select(-2, places)
 
 
 def _check_bias(bias: Bias | None, sequences: Sequences) -> None:
