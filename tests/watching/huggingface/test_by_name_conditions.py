@@ -143,6 +143,45 @@ def test_attention_by_hand_stays_so_in_a_graph() -> None:
         close(compiled(**given).logits, eager(**given).logits)
 
 
+BEFORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "minimax": ("MiniMaxForCausalLM", TEXT | {
+        "num_key_value_heads": 2, "layer_types": ["linear_attention", "full_attention"],
+        "block_size": 4, "num_local_experts": 2,
+    }),
+    "recurrent_gemma": ("RecurrentGemmaForCausalLM", {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "lru_width": 32, "attention_window_size": 4,
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", BEFORE)
+def test_a_mask_of_one_key_is_for_all_keys(family: str) -> None:
+    """Where other layers stand before those of attention, transformers finds no key in a cache."""
+    name, sizes = BEFORE[family]
+    kind = getattr(transformers, name)
+    eager, ours = (
+        enlivened(kind._from_config(kind.config_class(**sizes), attn_implementation=how))
+        for how in ("eager", "regard")
+    )
+    ours.load_state_dict(eager.state_dict())
+    how = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
+    want, got = (
+        model.generate(tokens(), **how, output_logits=True, pad_token_id=0, eos_token_id=None)
+        for model in (eager, ours)
+    )
+    assert torch.equal(got.sequences, want.sequences)
+    for a, b in zip(want.logits, got.logits, strict=True):
+        close(b, a, times=4)
+    with regard.watch(eager, keep="traces", layers="*layers.[12].*") as seen:
+        watched = eager.generate(tokens(), **how, pad_token_id=0, eos_token_id=None)
+    assert torch.equal(watched.sequences, want.sequences)
+    (layer,) = seen.values()
+    weights = layer.traces[-1].weights()
+    assert bool((weights > 0).all())
+    close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+
+
 def attend(*shapes: int, mask: Tensor | None = None, **how: Any) -> Tensor:
     from regard.watching.huggingface import by_name
 

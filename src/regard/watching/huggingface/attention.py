@@ -276,8 +276,8 @@ def mask_and_bias(
     elif isinstance(attention_mask, SymbolicMask):
         if attention_mask.lengths == (Q, K):
             mask = attention_mask.mask
-        elif attention_mask.lengths == (1, K):
-            # One row for all queries, as a tensor would be broadcast.
+        elif _broadcasts(attention_mask.lengths, (Q, K)):
+            # One row for all queries, or one key for all, as a tensor would be broadcast.
             mask = None if attention_mask.mask is None else masks.keep(attention_mask.dense())
         else:
             raise RegardError(
@@ -295,6 +295,10 @@ def mask_and_bias(
     else:
         bias = attention_mask if bias is None else bias + attention_mask
     return mask, None if bias is None else once(bias, biases.dense)
+
+
+def _broadcasts(lengths: tuple[int, int], wanted: tuple[int, int]) -> bool:
+    return all(n in (1, m) for n, m in zip(lengths, wanted, strict=True))
 
 
 def mask_of_none(Q: int, K: int) -> Mask | None:
