@@ -216,6 +216,32 @@ def test_padding_that_wipes_out_rows_and_is_hidden_as_keys() -> None:
     torch.testing.assert_close(trace.out, want @ q)
 
 
+@pytest.mark.parametrize("low", [-1e5, -1e9, -1e10, torch.finfo(torch.float32).min])
+def test_rows_that_an_added_number_hides_whole(low: float) -> None:
+    """With padding on the left, the first queries see nothing but padding."""
+    q, real = 2 * normal(2, 3, Q, D), torch.arange(Q) >= torch.tensor([0, 3])[:, None]
+    seen = real[:, None, None] & torch.ones(Q, Q).tril().bool()
+    trace = looked_at(lambda q: (q @ q.mT + ~seen * low).softmax(-1) @ q, q)
+    want = (q @ q.mT).masked_fill(~seen, -torch.inf).softmax(-1)
+    rows = real[:, None].expand(2, 3, Q)
+    torch.testing.assert_close(trace.weights()[rows], want[rows])
+
+
+@pytest.mark.parametrize("low", [0.0, -1e9])
+def test_other_weights_than_those_of_the_scores_are_still_refused(low: float) -> None:
+    """Also where some rows are hidden whole."""
+    q, hidden = normal(2, 3, Q, D), torch.zeros(Q, 1)
+    hidden[0] = low
+
+    def attend(q: Tensor) -> Tensor:
+        s = q @ q.mT + hidden
+        s.data.mul_(3)
+        return s.softmax(-1) @ q
+
+    with pytest.raises(regard.RegardError, match="its weights are not those"):
+        looked_at(attend, q)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_with_a_softmax_in_float32(dtype: torch.dtype) -> None:
     q = normal(2, 3, Q, D).to(dtype)
