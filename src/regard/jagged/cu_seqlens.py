@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from regard.errors import RegardError
+from regard.transforms import under_torch_func
 
 Ends = tuple[int, ...]
 """0 and the end of each sequence, on the host."""
@@ -29,15 +30,20 @@ def read(ends: Tensor) -> Ends:
     """The numbers of a tensor. On a card they are remembered with it; on the host reading is quick,
     and whoever shares the memory may write to it unseen."""
     if ends.device.type == "cpu" or ends.is_inference():
-        return tuple(ends.tolist())
+        return _numbers(ends)
     version = ends._version
     known = _READ.get(ends)
     if known is not None and known[0] == version:
         found: Ends = known[1]
         return found
-    found = tuple(ends.tolist())
+    found = _numbers(ends)
     _READ[ends] = version, found
     return found
+
+
+def _numbers(ends: Tensor) -> Ends:
+    # Within transforms, PyTorch 2.9 reads tensors number by number alone.
+    return tuple(map(int, ends) if under_torch_func() else ends.tolist())
 
 
 def both(cu_seqlens: Any) -> tuple[Tensor, Tensor]:

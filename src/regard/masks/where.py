@@ -262,11 +262,11 @@ def _band(part: Program, shape: Shape, device: torch.device) -> Mask | None:
     q = (-distance).clamp_min(0)
     zero = torch.zeros_like(q)
     allowed = part(zero, zero, q, q + distance).expand(len(distance))
-    seen = distance[allowed].tolist()
+    seen = distance[allowed]
     everything = Window(None, None, 0)
-    if not seen:
+    if not len(seen):
         return Not(everything)
-    low, high = seen[0], seen[-1]
+    low, high = int(seen[0]), int(seen[-1])
     if len(seen) != high - low + 1:
         return None
     if low > -shape.Q + 1:
