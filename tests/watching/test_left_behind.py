@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -107,11 +108,68 @@ def test_an_interrupt_anywhere_leaves_nothing_on() -> None:
     assert interrupted > len(moments) // 2
 
 
+class AttendsByHand(nn.Module):
+    """By hand, and by a module whose function PyTorch asks a mode about in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + (x @ x.mT).softmax(-1) @ x
+        return x + self.attention(x, x, x)[0]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("observed", ["watched", "monitored"])
+def test_an_interrupt_where_a_with_of_another_begins_or_ends(observed: str) -> None:
+    """There PyTorch leaves autograd off, or a mode away; and what a generator has not put back it
+    puts back when the last traceback that holds it is gone."""
+    model, moment, done, interrupted = AttendsByHand(), 0, False, 0
+    places = ("contextlib", "torch.overrides", "torch.autograd.grad_mode")
+    before = regard.calls.watchers.caller.get()
+    # What is made once, and a call that is looked at more closely.
+    with regard.watch(model):
+        model(X)
+    while not done:
+        moment += 1
+        watch, monitors = regard.watch(model), list[regard.Monitor]()
+        if observed == "watched":
+            watch.attach()
+        else:
+            monitors.append(regard.Monitor(model, rules=(), on_error="raise", logits=True))
+        try:
+            with torch.autocast("cpu", torch.bfloat16):
+                sys.setprofile(_interrupting(moment, places))
+                try:
+                    model(X)
+                    if monitors:
+                        monitors[0].step()
+                    watch.detach()
+                    done = sys.getprofile() is not None
+                finally:
+                    sys.setprofile(None)
+        except KeyboardInterrupt:
+            interrupted += 1
+        assert torch.is_grad_enabled(), moment
+        assert torch.autocast_increment_nesting() == 1
+        assert torch.autocast_decrement_nesting() == 0
+        nothing_in_the_process()
+        assert regard.calls.watchers.caller.get() is before
+        watch.detach()
+        for monitor in monitors:
+            monitor.close()
+        nothing_in(model)
+    assert interrupted > 20
+
+
 @pytest.mark.skipif(
     hasattr(regard.Monitor.step, "__wrapped__"), reason="checked calls have more frames"
 )
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("what", ["attach", "detach", "a monitor", "its end"])
+@pytest.mark.parametrize(
+    "what", ["attach", "detach", "a with", "the end of one", "a monitor", "its end"]
+)
 def test_an_interrupt_of_attaching_or_detaching_leaves_nothing_on(what: str) -> None:
     model, moment, done = Model(), 0, False
     while not done:
@@ -119,21 +177,31 @@ def test_an_interrupt_of_attaching_or_detaching_leaves_nothing_on(what: str) -> 
         watch, monitors = regard.watch(model), list[regard.Monitor]()
         if what == "detach":
             watch.attach()
+        if what == "the end of one":
+            watch.__enter__()
         if what == "its end":
             monitors.append(regard.Monitor(model, rules=()))
         work: dict[str, Callable[[], Any]] = {
             "attach": watch.attach,
+            "a with": watch.__enter__,
+            "the end of one": partial(watch.__exit__, None, None, None),
             "detach": watch.detach,
             "a monitor": lambda found=monitors: found.append(regard.Monitor(model, rules=())),
             "its end": lambda found=monitors: found[0].close(),
         }
+        whole = False
         try:
-            sys.setprofile(_interrupting(moment, everywhere=True))
+            sys.setprofile(_interrupting(moment, None))
             work[what]()
+            whole = True
             # One that is raised while something is collected goes unheard.
             done = sys.getprofile() is not None
         except KeyboardInterrupt:
-            pass
+            sys.setprofile(None)
+            # Nobody is given anything that could be ended, or ended again; if it began to.
+            if (what == "a with" and not whole) or (what == "the end of one" and moment > 1):
+                nothing_in_the_process()
+                nothing_in(model)
         finally:
             sys.setprofile(None)
         watch.detach()
@@ -164,13 +232,15 @@ def _moments(model: nn.Module) -> int:
     return heard
 
 
-def _interrupting(moment: int, *, everywhere: bool = False) -> Callable[..., None]:
+def _interrupting(moment: int, places: tuple[str, ...] | None = ("regard",)) -> Callable[..., None]:
+    """In modules that have one of these in their names, or anywhere."""
     at = 0
 
     def profile(frame: Any, event: str, arg: Any) -> None:
         nonlocal at
         name = frame.f_globals.get("__name__", "")
-        if event in ("call", "c_return") and ("regard" in name or everywhere):
+        here = places is None or any(place in name for place in places)
+        if event in ("call", "c_return") and here:
             at += 1
             if at == moment:
                 sys.setprofile(None)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -106,14 +105,16 @@ def end(see: See) -> None:
     watchers.set(tuple(other for other in watchers.get() if other.see != see))
 
 
-@contextmanager
-def unwatched() -> Iterator[None]:
-    """What regard computes for itself is not shown to watchers."""
-    before = watchers.set(())
-    try:
-        yield
-    finally:
-        watchers.reset(before)
+class unwatched:  # noqa: N801 (as functions that give contexts are named)
+    """What regard computes for itself is not shown to watchers. (Were it a generator, that of an
+    interrupt would end when its traceback is let go of, and watchers be back that are gone.)"""
+
+    def __enter__(self) -> None:
+        self._before = watchers.get()
+        watchers.set(())
+
+    def __exit__(self, *_: object) -> None:
+        watchers.set(self._before)
 
 
 def show(trace: Trace) -> Trace:
@@ -121,14 +122,14 @@ def show(trace: Trace) -> Trace:
     returned has the output that is to be used."""
     # What `unwatched` does, written out: this happens at every layer.
     all_of_them = watchers.get()
-    before = watchers.set(())
     try:
+        watchers.set(())
         out = None
         for watcher in all_of_them:
             given = watcher.see(trace)
             out = given if watcher.changes and given is not None else out
     finally:
-        watchers.reset(before)
+        watchers.set(all_of_them)
     if out is None:
         return trace
     _, lse, max_logit, entropy = trace.rows

@@ -180,6 +180,14 @@ class Waiting:
 
     def settle(self) -> None:
         """Add up what waits, calls of one kind together."""
+        # An interrupt in leaving `no_grad` would leave autograd off.
+        autograd = torch.is_grad_enabled()
+        try:
+            self._settle()
+        finally:
+            torch._C._set_grad_enabled(autograd)
+
+    def _settle(self) -> None:
         with _changing:
             waited, self._calls, self._held, self._tied = self._calls, [], 0, False
             kinds: defaultdict[object, dict[int, tuple[Adds, list[Looks]]]] = defaultdict(dict)

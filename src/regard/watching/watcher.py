@@ -22,6 +22,7 @@ from regard.watching.followed_modules import FollowedModules
 from regard.watching.followed_run import FollowedRun
 from regard.watching.gaps import Gaps
 from regard.watching.graph_breaks import uncompiled
+from regard.watching.interrupted import Settings, put_modes_back, was_interrupted
 from regard.watching.kept import KeptCalls, held_by_autograd
 from regard.watching.module_calls import UNFINISHED
 from regard.watching.pytorch import AttentionMode, FastPath, refuse_on_ranks, replaced
@@ -63,6 +64,8 @@ class Watch:
         """Whether the run that is followed began with autograd on."""
         self._looking = self._started = False
         """Whether the run that is followed is one to look at, and whether that began."""
+        self._settings: Settings | None = None
+        """What PyTorch's settings were when that began."""
         self._reach = Reach()
         self._gaps = Gaps(model, self.layers, lambda: self._running[-1])
         self._fast_path = FastPath(model)
@@ -78,13 +81,12 @@ class Watch:
 
         Runs of the model are seen in whatever thread it runs, one at a time. Inside a `with` only
         those are that the thread or task makes which is in it."""
-        self._run.everywhere = True
-        return self._attach()
+        return self._attach(everywhere=True)
 
-    def _attach(self) -> Seen:
+    def _attach(self, *, everywhere: bool) -> Seen:
         if self._modules:
             raise RegardError("this watch is attached already", do="detach() it first")
-        self._run.elsewhere = 0
+        self._run.everywhere, self._run.elsewhere = everywhere, 0
         huggingface, modules = imported_huggingface(), list(self.model.named_modules())
         every = [module for _, module in modules]
         self._gaps.begin(every)
@@ -111,6 +113,9 @@ class Watch:
                 islands=self._reach.islands, asks=asks,
             )  # fmt: skip
             self._reach.count_hooks()
+            if not everywhere:
+                # In here: who is interrupted as a `with` begins has nothing to end.
+                self._run.expect_here()
         except BaseException:
             self._leave_alone()
             self._kept.drop()
@@ -139,10 +144,7 @@ class Watch:
             self._stop()
 
     def __enter__(self) -> Seen:
-        self._run.everywhere = False
-        seen = self._attach()
-        self._run.expect_here()
-        return seen
+        return self._attach(everywhere=False)
 
     def __exit__(
         self,
@@ -150,9 +152,14 @@ class Watch:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        self._leave_alone()
         whole = False
         try:
+            try:
+                self._leave_alone()
+            except BaseException:
+                # Again, because an interrupt may have come in the middle of it.
+                self._leave_alone()
+                raise
             if error is None:
                 self._kept.settle()
                 if self._runs:
@@ -250,6 +257,7 @@ class Watch:
                 if output is UNFINISHED:
                     # Nothing is missing from what did not come to its end.
                     self._gaps.ran.clear()
+                    self._put_back()
                 self._stop()
 
     def see(self, trace: Trace) -> Tensor | None:
@@ -312,6 +320,7 @@ class Watch:
         self._kept.take(path, trace, self._runs - 1, held=held)
 
     def _start(self, *, asks: bool) -> None:
+        self._settings = Settings()
         self._started = True
         if self._switch is not None:
             self._switch.on()
@@ -337,9 +346,16 @@ class Watch:
         except BaseException:
             # As of a module that did not come to its end.
             self._gaps.ran.clear()
+            self._put_back()
             raise
         finally:
             self._leave_run(active)
+
+    def _put_back(self) -> None:
+        """What an error kept PyTorch from putting back."""
+        put_modes_back()
+        if self._settings is not None and was_interrupted():
+            self._settings.put_back()
 
     def _look_at_deferred(self) -> None:
         """Look at the calls that wait, each as one of the module that made it."""
@@ -371,7 +387,11 @@ class Watch:
                 self._started = False
                 self._rest()
                 self._kept.forget_shared()
+        except BaseException:
+            self._put_back()
+            raise
         finally:
+            self._settings = None
             self._run.thread = None
 
     def _rest(self) -> None:

@@ -174,11 +174,12 @@ class HandWritten:
         return trace
 
     def _show(self, path: str, call: Call, trace: Trace, out: Tensor) -> Tensor:
-        token = caller.set(self._model.get_submodule(path))
+        module, before = self._model.get_submodule(path), caller.get()
         try:
+            caller.set(module)
             shown = show(trace)
         finally:
-            caller.reset(token)
+            caller.set(before)
         if shown is not trace:
             out = call.changed(shown.rows.out, out)
         # Of several who watch, one shows it to all.

@@ -127,11 +127,12 @@ def attend(
                     # Whoever asks for their gradients finds them between output and scores.
                     out = _mixed(weights, value, dropout)
         else:
-            before = gives_turned.set(True)
+            before = gives_turned.get()
             try:
+                gives_turned.set(True)
                 out = dispatch.attention(query, key, value, **how)
             finally:
-                gives_turned.reset(before)
+                gives_turned.set(before)
         return out.transpose(1, 2).contiguous(), weights
 
 

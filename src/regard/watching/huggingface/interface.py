@@ -39,15 +39,16 @@ def _attend(
 ) -> tuple[Tensor, Tensor | None]:
     own = None if type(attention_mask) is SymbolicMask else _own_function(module)
     if own is None:
-        before = caller.set(module)
+        before = caller.get()
         try:
+            caller.set(module)
             if type(attention_mask) is SymbolicMask and dropout == 0:
                 out = plain_output(module, query, key, value, attention_mask, how)
                 if out is not None:
                     return out, None
             return attend(module, query, key, value, attention_mask, dropout=dropout, **how)
         finally:
-            caller.reset(before)
+            caller.set(before)
     answer: tuple[Tensor, Tensor | None] = own(
         module, query, key, value, attention_mask, dropout=dropout, **how
     )

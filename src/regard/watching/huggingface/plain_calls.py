@@ -88,11 +88,12 @@ def plain_output(
         known = recent(query, key, value, mask, scale, None, statistics=True)
         if known is None or attention_mask.lengths != (query.size(2), key.size(2)):
             return None
-        before = gives_turned.set(True)
+        before = gives_turned.get()
         try:
+            gives_turned.set(True)
             out = known.shown(query, key, value, mask).rows.out
         finally:
-            gives_turned.reset(before)
+            gives_turned.set(before)
         return out.transpose(1, 2).contiguous()
 
 
