@@ -264,6 +264,18 @@ def test_training_is_the_same_with_and_without() -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_frozen_layers_below_others_give_what_pytorch_gives(causal: bool) -> None:
+    """Where nothing is learned, too, who watches must not answer in PyTorch's place."""
+    m, t = model(is_causal=causal), x(3, 40, 16)
+    m.layers[0].requires_grad_(False)
+    expected = m(t)
+    with regard.Monitor(m, every=1, on_error="raise") as monitor:
+        assert torch.equal(m(t), expected)
+        monitor.step()
+    assert len(monitor.history[-1].layers) == len(m.layers)
+
+
 class _Nobody:
     def step(self) -> None: ...
 

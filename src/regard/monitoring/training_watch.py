@@ -134,6 +134,12 @@ class TrainingWatch(Watch):
         self._troubles.note(LOOKING, RegardError(ONE_GRAPH, do=WHOLE))
         return True
 
+    def beside(self, queries: int, keys: int) -> bool:
+        """Of PyTorch's attention every call is traced, and every output its own: also where nothing
+        is learned, as in frozen layers below others. What training gives must not depend on whether
+        a step was looked at."""
+        return True
+
     def see(self, trace: Trace) -> Tensor | None:
         with self._troubles.during(LOOKING):
             super().see(trace)
