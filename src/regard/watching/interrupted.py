@@ -16,7 +16,7 @@ from torch.overrides import _pop_mode_temporarily
 _ENDS_OF_WITHS = frozenset(
     {_GeneratorContextManager.__enter__.__code__, _GeneratorContextManager.__exit__.__code__}
 )
-_without_a_mode = _pop_mode_temporarily.__wrapped__.__code__  # type: ignore[attr-defined]
+_WITHOUT_A_MODE = getattr(_pop_mode_temporarily, "__wrapped__", _pop_mode_temporarily).__code__
 
 
 class Settings:
@@ -54,6 +54,6 @@ def put_modes_back() -> None:
         for frame, _ in reversed([*walk_tb(error.__traceback__)]):
             if frame.f_code in _ENDS_OF_WITHS:
                 generator = frame.f_locals["self"].gen
-                if getattr(generator, "gi_code", None) is _without_a_mode:
+                if getattr(generator, "gi_code", None) is _WITHOUT_A_MODE:
                     generator.close()
         error = error.__context__
