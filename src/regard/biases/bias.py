@@ -33,6 +33,11 @@ class Bias(Value):
         """The bias of some queries and keys; axes along which it is constant are 1. Bound only."""
         raise NotImplementedError
 
+    def within(self, rows: slice, keys: slice, device: torch.device) -> Float[Tensor, "b h q k"]:
+        """The bias of a run of queries and one of keys, which may be quicker to find than that of
+        any: not to be written to. Bound only."""
+        return self.at(*_places(rows, keys, device))
+
     def pull_back(
         self,
         q: Int[Tensor, "q"],
@@ -42,6 +47,12 @@ class Bias(Value):
     ) -> None:
         """Add what a gradient of these logits gives to the gradients of the bias's tensors."""
         raise NotImplementedError
+
+    def pull_back_within(
+        self, rows: slice, keys: slice, d: Float[Tensor, "b h q k"], into: list[Tensor]
+    ) -> None:
+        """The same for a run of queries and one of keys."""
+        self.pull_back(*_places(rows, keys, d.device), d, into)
 
     def push_forward(
         self, q: Int[Tensor, "q"], k: Int[Tensor, "k"], moved: Bias
@@ -57,3 +68,8 @@ class Bias(Value):
     def pick(self, batch: Pick, heads: Pick) -> list[tuple[Pick, ...]]:
         """Where the tensors of `select(batch, heads)` lie inside this bias's own. Bound only."""
         raise NotImplementedError
+
+
+def _places(rows: slice, keys: slice, device: torch.device) -> tuple[Tensor, Tensor]:
+    q = torch.arange(rows.start, rows.stop, device=device)
+    return q, torch.arange(keys.start, keys.stop, device=device)

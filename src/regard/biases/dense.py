@@ -46,6 +46,9 @@ class Dense(Bias):
     def at(self, q: Tensor, k: Tensor) -> Float[Tensor, "b h q k"]:
         return self.tensor[(slice(None), slice(None), *self._places(q, k))]
 
+    def within(self, rows: slice, keys: slice, device: torch.device) -> Float[Tensor, "b h q k"]:
+        return self.tensor[(slice(None), slice(None), *self._runs(rows, keys))]
+
     def shown(self) -> Bool[Tensor, "#b #h #q #k"]:
         """Which pairs it leaves open, as who counts them means it."""
         return ~(self.tensor <= NOTHING)
@@ -55,9 +58,10 @@ class Dense(Bias):
         return ~(self.at(q, k) <= NOTHING)
 
     def pull_back(self, q: Tensor, k: Tensor, d: Tensor, into: list[Tensor]) -> None:
-        axes = [axis for axis, n in enumerate(self.tensor.shape) if n == 1]
-        d = d.sum(axes, keepdim=True) if axes else d
-        into[0][(slice(None), slice(None), *self._places(q, k))] += d
+        into[0][(slice(None), slice(None), *self._places(q, k))] += self._shared(d)
+
+    def pull_back_within(self, rows: slice, keys: slice, d: Tensor, into: list[Tensor]) -> None:
+        into[0][(slice(None), slice(None), *self._runs(rows, keys))].add_(self._shared(d))
 
     def select(self, batch: Pick, heads: Pick) -> Bias:
         tensor = self.tensor if self.tensor.shape[0] == 1 else self.tensor[batch]
@@ -67,6 +71,15 @@ class Dense(Bias):
         whole = slice(None)
         n = self.tensor.shape
         return [(whole if n[0] == 1 else batch, whole if n[1] == 1 else heads)]
+
+    def _shared(self, d: Tensor) -> Tensor:
+        """Gradients of pairs, added up along the axes that they share numbers on."""
+        axes = [axis for axis, n in enumerate(self.tensor.shape) if n == 1]
+        return d.sum(axes, keepdim=True) if axes else d
+
+    def _runs(self, rows: slice, keys: slice) -> tuple[slice, slice]:
+        n = self.tensor.shape
+        return rows if n[2] > 1 else slice(None), keys if n[3] > 1 else slice(None)
 
     def _places(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         n = self.tensor.shape

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from regard.arguments import refuse_no_tensor
 from regard.biases.bias import Bias
@@ -29,12 +30,23 @@ class Relative(Bias):
         return Relative(self.table, end_aligned(self.offset, shape))
 
     def at(self, q: Tensor, k: Tensor) -> Float[Tensor, "1 h q k"]:
-        return self.table[:, self._cell(q, k)][None]
+        return self.table[:, self._cell(k - q[:, None])][None]
+
+    def within(self, rows: slice, keys: slice, device: torch.device) -> Float[Tensor, "1 h q k"]:
+        # Each query has the distances of the next one, moved by one place.
+        band = self.table[:, self._cells(rows, keys, device)]
+        return band.unfold(1, keys.stop - keys.start, 1).flip(1)[None]
 
     def pull_back(self, q: Tensor, k: Tensor, d: Tensor, into: list[Tensor]) -> None:
-        d = d.sum(0)
-        d = d.sum(0, keepdim=True) if self.table.shape[0] == 1 else d
-        into[0].index_add_(1, self._cell(q, k).flatten(), d.flatten(1))
+        cell = self._cell(k - q[:, None]).flatten()
+        into[0].index_add_(1, cell, self._shared(d).flatten(1))
+
+    def pull_back_within(self, rows: slice, keys: slice, d: Tensor, into: list[Tensor]) -> None:
+        # Every row is one place longer than a step through memory: columns are distances.
+        n, m = d.shape[2:]
+        moved = F.pad(self._shared(d).flip(1), (0, n)).flatten(1)[:, : n * (n + m - 1)]
+        band = moved.unflatten(1, (n, -1)).sum(1)
+        into[0].index_add_(1, self._cells(rows, keys, d.device), band)
 
     def select(self, batch: Pick, heads: Pick) -> Bias:
         return self if self.table.shape[0] == 1 else Relative(self.table[heads], self.offset)
@@ -42,10 +54,20 @@ class Relative(Bias):
     def pick(self, batch: Pick, heads: Pick) -> list[tuple[Pick, ...]]:
         return [() if self.table.shape[0] == 1 else (heads,)]
 
-    def _cell(self, q: Tensor, k: Tensor) -> Tensor:
+    def _shared(self, d: Tensor) -> Float[Tensor, "h q k"]:
+        """Gradients of pairs, added up over what shares a table."""
+        d = d.sum(0)
+        return d.sum(0, keepdim=True) if self.table.shape[0] == 1 else d
+
+    def _cells(self, rows: slice, keys: slice, device: torch.device) -> Tensor:
+        """Those of all distances between a run of queries and one of keys, the least first."""
+        least, most = keys.start - rows.stop + 1, keys.stop - rows.start
+        return self._cell(torch.arange(least, most, device=device))
+
+    def _cell(self, distance: Tensor) -> Tensor:
         assert self.offset is not None
         reach = self.table.shape[1] // 2
-        return (k - q[:, None] - self.offset).clamp(-reach, reach) + reach
+        return (distance - self.offset).clamp(-reach, reach) + reach
 
 
 def relative(table: Float[Tensor, "h distances"], *, offset: int | None = None) -> Bias:

@@ -40,7 +40,7 @@ class PairGradients:
             cut.fill(ds, 0.0)
         if self.bias:
             assert x.bias is not None
-            x.bias.pull_back(*tile.places(cut), ds.flatten(1, 2), self._bias_grads(slab))
+            x.bias.pull_back_within(tile.rows, cut.keys, ds.flatten(1, 2), self._bias_grads(slab))
         if slope is not None:
             ds = ds * slope
             if not slab.finite:

@@ -212,8 +212,8 @@ class RowTile:
 
     def _finish(self, s: Tensor, cut: Cut) -> Tensor:
         if self.slab.x.bias is not None:
-            bias = self.slab.x.bias.at(*self.places(cut)).to(s.dtype)
-            s += self._grouped(bias)
+            bias = self.slab.x.bias.within(self.rows, cut.keys, s.device)
+            s += self._grouped(bias.to(s.dtype))
         return cut.fill(s, -math.inf)
 
     def places(self, cut: Cut) -> tuple[Tensor, Tensor]:
