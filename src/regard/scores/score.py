@@ -58,7 +58,7 @@ def finite_scale(scale: float) -> float:
     if not is_number(scale):
         raise RegardError("scale is a number", got=described(scale), accepted="a finite number")
     scale = torch.sym_float(scale)
-    if not math.isfinite(scale):
+    if not -math.inf < scale < math.inf:
         raise RegardError("scale must be finite", got=str(scale), accepted="a finite number")
     return scale
 

@@ -219,6 +219,19 @@ def test_dropout(training: bool, backend: str | None) -> None:
     assert torch.allclose(compiled(*qkv()), one) != training
 
 
+@pytest.mark.parametrize("kind", ["attention", "trace"])
+def test_a_scale_that_changes(kind: str) -> None:
+    """The compiler has a symbol for a number that was another before."""
+    three = qkv()
+
+    def call(scale: float) -> Any:
+        return MAKE[kind](mask=masks.causal(), scale=scale)(*three)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for scale in (0.1, 0.2, 0.35, 1.0):
+        assert_close(compiled(scale), call(scale))
+
+
 @either
 def test_a_whole_trace_comes_out_of_a_graph(backend: str | None) -> None:
     def call(q: Tensor, k: Tensor, v: Tensor) -> Trace:
