@@ -229,6 +229,16 @@ def test_edges_are_cut_as_by_hand(edges: Any, softmax: Any) -> None:
     close(run(model, x, Cut(HEADS, edges, softmax)), want)
 
 
+def test_a_pair_that_several_cut_after_softmax_is_taken_off_once() -> None:
+    model, x, _ = dense_model()
+    first, all_of_last = (None, [0, 1]), (-1, None)
+    some, more = Cut(HEADS, first, "after"), Cut({"layers.1": [0]}, all_of_last, "after")
+    apart = Cut({"layers.1": [3], "layers.2": [1]}, first, "after")
+    together = Cut({"layers.1": [0]}, [first, all_of_last], "after")
+    close(run(model, x, some, more), run(model, x, together, apart))
+    close(run(model, x, some, some), run(model, x, some))
+
+
 class FloatMask(nn.Module):
     """Causal by a mask of numbers that are added."""
 

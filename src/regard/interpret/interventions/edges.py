@@ -59,7 +59,7 @@ class Cut(Intervention):
     def before(self, part: CallPart) -> AttentionInputs:
         if self.softmax != "before":
             return part.inputs
-        x = self._with(part, cut=True)
+        x = _under(part, ~self._pairs(part))
         if not isinstance(x.bias, Dense):
             return x
         # A row that nothing was open to goes on as it did.
@@ -70,13 +70,17 @@ class Cut(Intervention):
     def after(self, part: CallPart, out: Float[Tensor, "b h q e"]) -> Float[Tensor, "b h q e"]:
         if self.softmax != "after":
             return out
-        found = observed(self._with(part, cut=False))
+        pairs = self._pairs(part)
+        # What is read over a pair is taken off once, whoever else cuts it.
+        left = pairs if part.removed is None else And(pairs, ~part.removed)
+        part.removed = pairs if part.removed is None else Or(part.removed, pairs)
+        found = observed(_under(part, left))
         seen = found.lse > -math.inf
         share = torch.where(seen, found.lse - part.rows.lse.masked_fill(~seen, 0.0), -math.inf)
         return out - (share.exp()[..., None] * found.out.to(share.dtype)).to(out.dtype)
 
-    def _with(self, part: CallPart, *, cut: bool) -> AttentionInputs:
-        """The call without the pairs that are cut, or with those alone."""
+    def _pairs(self, part: CallPart) -> Mask:
+        """The pairs of the call that are cut."""
         x = part.inputs
         if isinstance(x.mask, Packed):
             raise RegardError(
@@ -86,11 +90,16 @@ class Cut(Intervention):
             )
         mask = bound(self.edges, x.shape, x.q.device)
         mine = set(self.heads[part.path])
-        if mine != set(part.heads):
-            of_heads = torch.tensor([h in mine for h in part.heads], device=x.q.device)
-            mask = And(mask, Keep(of_heads.view(1, -1, 1, 1)))
-        mask = ~mask if cut else mask
-        return replace(x, mask=mask if x.mask is None else And(x.mask, mask))
+        if mine == set(part.heads):
+            return mask
+        of_heads = torch.tensor([h in mine for h in part.heads], device=x.q.device)
+        return And(mask, Keep(of_heads.view(1, -1, 1, 1)))
+
+
+def _under(part: CallPart, mask: Mask) -> AttentionInputs:
+    """The call with one more mask."""
+    x = part.inputs
+    return replace(x, mask=mask if x.mask is None else And(x.mask, mask))
 
 
 def bound(edges: Edges, shape: Shape, device: torch.device) -> Mask:

@@ -18,6 +18,7 @@ from regard.backends.contract import Rows
 from regard.calls.choice import choose
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
+from regard.masks.algebra import Mask
 from regard.traces import Trace
 
 Heads = Mapping[str, Sequence[int]]
@@ -38,6 +39,8 @@ class CallPart:
     heads: list[int]
     inputs: AttentionInputs
     rows: Rows
+    removed: Mask | None = None
+    """Pairs of which what was read is taken off the output already."""
 
     def where(self, heads: Sequence[int]) -> Int[Tensor, "n"]:
         """The places of heads among those of this part."""
