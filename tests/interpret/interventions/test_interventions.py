@@ -595,6 +595,33 @@ def test_a_watch_inside_sees_calls_as_they_were_made() -> None:
     assert seen["layers.0"].trace.out.any()
 
 
+@pytest.mark.parametrize(
+    "other", [Cut({"layers.1": [3, 2]}, (None, 1)), Replaced({"layers.1": [1]})]
+)
+def test_what_is_in_force_stays_so_inside_of_another(other: Any) -> None:
+    model, x, _ = dense_model()
+    first = Cut(HEADS, (None, 0))
+    want = run(model, x, first, other)
+    with torch.no_grad(), interpret.intervene(model, first):
+        close(run(model, x, other), want)
+        close(model(x), run(model, x))
+    with torch.no_grad(), interpret.intervene(model, other):
+        close(run(model, x, first), want)
+    layer = Cut({"": [0, 3]}, (None, 0))
+    with torch.no_grad(), interpret.intervene(model.layers[1], layer):
+        close(run(model, x, Cut({"layers.2": [1]}, (None, 0)), other), want)
+
+
+def test_tables_inside_of_what_is_in_force() -> None:
+    model, x, _ = dense_model()
+    first, metric = Cut(HEADS, (None, 0)), lambda out: out[:, -1, 0]
+    with interpret.intervene(model, first):
+        table = interpret.ablate(model, x, metric, layers="layers.1", batch=3)
+    for head, row in enumerate(table):
+        silent = run(model, x, first, Replaced({"layers.1": [head]}))
+        close(row.each, metric(silent) - metric(run(model, x, first)))
+
+
 def test_layers_that_are_not_there_are_named() -> None:
     model, x, _ = dense_model()
     with pytest.raises(

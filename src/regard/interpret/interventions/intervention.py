@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -66,13 +67,26 @@ def observed(inputs: AttentionInputs) -> Rows:
     return choose(inputs, None, statistics=True).observe(inputs)
 
 
-def changed_output(
-    path: str, nth: int, trace: Trace, together: Sequence[Sequence[Intervention]]
-) -> Float[Tensor, "b h q e"] | None:
-    """The output of a call in which equal parts of the batch are subject to interventions each;
-    None where none is about it."""
-    x = trace.inputs
-    if not any(path in one.heads for several in together for one in several):
+class About(NamedTuple):
+    """Interventions in a call, of which equal parts of the batch are subject to some each. Who
+    changes a part of a model knows the call by another path than who changes all of it."""
+
+    path: str
+    nth: int
+    together: Sequence[Sequence[Intervention]]
+
+    def at(self, place: int) -> list[tuple[About, Intervention]]:
+        """Those that one part of the batch is subject to; if there are no parts, all of it."""
+        several = self.together[place if len(self.together) > 1 else 0]
+        return [(self, one) for one in several if self.path in one.heads]
+
+
+def changed_output(trace: Trace, every: Sequence[About]) -> Float[Tensor, "b h q e"] | None:
+    """The output of a call in which everybody's interventions are carried out, those of the first
+    first; None where none is about it."""
+    x, path, nth = trace.inputs, every[-1].path, every[-1].nth
+    parts = max(len(about.together) for about in every)
+    if not any(about.at(place) for about in every for place in range(parts)):
         return None
     if x.dropout:
         raise RegardError(
@@ -81,16 +95,16 @@ def changed_output(
             do="call model.eval() first",
         )
     B, H = x.shape[:2]
-    if B % len(together):
+    if B % parts or any(len(about.together) not in (1, parts) for about in every):
         raise UnevenBatchError(
             f"the batch of {path!r} is not made of equal parts",
-            got=f"{B} batch entries for {len(together)} interventions",
+            got=f"{B} batch entries for {parts} interventions",
             do="pass batch=1",
         )
-    size, out = B // len(together), trace.rows.out.clone()
-    for place, several in enumerate(together):
-        here = [one for one in several if path in one.heads]
-        heads = sorted({head for one in here for head in one.heads[path]})
+    size, out = B // parts, trace.rows.out.clone()
+    for place in range(parts):
+        here = [one for about in every for one in about.at(place)]
+        heads = sorted({head for about, one in here for head in one.heads[about.path]})
         if heads and not 0 <= heads[0] <= heads[-1] < H:
             raise RegardError(
                 f"{path!r} has no such head", got=str(heads), accepted=f"0 to {H - 1}"
@@ -110,13 +124,17 @@ def _part(path: str, nth: int, trace: Trace, entries: slice, heads: list[int]) -
     return CallPart(path, nth, heads, inputs, trace.rows.map(lambda t: t[b][:, h]))
 
 
-def _carried_out(part: CallPart, several: Sequence[Intervention]) -> Float[Tensor, "b h q e"]:
+def _carried_out(
+    part: CallPart, several: Sequence[tuple[About, Intervention]]
+) -> Float[Tensor, "b h q e"]:
     given = part.inputs
-    for one in several:
+    for about, one in several:
+        part.path, part.nth = about.path, about.nth
         part.inputs = one.before(part)
     if part.inputs is not given:
         part.rows = observed(part.inputs)
     out = part.rows.out
-    for one in several:
+    for about, one in several:
+        part.path, part.nth = about.path, about.nth
         out = one.after(part, out)
     return out

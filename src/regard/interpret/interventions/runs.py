@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from regard.arguments import described
 from regard.backends.contract import SecondPass
 from regard.errors import RegardError
 from regard.inputs import AttentionInputs
-from regard.interpret.interventions.intervention import Intervention, changed_output
+from regard.interpret.interventions.intervention import About, Intervention, changed_output
 from regard.interpret.interventions.outputs import Place
 from regard.traces import Trace
 from regard.values import whole
@@ -28,12 +29,40 @@ MOST = 32
 """And interventions."""
 
 
+class _InForce:
+    """Interventions that are in force, and the call that they were shown last."""
+
+    def __init__(self) -> None:
+        self.about: About | None = None
+        self._trace: ReferenceType[Trace] | None = None
+
+    def shown(self, trace: Trace, about: About) -> None:
+        self._trace, self.about = ref(trace), about
+
+    def of(self, trace: Trace) -> list[About]:
+        """What it does in a call, if it was shown that."""
+        here = self._trace is not None and self._trace() is trace
+        return [self.about] if here and self.about is not None else []
+
+    def __enter__(self) -> None:
+        _IN_FORCE.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        _IN_FORCE.remove(self)
+
+
+_IN_FORCE: list[_InForce] = []
+"""Of all threads and models, the outermost first: a call that several are about is told by its
+trace."""
+
+
 @contextmanager
 def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
     """A context in which interventions change the heads of a model.
 
     Everything else is the model's own, whatever runs it: a forward pass, `generate`, a training
-    step. Afterwards, also after an exception, it is as it was.
+    step. Afterwards, also after an exception, it is as it was. One context inside another adds to
+    what is in force.
 
     >>> import torch
     >>> from regard import interpret
@@ -56,16 +85,20 @@ def _intervening(
     look: Look | None = None,
     columns: Columns | None = None,
 ) -> Iterator[None]:
+    mine = _InForce()
+
     def handle(path: str, nth: int, trace: Trace) -> Tensor | None:
         if look is not None:
             look((path, nth), trace)
-        return changed_output(path, nth, trace, together)
+        mine.shown(trace, About(path, nth, together))
+        # Each that is shown the call gives what all so far make of it: that of the last is used.
+        return changed_output(trace, [about for one in list(_IN_FORCE) for about in one.of(trace)])
 
     def columns_of(path: str, nth: int, call: AttentionInputs, asks: SecondPass) -> Tensor | None:
         return None if columns is None else columns((path, nth), call, asks)
 
     beside = None if columns is None else columns_of
-    with Intervening(model, handle, columns=beside) as seen:
+    with mine, Intervening(model, handle, columns=beside) as seen:
         yield
         named = {path for several in together for one in several for path in one.heads}
         missing = sorted(named - set(seen))
