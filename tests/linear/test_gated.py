@@ -125,6 +125,21 @@ def test_padding_hides_what_is_not_a_number():
     assert_close(linear.delta(q, k, v, beta, decay, mask=mask), right)
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_questions_under_autocast_are_those_without(rule):
+    x = [t.detach().float() for t in inputs(40)]
+    t = call(*x, *(t if t is None else t.float() for t in numbers(rule, 40)), trace=True, chunk=16)
+
+    def asked():
+        tops, maps = t.top(3), [t.map(4, pool=pool) for pool in ("mean", "max")]
+        return [t.weights(), t.received(), t.mass([0, 20]), *tops, *maps]
+
+    right = asked()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = asked()
+    assert_close(found, right, atol=0, rtol=0)
+
+
 def test_says_what_a_weight_is_not():
     t = linear.gated_trace(*inputs(4), numbers("head", 4)[0])
     with pytest.raises(regard.RegardError, match="entropy needs weights that sum to 1"):

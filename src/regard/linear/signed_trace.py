@@ -7,8 +7,9 @@ r · carried - weights (K · reads); T and the last term are of the delta rule a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Callable, Iterator
+from functools import cached_property, wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -25,6 +26,21 @@ from regard.values import whole
 
 Tile = tuple[slice, slice, Tensor]
 """Queries, keys, and the weights between them [B, H, q, k]."""
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _in_full_precision(
+    question: Callable[Concatenate[SignedTrace, P], R],
+) -> Callable[Concatenate[SignedTrace, P], R]:
+    """A question during which autocast is off: sums are made in the precision of the output."""
+
+    @wraps(question)
+    def ask(self: SignedTrace, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with no_autocast(self.inputs.q):
+            return question(self, *args, **kwargs)
+
+    return ask
 
 
 class SignedTrace:
@@ -39,11 +55,12 @@ class SignedTrace:
         self.call, self.inputs, self.mask = call, call.inputs, mask
 
     @cached_property
+    @_in_full_precision
     def out(self) -> Float[Tensor, "*bh n e"]:
         """The output. Differentiable."""
-        with no_autocast(self.inputs.q):
-            return self.inputs.in_kind(self.call.run(None))
+        return self.inputs.in_kind(self.call.run(None))
 
+    @_in_full_precision
     def weights(
         self, queries: Chosen = None, keys: Chosen = None, heads: Chosen = None
     ) -> Float[Tensor, "*bh q k"]:
@@ -69,6 +86,7 @@ class SignedTrace:
         return x.in_kind(torch.cat(rows, 2))
 
     @torch.no_grad()
+    @_in_full_precision
     def received(self) -> Float[Tensor, "*bh k"]:
         """The sum of each key's weights, in which negative ones count against it."""
         B, H, _, K = self.inputs.shape
@@ -78,6 +96,7 @@ class SignedTrace:
         return self.inputs.in_kind(total)
 
     @torch.no_grad()
+    @_in_full_precision
     def mass(self, keys: Chosen) -> Float[Tensor, "*bh q"]:
         """The sum of each row's weights on given keys, each counted once."""
         B, H, Q, K = self.inputs.shape
@@ -90,6 +109,7 @@ class SignedTrace:
         return self.inputs.in_kind(total)
 
     @torch.no_grad()
+    @_in_full_precision
     def top(self, n: int) -> Top:
         """Each query's n weights that are farthest from 0, with their signs, and their keys; 0 and
         -1 where a query sees fewer."""
@@ -110,6 +130,7 @@ class SignedTrace:
         return Top(*(self.inputs.in_kind(t) for t in (values, indices)))
 
     @torch.no_grad()
+    @_in_full_precision
     def map(
         self,
         cells: int | tuple[int, int],
