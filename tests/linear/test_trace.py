@@ -65,6 +65,26 @@ def test_questions_learn():
         assert_close(*grads)
 
 
+@pytest.mark.parametrize("features", [linear.elu_plus_one, torch.relu], ids=["elu", "relu"])
+def test_pairs_without_weight_give_no_gradient(features):
+    q, k, v = draw(9, width=2)
+    seen = {"causal": True, "lengths": torch.tensor([5, 9])}
+    t = linear.trace(q, k, v, features=features, mask=masks.causal() & masks.padding([5, 9]))
+    p = shares(q, k, features, **seen)
+    assert bool((p.sum(-1) == 0).any()) == (features is torch.relu)
+    logits = torch.where(p > 0, t.logits(), 0.0) - torch.where(p > 0, t.lse[..., None], 0.0)
+    shown = torch.where(p > 0, torch.where(p > 0, p, 1.0).log(), 0.0)
+    for found, right in (
+        (t.weights(), p), (t.mass([0, 7]), p[..., [0, 7]].sum(-1)), (t.received(), p.sum(-2)),
+        (logits, shown),
+    ):  # fmt: skip
+        pull = torch.randn(right.shape, dtype=right.dtype)
+        ours, theirs = (
+            torch.autograd.grad((x * pull).sum(), (q, k), retain_graph=True) for x in (found, right)
+        )
+        assert_close(ours, theirs)
+
+
 def test_a_row_that_meets_nothing_is_empty():
     q, k, v = -torch.ones(1, 1, 3, 2), *torch.ones(2, 1, 1, 3, 2)
     q[:, :, 1] = 1.0

@@ -33,7 +33,15 @@ from regard.backends.poison import finite, poison
 from regard.backends.precision import in_full_precision
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import pairs
-from regard.scores.comparison import Comparison, Dot, DotInOrder, FeatureProduct, Nearness, TanhSum
+from regard.scores.comparison import (
+    Comparison,
+    Dot,
+    DotInOrder,
+    FeatureProduct,
+    Nearness,
+    TanhSum,
+    logarithm,
+)
 from regard.transforms import recorded
 
 
@@ -110,7 +118,7 @@ def _compare(how: Comparison, q: Tensor, k: Tensor) -> Tensor:
         case DotInOrder():
             return how.logits(q[:, :, None], k).squeeze(2)
         case FeatureProduct():
-            return torch.einsum("bhqd,bhkd->bhqk", q, k).log()
+            return logarithm(torch.einsum("bhqd,bhkd->bhqk", q, k))
         case TanhSum(w):
             together = torch.tanh(q[:, :, :, None] + k[:, :, None])
             w = w.to(q.dtype)

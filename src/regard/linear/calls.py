@@ -26,7 +26,7 @@ from regard.linear.kernel import mixed
 from regard.linear.order import Order, order_of, without_window
 from regard.linear.state import State, refuse_no_state
 from regard.masks.algebra import Mask
-from regard.scores.comparison import FeatureProduct
+from regard.scores.comparison import FeatureProduct, logarithm
 from regard.scores.dot import dot
 from regard.traces import Trace
 from regard.values import readable, whole
@@ -107,7 +107,7 @@ def trace(
         _check_shares(features, a, b)
         out, total = mixed(a, b, x.v, as_it_is, order, chunk, backend=backend)
     held = AttentionInputs(a, b, x.v.to(dtype), FeatureProduct(), x.mask, rank=x.rank, lead=x.lead)
-    known = {"out": out, "lse": total.squeeze(-1).log()}
+    known = {"out": out, "lse": logarithm(total.squeeze(-1))}
     asked = choose(held, None, statistics=True)
     rows: Rows = GivenRows(known, lambda: asked.observe(held), values=True)
     return Trace(held, rows, asked.name, asked.questions(), mask)

@@ -213,7 +213,7 @@ class FeatureProduct(Comparison):
     scratch = 2
 
     def logits(self, q: Tensor, k: Tensor) -> Tensor:
-        return _products(q, k).log()
+        return logarithm(_products(q, k))
 
     def pull_back(self, q: Tensor, k: Tensor, d: Tensor) -> Gradients:
         met = _products(q, k)
@@ -229,6 +229,13 @@ class FeatureProduct(Comparison):
         # Terms of one sign: a product is rounded as a share of itself, whatever its size, and its
         # logarithm by the like of a logit of this size.
         return 100.0
+
+
+def logarithm(t: Float[Tensor, "*any"]) -> Float[Tensor, "*any"]:
+    """log(t), whose derivative is 0 where t is 0: what is hidden there gives no gradient, where
+    0 · ∞ would give NaN."""
+    nothing = t == 0
+    return t.masked_fill(nothing, 1.0).log().masked_fill(nothing, -math.inf)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
