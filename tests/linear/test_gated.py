@@ -103,6 +103,30 @@ def test_a_state_carried_on_is_the_state_of_the_whole(parts, rule):
     assert_close(state.sums, whole.sums)
 
 
+@pytest.mark.parametrize("rule", ["head", "delta", "attention"])
+@pytest.mark.parametrize("types", [("float32", "float64"), ("float64", "float32")], ids=str)
+def test_a_state_goes_on_in_the_precision_of_the_call(rule, types):
+    qkv, more = (
+        inputs(12, learns=False),
+        [t if t is None else t.detach() for t in numbers(rule, 12)],
+    )
+    state, steps = linear.State(), []
+    features = linear.random_features(5, 7)
+
+    def run(x, state=None):
+        if rule == "attention":
+            return linear.attention(*x[:3], mask=masks.causal(), features=features, state=state)
+        return call(*x, state=state)
+
+    for part, name in zip((slice(5), slice(5, 12)), types, strict=True):
+        x = [None if t is None else t[:, :, part].to(getattr(torch, name)) for t in (*qkv, *more)]
+        steps.append(run(x, state))
+        assert steps[-1].dtype == state.sums.dtype == getattr(torch, name)
+    assert_close(
+        torch.cat([t.double() for t in steps], 2), run([*qkv, *more]), atol=1e-5, rtol=1e-4
+    )
+
+
 def test_strong_decays_and_half_precision_stay_exact():
     q, k, v = inputs(200, learns=False)
     decay = torch.where(torch.arange(200) % 7 == 3, -torch.inf, -1e-3).expand(2, 2, 200).double()

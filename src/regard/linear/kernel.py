@@ -93,13 +93,14 @@ class Kernel:
             if state is not None:
                 state.claim("attention", tuple(sums.shape))
             return shift, sums
-        sums = state.sums
+        sums = state.sums.to(self.dtype)
         state.claim("attention", (*k.shape[:2], self._width(), self.v.shape[-1] + 1))
         if shift is None:
             return None, sums
         assert state.shift is not None
-        shift = torch.maximum(shift, state.shift)
-        return shift, sums * (state.shift - shift).exp()
+        before = state.shift.to(self.dtype)
+        shift = torch.maximum(shift, before)
+        return shift, sums * (before - shift).exp()
 
     def _width(self) -> int:
         one = self.k.new_zeros(1, 1, 1, self.k.shape[-1], dtype=self.dtype)

@@ -54,7 +54,7 @@ class Recurrence:
         start = None
         if state is not None:
             state.claim("gated" if self.beta is None else "delta", shape)
-            start = state.sums
+            start = None if state.sums is None else state.sums.to(self.dtype)
         runs, before = self.runs(None if state is None else state.last)
         tensors = x.q, x.k, x.v, self.log_decay, self.beta, start
         if takes_kernels(self.backend, tensors, N, self._why_not):
