@@ -96,8 +96,7 @@ def test_an_interrupt_anywhere_leaves_nothing_on() -> None:
             interrupted += 1
         finally:
             sys.setprofile(None)
-            # Interrupted in leaving `no_grad`, PyTorch leaves autograd off.
-            torch.set_grad_enabled(True)
+        assert torch.is_grad_enabled()
         nothing_in_the_process()
         before = sum(layer.calls for layer in seen.values())
         F.scaled_dot_product_attention(X, X, X)
