@@ -91,6 +91,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
 
     monkeypatch.setattr(launching, "_loaded", loaded)
     monkeypatch.setattr(Launched, "compiled", compiled)
+    monkeypatch.setattr(Launched, "_shipped", lambda *_: None)
     monkeypatch.setattr(launching, "current_stream", lambda: 0)
     monkeypatch.setattr(steps, "current_stream", lambda: 0)
     # A card of its own, of which nothing is remembered.
