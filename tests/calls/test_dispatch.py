@@ -337,7 +337,7 @@ def test_a_plan_prints_as_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert lines[1:-1] == [
         "  backend         tiled",
-        "  inner loop      compiled for this CPU, between PyTorch products",
+        "  inner loop      compiled for this CPU, products and all",
         "  not sdpa        it has no soft-cap",
         "  not triton      its kernels run on CUDA; elsewhere only interpreted, with "
         "TRITON_INTERPRET=1",
@@ -349,7 +349,7 @@ def test_a_plan_prints_as_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
         "  bytes moved     2.1 MB",
     ]
     assert lines[-1].startswith("  peak memory     ")
-    assert lines[-1].endswith("MB beside the inputs")
+    assert lines[-1].endswith("kB beside the inputs")
 
 
 def test_a_plan_of_a_trace_says_so() -> None:

@@ -40,11 +40,15 @@ class Alibi(Bias):
         return Alibi(slopes.to(device), self.offset)
 
     def at(self, q: Tensor, k: Tensor) -> Float[Tensor, "1 h q k"]:
-        distance = self._distance(q, k)
+        distance = self._distance(k - q[:, None])
         return (-self.slopes[:, None, None].to(distance.dtype) * distance)[None]
 
+    def of_distances(self, distances: Tensor) -> Float[Tensor, "h n"]:
+        distance = self._distance(distances)
+        return -self.slopes[:, None].to(distance.dtype) * distance
+
     def pull_back(self, q: Tensor, k: Tensor, d: Tensor, into: list[Tensor]) -> None:
-        into[0] -= (d * self._distance(q, k)).sum((0, 2, 3))
+        into[0] -= (d * self._distance(k - q[:, None])).sum((0, 2, 3))
 
     def select(self, batch: Pick, heads: Pick) -> Bias:
         return Alibi(self.slopes[heads], self.offset)
@@ -52,11 +56,11 @@ class Alibi(Bias):
     def pick(self, batch: Pick, heads: Pick) -> list[tuple[Pick, ...]]:
         return [(heads,)]
 
-    def _distance(self, q: Tensor, k: Tensor) -> Tensor:
+    def _distance(self, from_query: Tensor) -> Tensor:
         assert self.offset is not None
         # Half precision knows no neighbours among far places.
         dtype = torch.promote_types(self.slopes.dtype, torch.float32)
-        return (k - q[:, None] - self.offset).abs().to(dtype)
+        return (from_query - self.offset).abs().to(dtype)
 
 
 def alibi(slopes: Float[Tensor, "h"] | Sequence[float], *, offset: int | None = None) -> Bias:

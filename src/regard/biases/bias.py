@@ -38,6 +38,11 @@ class Bias(Value):
         any: not to be written to. Bound only."""
         return self.at(*_places(rows, keys, device))
 
+    def of_distances(self, distances: Int[Tensor, "n"]) -> Float[Tensor, "#h n"] | None:
+        """The bias of pairs that are so far apart (key - query), of heads or of all of them; None
+        where it depends on more. Bound only."""
+        return None
+
     def pull_back(
         self,
         q: Int[Tensor, "q"],

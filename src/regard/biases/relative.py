@@ -37,6 +37,9 @@ class Relative(Bias):
         band = self.table[:, self._cells(rows, keys, device)]
         return band.unfold(1, keys.stop - keys.start, 1).flip(1)[None]
 
+    def of_distances(self, distances: Tensor) -> Float[Tensor, "#h n"]:
+        return self.table[:, self._cell(distances)]
+
     def pull_back(self, q: Tensor, k: Tensor, d: Tensor, into: list[Tensor]) -> None:
         cell = self._cell(k - q[:, None]).flatten()
         into[0].index_add_(1, cell, self._shared(d).flatten(1))

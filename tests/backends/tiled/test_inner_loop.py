@@ -366,7 +366,7 @@ def test_plans_say_which_loop_runs() -> None:
     plan = regard.plan(X, X, X, statistics=True)
     assert plan.inner_loop == "compiled for this CPU, products and all"
     assert "\n  inner loop      compiled for this CPU, products and all\n" in str(plan)
-    plan = regard.plan(X, X, X, softcap=2.0)
+    plan = regard.plan(X, X, X, dropout=0.1, training=True)
     assert plan.inner_loop == "compiled for this CPU, between PyTorch products"
     plan = regard.plan(X.double(), X.double(), X.double(), statistics=True)
     assert plan.inner_loop == "PyTorch operations (the compiled one is for float32 on the CPU)"
@@ -554,12 +554,12 @@ def test_a_long_call_is_cut_into_lots(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"softcap": 2.0},
-        {"bias": biases.alibi([0.1, 0.2, 0.3, 0.4])},
+        {"bias": biases.alibi(torch.full((4,), 0.1, requires_grad=True))},
+        {"bias": biases.pairwise(lambda b, h, q, k: 0.1 * q)},
         {"score": scores.distance()},
         {"dropout": 0.1, "training": True},
     ],
-    ids=lambda options: next(iter(options)),
+    ids=["a learned bias", "a bias made of a function", "another score", "dropout"],
 )
 def test_what_is_not_fused(options: dict[str, Any]) -> None:
     assert not fuses([Q, K, V], **options)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard import masks
+from regard import biases, masks
 from regard.backends.contract import Rows, run_again
 from regard.backends.reference import Reference
 from regard.backends.tiled import Tiled, call_memory, pieces, prepared_call
@@ -273,7 +273,7 @@ def test_threads_do_not_share_a_call() -> None:
         ),
         "double precision": lambda q, k, v: ((q.double(), k.double(), v.double()), {}),
         "a sink": lambda q, k, v: ((q, k, v), {"sink": torch.zeros(4)}),
-        "a soft-cap": lambda q, k, v: ((q, k, v), {"softcap": 2.0}),
+        "a bias": lambda q, k, v: ((q, k, v), {"bias": biases.alibi([0.1] * 4)}),
         "rows that lie apart": lambda q, k, v: ((q, k.mT.contiguous().mT, v), {}),
         "nothing": lambda q, k, v: ((q[:, :, :0], k, v), {}),
     }.items(),

@@ -19,11 +19,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.backends.contract import Rows
+from regard.backends.tiled.laid_bias import LaidBias, can_be_laid
 from regard.backends.tiled.loop import TYPES, Attend, Loop, Pull, loop_for
 from regard.backends.tiled.pieces import Packed, Piece, in_rows, lots, pieces
 from regard.backends.tiled.plan import Plan, Product, product_of
 from regard.cancellation import step
-from regard.inputs import AttentionInputs
+from regard.inputs import AttentionInputs, in_memory
 from regard.scores.comparison import Dot
 from regard.transforms import exporting
 
@@ -53,8 +54,7 @@ def fusing(x: AttentionInputs) -> Loop | None:
 
 def _is_whole(x: AttentionInputs) -> bool:
     """Whether a call is one that the compiled loop runs as a whole."""
-    plain = isinstance(x.comparison, Dot) and x.softcap is None and x.bias is None
-    if not plain or x.dropout:
+    if not isinstance(x.comparison, Dot) or x.dropout or not can_be_laid(x):
         return False
     if not (x.q.numel() and x.k.numel() and x.v.numel()):
         return False
@@ -67,6 +67,8 @@ def outruns_pytorch(x: AttentionInputs) -> bool:
     """Whether this is known to be quicker than PyTorch's own kernel. Not where a program is
     exported: the machine it runs on is not known."""
     if x.q.device.type != "cpu" or exporting() or not _is_whole(x):
+        return False
+    if x.bias is not None or x.softcap is not None:
         return False
     if x.q.dtype in (torch.bfloat16, torch.float16):
         return _has_loop() and _outruns_in_half(x)
@@ -141,7 +143,8 @@ def attend(x: AttentionInputs, loop: Loop, *, statistics: bool) -> Passed | None
     lse, rest = scratch.new_empty(B, H, Q), scratch.new_empty(B, H, Q)
     many = (B, H, Q) if statistics else (0,)
     largest, entropy = scratch.new_empty(many), scratch.new_empty(many)
-    sink = None if x.sink is None else x.sink.to(torch.float32).contiguous()
+    sink = None if x.sink is None else in_memory(x.sink).to(torch.float32).contiguous()
+    bias = LaidBias.of(x)
     for piece in pieces(x, plan, wide=not plan.narrow):
         packed = Packed.of(piece, plan, backward=False)
         call = Attend(
@@ -152,7 +155,7 @@ def attend(x: AttentionInputs, loop: Loop, *, statistics: bool) -> Passed | None
             largest=piece.address(largest) if statistics else None,
             entropy=piece.address(entropy) if statistics else None,
             sink=None if sink is None else sink[piece.heads].data_ptr(),
-            **described(x, loop, piece, plan, scratch, packed),
+            **described(x, loop, piece, plan, scratch, packed, bias),
         )
         for lot in lots(piece, plan):
             step(lot.first, -(-Q // plan.rows))
@@ -185,7 +188,7 @@ def pull(
     if heat is not None:
         heat, expected = _numbers(heat), _numbers(lse - passed.rows.entropy)
     rest, shift = _numbers(passed.lse_rest), _numbers(shift)
-    scratch = dq.new_empty(plan.backward_scratch)
+    scratch, bias = dq.new_empty(plan.backward_scratch), LaidBias.of(x)
     for piece in pieces(x, plan, wide=not turned):
         packed = Packed.of(piece, plan, backward=True)
         g = in_rows(g_out[piece.batch, piece.heads])
@@ -205,7 +208,7 @@ def pull(
             dv_step=dv.stride(0),
             key_heads=G,
             hands=hands,
-            **described(x, loop, piece, plan, scratch, packed),
+            **described(x, loop, piece, plan, scratch, packed, bias),
         )
         for lot in lots(piece, plan):
             step()
@@ -226,6 +229,7 @@ def described(
     plan: Plan,
     scratch: Tensor,
     packed: Packed | None,
+    bias: LaidBias | None = None,
 ) -> dict[str, Any]:
     """The fields of a call that both passes share, but for its lot of row tiles."""
     assert isinstance(x.comparison, Dot)
@@ -245,6 +249,8 @@ def described(
     if q.dtype == torch.float32:
         for name, t in zip("qkv", (q, k, v), strict=True):
             fields |= {name: t.data_ptr(), f"{name}_steps": _steps(t)}
+    if bias is not None:
+        fields |= bias.fields(piece.batch.start or 0, piece.heads.start or 0)
     return fields | {
         "rows_step": plan.H * plan.Q,
         "B": k.shape[0],
@@ -263,6 +269,7 @@ def described(
         "scratch": scratch.data_ptr(),
         "scratch_step": len(scratch) // plan.threads,
         "scale": x.comparison.scale,
+        "cap": x.softcap or 0.0,
     }
 
 

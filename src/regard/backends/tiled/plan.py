@@ -76,6 +76,7 @@ class Plan(NamedTuple):
     threads: int
     dtype: torch.dtype
     product: Product
+    capped: bool = False
 
     @classmethod
     def of(cls, x: AttentionInputs, loop: Loop) -> Plan:
@@ -92,7 +93,10 @@ class Plan(NamedTuple):
             while rows > 32 and 4 * threads * rows > B * H * Q:
                 rows //= 2
             size = replace(size, rows=rows)
-        return cls(B, H, Q, K, G, D, E, band, size, size.rows, keys, threads, x.q.dtype, product)
+        capped = x.softcap is not None
+        return cls(
+            B, H, Q, K, G, D, E, band, size, size.rows, keys, threads, x.q.dtype, product, capped
+        )  # fmt: skip
 
     @property
     def group(self) -> int:
@@ -112,8 +116,9 @@ class Plan(NamedTuple):
 
     @property
     def narrow_backward(self) -> bool:
-        """The same in the backward pass; gradients of float16 logits can be too small for it."""
-        return self.product is Product.PACKED and self.dtype == torch.bfloat16
+        """The same in the backward pass; gradients of float16 logits can be too small for it, and
+        those of capped ones are multiplied once more."""
+        return self.product is Product.PACKED and self.dtype == torch.bfloat16 and not self.capped
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -138,9 +143,10 @@ class Plan(NamedTuple):
     @property
     def backward_scratch(self) -> int:
         """Numbers held for all threads in the backward pass: two tiles of logits, and one half as
-        large; queries, gradients of outputs, and of queries."""
+        large; queries, gradients of outputs, and of queries; a tile of a soft-cap's slopes."""
         rows, keys = self.tile
-        return self.threads * rows * (5 * keys // 2 + 2 * even(self.D) + even(self.E))
+        slopes = keys if self.capped else 0
+        return self.threads * rows * (slopes + 5 * keys // 2 + 2 * even(self.D) + even(self.E))
 
     def whole_heads(self, heads: int) -> bool:
         """Whether each thread takes all rows of one of so many key heads after the other, and packs

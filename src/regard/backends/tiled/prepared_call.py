@@ -48,7 +48,7 @@ class Kind(NamedTuple):
 def kind_of(x: AttentionInputs) -> Kind | None:
     """The kind of a call that can run as a whole in C; None where each must be looked at."""
     loop = fusing(x)
-    if loop is None or x.sink is not None:
+    if loop is None or x.sink is not None or x.bias is not None:
         return None
     plan = Plan.of(x, loop)
     if plan.band is None and not takes_all(x, plan.rows):

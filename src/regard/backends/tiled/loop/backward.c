@@ -128,7 +128,7 @@ static void turn(const uint16_t *from, long stride, long rows, long width, uint1
             into[d * rows + j] = from[j * stride + d];
 }
 
-/* A row tile with packed products alone. Gradients of keys and values are added up with columns for
+/* A row tile with packed products alone, without a soft-cap. Gradients of keys and values are added up with columns for
 rows: so weights become a second matrix by laying two rows side by side. */
 static void pull_packed(backward *w, long b, long h, long index, long hand, float *s)
 {
@@ -163,6 +163,8 @@ static void pull_packed(backward *w, long b, long h, long index, long hand, floa
         t.keys = x.stop - x.start;
         t.stride = stride_of(c, &x);
         logits_of(c, &r, &x, q, s, later);
+        if (has_more(c))
+            bound_and_bias(c, &r, &x, s, t.stride, NULL);
         hide_pairs(c, &r, &x, s, t.stride);
         compare(c, &r, &x, g, c->E, c->v_compared, d);
         for (long j = 0; j < r.n; j++) {
@@ -194,7 +196,8 @@ static int pull(backward *w, long b, long h, long index, long hand, float *s)
     const long row = place_of(c, &r), k_step = c->k_steps[2], v_step = c->v_steps[2];
     const long key_head = b * w->key_heads + r.g;
     const long room = rows_room(c), tile = room * keys_room(c);
-    float *d = s + tile, *q = d + tile, *g = q + room * c->D;
+    float *d = s + tile, *slopes = c->cap != 0 ? d + tile : NULL;
+    float *q = (slopes ? slopes : d) + tile, *g = q + room * c->D;
     float *dq = w->dq + row * c->D;
     gather(&r, c->q, c->q_steps, c->D, c->scale, q);
     gather(&r, w->g, w->g_steps, c->E, 1, g);
@@ -211,6 +214,8 @@ static int pull(backward *w, long b, long h, long index, long hand, float *s)
         float *dk = w->dk + hand * w->dk_step + (key_head * c->K + x.start) * c->D;
         float *dv = w->dv + hand * w->dv_step + (key_head * c->K + x.start) * c->E;
         logits_of(c, &r, &x, c->type != FLOAT32 ? (void *)q_halves : q, s, false);
+        if (has_more(c))
+            bound_and_bias(c, &r, &x, s, stride, slopes);
         hides |= hide_pairs(c, &r, &x, s, stride);
         c->multiply("T", "N", &keys, &r.n, &c->E, &one, v, &v_step, g, &c->E, &none, d, &stride);
         for (long j = 0; j < r.n; j++) {
@@ -219,6 +224,9 @@ static int pull(backward *w, long b, long h, long index, long hand, float *s)
                 pull_row(s + j * stride, d + j * stride, keys, &f, 1);
             else
                 pull_row(s + j * stride, d + j * stride, keys, &f, 0);
+            if (slopes)
+                for (long k = 0; k < keys; k++)
+                    d[j * stride + k] *= slopes[j * stride + k];
         }
         c->multiply("N", "T", &c->E, &keys, &r.n, &one, g, &c->E, s, &stride, &one, dv, &c->E);
         c->multiply("N", "T", &c->D, &keys, &r.n, &one, q, &c->D, d, &stride, &one, dk, &c->D);
@@ -262,11 +270,13 @@ static void pull_share(void *what)
     call *c = &own.of;
     float *scratch = c->scratch + thread_number() * c->scratch_step;
     const long n = c->B * c->G * own.hands;
+    const uint64_t before = without_tiny();
     long i;
     while ((i = __atomic_fetch_add(&shared->of.next, 1, __ATOMIC_RELAXED)) < n)
         pull_hand(&own, i / own.hands / c->G, i / own.hands % c->G, i % own.hands, scratch);
     if (c->harmed)
         __atomic_store_n(&shared->of.harmed, 1, __ATOMIC_RELAXED);
+    as_before(before);
     if (c->multiply_packed)
         c->release(true);
 }

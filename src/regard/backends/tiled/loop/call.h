@@ -60,12 +60,14 @@ typedef struct {
     long low, high; /* without tables: key - query lies between these */
     long rows, keys;
     long first_tile, last_tile;
+    const float *bias;  /* added to the logit of [B, G R, Q, K], by strides; or absent */
+    long bias_steps[4]; /* any of them may be 0, or negative */
     const row_tile *tiles; /* tables of a mask that is no band; or absent */
     const cut *cuts;
     const part *parts;
     float *scratch; /* for each thread */
     long scratch_step;
-    float scale;
+    float scale, cap; /* of logits; what bounds them softly, or 0 */
     long next;   /* the first piece of work that nobody has taken */
     long harmed; /* whether a row that may not see everything holds NaN or infinity */
 } call;
@@ -150,6 +152,32 @@ static inline int find_cut(const call *c, const rows_at *r, long i, cut *found)
         return 0;
     *found = (cut){start, end < stop ? end : stop, 0, 0};
     return 1;
+}
+
+/* Whether more is done to logits than to scale them. */
+static inline bool has_more(const call *c) { return c->cap != 0 || c->bias; }
+
+/* Soft-cap and bias of the logits of a cut, in this order. Rows lie `stride` apart, and so do those of
+the soft-cap's slopes, which may be absent. */
+static inline void bound_and_bias(const call *c, const rows_at *r, const cut *x, float *s, long stride,
+                                  float *slopes)
+{
+    const long keys = x->stop - x->start, *step = c->bias_steps;
+    for (long j = 0; j < r->n; j++) {
+        float *row = s + j * stride;
+        if (c->cap != 0)
+            bound(row, slopes ? slopes + j * stride : NULL, keys, c->cap);
+        if (!c->bias)
+            continue;
+        const float *bias = c->bias + r->b * step[0] + (r->h + j / r->span) * step[1] +
+                            (r->start + j % r->span) * step[2] + x->start * step[3];
+        if (step[3] == 1)
+            for (long k = 0; k < keys; k++)
+                row[k] += bias[k];
+        else
+            for (long k = 0; k < keys; k++)
+                row[k] += bias[k * step[3]];
+    }
 }
 
 /* Write over the pairs of a cut that are hidden; whether there are any. Rows lie `stride` apart. */

@@ -42,9 +42,11 @@ class Call(ctypes.Structure):
         *((name, _long) for name in ("rows_step", "B", "G", "R", "Q", "K", "D", "E")),
         *((name, _long) for name in ("stacked", "low", "high", "rows", "keys")),
         *((name, _long) for name in ("first_tile", "last_tile")),
+        ("bias", _pointer),
+        ("bias_steps", _long * 4),
         *((name, _pointer) for name in ("tiles", "cuts", "parts", "scratch")),
         ("scratch_step", _long),
-        ("scale", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("scale", "cap")),
         *((name, _long) for name in ("next", "harmed")),
     )
 

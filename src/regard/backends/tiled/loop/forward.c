@@ -103,6 +103,8 @@ static void attend(forward *f, long b, long h, long index, float *s)
         t.keys = x.stop - x.start;
         t.stride = stride_of(c, &x);
         logits_of(c, &r, &x, q, s, later);
+        if (has_more(c))
+            bound_and_bias(c, &r, &x, s, t.stride, NULL);
         hides |= hide_pairs(c, &r, &x, s, t.stride);
         /* What fills up a cut may be values that nobody sees. */
         hides |= t.stride > t.keys && x.stop < c->K;

@@ -49,8 +49,11 @@ static inline void compare(const call *c, const rows_at *r, const cut *x, const 
 }
 
 /* Whether logits of packed products are scaled when they are next read: of two logits the larger one
-stays the larger one, and what is hidden stays so. */
-static inline bool scaled_later(const call *c) { return c->multiply_packed && c->scale > 0; }
+stays the larger one, and what is hidden stays so. Not where more is done to scaled logits. */
+static inline bool scaled_later(const call *c)
+{
+    return c->multiply_packed && c->scale > 0 && !has_more(c);
+}
 
 /* Logits of a cut. Floats are scaled before the product, as in every other pass: large logits must
 round alike in all. Scaled narrow numbers would be rounded; those are scaled after it, here or, if

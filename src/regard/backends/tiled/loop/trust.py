@@ -71,8 +71,8 @@ def _absorbs(loop: Loop) -> bool:
 def _attends(loop: Loop) -> bool:
     """Whole calls, forward and backward, against their formulas: two heads that share keys, two
     row tiles (the second sees nothing), two cuts, the second with hidden pairs; and the same heads
-    stacked under a band, with a sink."""
-    return _whole(loop, band=False) and _whole(loop, band=True)
+    stacked under a band, with a sink; each also with a soft-cap and a bias."""
+    return all(_whole(loop, band=b, more=m) for b in (False, True) for m in (False, True))
 
 
 def _whole(
@@ -81,8 +81,9 @@ def _whole(
     band: bool,
     narrow: torch.dtype | None = None,
     products: Mapping[str, int | None] | None = None,
+    more: bool = False,
 ) -> bool:
-    """With `narrow` numbers, by the given products of them."""
+    """With `narrow` numbers, by the given products of them; with more done to logits."""
     R, Q, K, D, E, split, hands = 2, 7, 21, 3, 2, 16, 2
     q, k, v, g = (
         _floats([round(90 * math.sin(3 + 5 * i * n)) / 64 for i in range(n)])
@@ -109,14 +110,20 @@ def _whole(
     shift, heat = (_floats([math.cos(n * i) for i in range(R * Q)]) for n in (3, 4))
     expected = _floats([0.0] * (R * Q))
     rows = R * Q if band else Q
+    # Of distances, so that the next query begins one place earlier.
+    cap, bias = 1.5, _floats([math.sin(2 + i) for i in range(R * (Q + K - 1))])
+    biased = {
+        "cap": cap, "bias": ctypes.addressof(bias) + 4 * (Q - 1),
+        "bias_steps": (0, Q + K - 1, -1, 1),
+    }  # fmt: skip
     # Room for whatever packed products reach beyond: 16 rows, 64 keys.
-    scratch = _floats([0.0] * (16 * (3 * (split + 64) + 4 * D + 4 * E + 3)))
+    scratch = _floats([0.0] * (16 * (4 * (split + 64) + 4 * D + 4 * E + 3)))
     shared: dict[str, Any] = {
         "multiply": loop.multiply, "B": 1, "G": 1, "R": R, "Q": Q, "K": K, "D": D, "E": E,
         "scale": 0.5, "stacked": band, "low": low, "high": high, "rows": rows, "keys": split,
         "q_steps": (R * Q * D, Q * D, D), "k_steps": (K * D, K * D, D),
         "v_steps": (K * E, K * E, E), "rows_step": R * Q, "scratch_step": len(scratch),
-        "first_tile": 0, "last_tile": 1 if band else 2,
+        "first_tile": 0, "last_tile": 1 if band else 2, **(biased if more else {}),
     }  # fmt: skip
     if not band:
         names = zip(("tiles", "cuts", "parts"), (tiles, cuts, parts), strict=True)
@@ -168,12 +175,12 @@ def _whole(
         out = _wide(arrays["out_halves"], narrow)
     for row in range(R * Q):
         expected[row] = lse[row] - entropy[row] if lse[row] > -math.inf else 0.0
-    more: dict[str, Any] = {
+    steps: dict[str, Any] = {
         "g_steps": (R * Q * E, Q * E, E),
         "dk_step": len(dk) // 2,
         "dv_step": len(dv) // 2,
     }
-    pull_of_all = filled(Pull, **more, key_heads=1, hands=hands)
+    pull_of_all = filled(Pull, **steps, key_heads=1, hands=hands)
     if band and narrow is None:
         # As one of a known kind, which nothing but the output is learned by.
         for row in range(R * Q):
@@ -184,7 +191,7 @@ def _whole(
         dk[:], dv[:] = [9.0] * len(dk), [9.0] * len(dv)
         which = ("q", "k", "v", "g", "out", "lse", "rest", "dq", "dk", "dv", "scratch")
         places = [ctypes.addressof(arrays[name]) for name in which]
-        known = PULL_AGAIN.pack(ctypes.addressof(pull_of_all), *places, *more["g_steps"], 1)
+        known = PULL_AGAIN.pack(ctypes.addressof(pull_of_all), *places, *steps["g_steps"], 1)
         # A key that some rows may not see and that is no number must be noticed.
         before, k[split * D] = k[split * D], math.nan
         good = not loop.pull_again(known) and good
@@ -197,6 +204,11 @@ def _whole(
     for row in range(R * Q):
         head, query = divmod(row, Q)
         s = [0.5 * sum(q[row * D + d] * k[j * D + d] for d in range(D)) for j in range(K)]
+        slopes = [1.0] * K
+        if more:
+            slopes = [1 - math.tanh(x / cap) ** 2 for x in s]
+            near = bias[head * (Q + K - 1) + Q - 1 - query :][:K]
+            s = [cap * math.tanh(x / cap) + near[j] for j, x in enumerate(s)]
         s = [-math.inf if h else x for x, h in zip(s, hidden[query], strict=True)]
         terms = [*s, sink[head]] if band else s
         m, l, e = _sums(terms)
@@ -215,9 +227,10 @@ def _whole(
                 continue
             pull = sum(g[row * E + i] * v[j * E + i] for i in range(E)) + shift[row]
             ds = p[j] * (pull - heat[row] * (s[j] - expected[row]))
+            ds_q = 0.5 * ds * slopes[j]
             for d in range(D):
-                want_dq[d] += 0.5 * ds * k[j * D + d]
-                want_dk[j * D + d] += 0.5 * ds * q[row * D + d]
+                want_dq[d] += ds_q * k[j * D + d]
+                want_dk[j * D + d] += ds_q * q[row * D + d]
             for i in range(E):
                 want_dv[j * E + i] += p[j] * g[row * E + i]
         good = good and _alike(dq[row * D :][:D], want_dq, within)
