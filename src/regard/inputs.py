@@ -188,10 +188,15 @@ def check(
         softcap,
         sink,
         drops,
-        torch.randint(2**31, ()) if drops else None,
+        drawn_seed() if drops else None,
         axes.rank,
         axes.lead if axes.rank > 4 else (),
     )
+
+
+def drawn_seed() -> Int[Tensor, ""]:
+    """Decides which weights dropout drops in a call."""
+    return torch.randint(2**31, ())
 
 
 def _compute_dtype(q: Tensor) -> torch.dtype:

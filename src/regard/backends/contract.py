@@ -125,8 +125,9 @@ class LogitSpread(NamedTuple):
     """The least of them; inf for an empty row."""
 
 
-Repeated = Callable[[Tensor, Tensor, Tensor], Rows | Tensor]
-"""A call of a known kind: from q, k and v to what was asked for, the rows or the output alone."""
+Repeated = Callable[..., Rows | Tensor]
+"""A call of a known kind: from q, k and v to what was asked for, the rows or the output alone. One
+with dropout may be given its seed as well."""
 
 
 class Work(NamedTuple):
@@ -177,8 +178,8 @@ class Backend(Protocol):
         ...
 
     def repeated(self, inputs: AttentionInputs, *, statistics: bool) -> Repeated:
-        """How calls of the same kind as this one, with other q, k and v, are run. Their masks hold
-        no tensors, and they have no bias, sink or dropout."""
+        """How calls of the same kind as this one, with other q, k and v, are run. (With a bias, a
+        sink or dropout they are kernels of a GPU: see calls/kinds.py.)"""
         ...
 
     def questions(self) -> SecondPass:

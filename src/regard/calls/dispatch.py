@@ -14,10 +14,10 @@ from regard.backends.contract import Backend
 from regard.between_graphs import between_graphs
 from regard.biases.bias import Bias
 from regard.calls.choice import BACKENDS, choose, refusals
-from regard.calls.kinds import kind_of, step_of
+from regard.calls.kinds import kind_of, kind_with_more, step_of
 from regard.calls.peer_arguments import Unknown, refuse_arguments
 from regard.calls.plans import Plan
-from regard.calls.remembered import found, note, recent, remember
+from regard.calls.remembered import KNOWN, found, note, recent, remember
 from regard.calls.watchers import changed, show, unwatched, watched, watchers
 from regard.cost.call_counts import dense_pairs, forward_flops, least_bytes, needed_pairs
 from regard.inputs import AttentionInputs, check
@@ -103,10 +103,16 @@ def attention(
             q, k, v, cu_seqlens, mask, score=score, bias=bias, softcap=softcap, sink=sink,
             scale=scale, dropout=dropout, training=training, backend=backend,
         )  # fmt: skip
-    kind = known = None
+    kind = more = known = None
     if plain and (dropout == 0 or _drops_none(dropout, training)):
         kind = kind_of(q, k, v, mask, scale, softcap, backend, traced)
         known = None if kind is None else found(kind)
+    elif score is None and not (seen or compiled) and type(training) is bool:
+        more = kind_with_more(
+            q, k, v, mask, scale, softcap, backend, False, bias=bias, sink=sink, dropout=dropout,
+            training=training,
+        )  # fmt: skip
+        known = None if more is None else KNOWN.get(more)
     if known is not None and kind is not None and softcap is None and dropout == 0:
         note(known, kind, (q, k, v), mask, scale, backend, statistics=traced)
     if known is not None and not seen:
@@ -136,6 +142,11 @@ def attention(
         kind, inputs = step, replace(inputs, mask=None)
     if kind is not None:
         known = remember(kind, inputs, chosen, (q, k, v), mask, statistics=False)
+    elif more is not None and chosen.name == "triton":
+        given = (q, k, v)
+        known = remember(more, inputs, chosen, given, mask, statistics=False, beside=(bias, sink))
+        if known is not None and inputs.dropout:
+            return known.run(q, k, v, inputs.seed)  # type: ignore[return-value]
     if known is not None:
         return known.run(q, k, v)  # type: ignore[return-value]
     return inputs.in_kind(chosen.attend(inputs))
@@ -171,8 +182,9 @@ def trace(
     """
     if others:
         refuse_arguments("trace", others, ARGUMENTS)
+    compiled = torch.compiler.is_compiling()
     plain = score is None and bias is None and sink is None and type(training) is bool
-    plain = plain and not torch.compiler.is_compiling()
+    plain = plain and not compiled
     if plain and softcap is None and cu_seqlens is None and dropout == 0:
         known = recent(q, k, v, mask, scale, backend, statistics=True)
         if known is not None:
@@ -184,10 +196,16 @@ def trace(
             q, k, v, cu_seqlens, mask, score=score, bias=bias, softcap=softcap, sink=sink,
             scale=scale, dropout=dropout, training=training, backend=backend,
         )  # fmt: skip
-    kind = known = None
+    kind = more = known = None
     if plain and _drops_none(dropout, training):
         kind = kind_of(q, k, v, mask, scale, softcap, backend, True)
         known = None if kind is None else found(kind)
+    elif score is None and type(training) is bool and not (compiled or watchers.get()):
+        more = kind_with_more(
+            q, k, v, mask, scale, softcap, backend, True, bias=bias, sink=sink, dropout=dropout,
+            training=training,
+        )  # fmt: skip
+        known = None if more is None else KNOWN.get(more)
     if known is not None:
         if kind is not None and softcap is None and dropout == 0:
             note(known, kind, (q, k, v), mask, scale, backend, statistics=True)
@@ -204,8 +222,11 @@ def trace(
     chosen = choose(inputs, backend, statistics=True)
     if kind is not None:
         known = remember(kind, inputs, chosen, (q, k, v), mask, statistics=True)
+    elif more is not None and chosen.name == "triton":
+        given = (q, k, v)
+        known = remember(more, inputs, chosen, given, mask, statistics=True, beside=(bias, sink))
     if known is not None:
-        return _shown(known.trace, q, k, v, mask)
+        return _shown(known.trace, q, k, v, mask, inputs.seed)
     return _shown(_observed, inputs, chosen, mask)
 
 

@@ -3,18 +3,23 @@
 Calls of one kind are checked, and their backend is chosen, once. A kind holds everything that could
 change how a call is run: shapes, strides, types and alignment of tensors, the arguments, and
 PyTorch's own state. Small tensors in a mask, such as the documents that all layers of a model
-share, are identified by their address and version. A call that depends on more (a bias, dropout,
-transforms, a compiler) has no kind; it is checked, and its backend chosen, each time.
+share, are identified by their address and version. Calls with dropout, a sink or a bias of few
+numbers have kinds of their own on a GPU. A call that depends on more (a dense bias, transforms, a
+compiler) has no kind; it is checked, and its backend chosen, each time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from regard.biases.alibi import Alibi
+from regard.biases.bias import Bias
+from regard.biases.relative import Relative
 from regard.device_copies import copy_of
 from regard.masks.algebra import Mask
 from regard.masks.causal import Causal
@@ -39,6 +44,7 @@ _num_threads = torch.get_num_threads
 _grad_enabled = torch.is_grad_enabled
 _inference = torch.is_inference_mode_enabled
 _PLAIN = (Tensor, torch.nn.Parameter)
+_FEW_NUMBERS = (Alibi, Relative)
 _ENCODED = "_spelled"
 _UNSHARED = "_unshared"
 _PLAINLY_CAUSAL = (Causal, None)
@@ -123,6 +129,53 @@ def kind_of(
             _inference(),
         ),
     )  # fmt: skip
+
+
+def kind_with_more(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    scale: float | None,
+    softcap: float | None,
+    backend: str | None,
+    statistics: bool,
+    *,
+    bias: Bias | None,
+    sink: Tensor | None,
+    dropout: float,
+    training: bool,
+) -> Hashable | None:
+    """The kind of a call on a GPU that drops weights, or has a sink or a bias of few numbers, which
+    do not learn; None if it has none. Whoever keeps it must keep sink and bias too."""
+    if not (isinstance(q, Tensor) and q.is_cuda):
+        return None
+    if not (dropout == 0 or (type(dropout) is float and 0 < dropout < 1)):
+        return None
+    more: list[Any] = [dropout if training else 0.0]
+    given: list[Tensor] = []
+    if bias is not None:
+        if type(bias) not in _FEW_NUMBERS:
+            return None
+        given += bias.tensors()
+        more.append(marked(bias, q.device))
+    if sink is not None:
+        given.append(sink)
+        more.append(_mark(sink) if isinstance(sink, Tensor) else None)
+    learns = _grad_enabled()
+    for t in given:
+        if type(t) not in _PLAIN or t.device != q.device or t.is_inference() or t.is_neg():
+            return None
+        if learns and t.requires_grad:
+            return None
+    if None in more:
+        return None
+    kind = kind_of(q, k, v, mask, scale, softcap, backend, statistics)
+    return None if kind is None else (*kind, *more)
+
+
+def _mark(t: Tensor) -> tuple[Any, ...]:
+    return t.data_ptr(), t._version, t.shape, t.stride(), t.dtype
 
 
 def place_of(q: Tensor) -> tuple[int, ...] | None:
@@ -210,9 +263,7 @@ def marked(value: Value, device: torch.device) -> tuple[Any, ...] | None:
             small = part.numel() * part.element_size() <= SMALL
             if not counted or not small or part.device != device or part.is_inference():
                 return None
-            found.append((
-                part.data_ptr(), part._version, part.shape, part.stride(), part.dtype
-            ))  # fmt: skip
+            found.append(_mark(part))
         elif part is None or isinstance(part, (int, float)):
             found.append(part)
         else:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from regard.backends.contract import Backend, Repeated, Rows, SecondPass
 from regard.calls.alike import Alike, alike
 from regard.calls.kinds import Kind, step_of
 from regard.calls.watchers import columns_for, show, weighs
-from regard.inputs import AttentionInputs
+from regard.inputs import AttentionInputs, drawn_seed
 from regard.masks.algebra import Mask
 from regard.traces import Trace
 
@@ -31,15 +32,31 @@ class Known:
     """Answers questions about its traces."""
     mask: Mask | None
     """As it was given: while it is held, no other tensor can get the address of one of its own."""
+    beside: tuple[Any, ...] = ()
+    """Bias and sink as they were given, held alike."""
     like: Alike | None = None
     """Recognises calls like one that came again, if guards can."""
     came_again: bool = False
     other_mask: Mask | None = None
     """An equal mask that a call came with last: one that comes again is the one to recognise."""
 
-    def trace(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
-        rows: Rows = self.run(q, k, v)  # type: ignore[assignment]
-        return self._traced(self._inputs(q, k, v), rows, mask)
+    def trace(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask | None,
+        seed: Int[Tensor, ""] | None = None,
+    ) -> Trace:
+        """Where weights are dropped, by a seed of its own unless that is given."""
+        inputs = self._inputs(q, k, v)
+        rows: Rows
+        if self.rest["dropout"]:
+            inputs.__dict__["seed"] = seed = drawn_seed() if seed is None else seed
+            rows = self.run(q, k, v, seed)  # type: ignore[assignment]
+        else:
+            rows = self.run(q, k, v)  # type: ignore[assignment]
+        return self._traced(inputs, rows, mask)
 
     def shown(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Trace:
         """The same, shown to watchers, as `_shown` of dispatch does."""
@@ -86,6 +103,9 @@ _WITH_TENSORS: deque[Hashable] = deque()
 _FEW = 16
 """Kinds that are remembered together with tensors of their masks, which are others in the next
 batch."""
+_WITH_MORE: deque[Hashable] = deque()
+_SOME = 256
+"""Kinds that are remembered together with a bias or a sink: each layer of a model has its own."""
 
 
 def found(kind: Kind) -> Known | None:
@@ -147,8 +167,10 @@ def remember(
     mask: Mask | None,
     *,
     statistics: bool,
+    beside: tuple[Any, ...] = (),
 ) -> Known | None:
-    """Keep how a call is run, for others of its kind; None where each must be checked."""
+    """Keep how a call is run, for others of its kind; None where each must be checked. `beside` are
+    its bias and its sink, if the kind tells of them."""
     if not all(a is b for a, b in zip(given, (inputs.q, inputs.k, inputs.v), strict=True)):
         return None
     tensors = [] if mask is None else mask.tensors()
@@ -158,13 +180,16 @@ def remember(
     if len(KNOWN) >= _ROOM:
         KNOWN.clear()
         _WITH_TENSORS.clear()
-    if tensors and kind not in KNOWN:
-        _WITH_TENSORS.append(kind)
-        if len(_WITH_TENSORS) > _FEW:
-            KNOWN.pop(_WITH_TENSORS.popleft(), None)
+        _WITH_MORE.clear()
+    if kind not in KNOWN:
+        for few, room in ((_WITH_TENSORS, tensors and _FEW), (_WITH_MORE, beside and _SOME)):
+            if room:
+                few.append(kind)
+            if room and len(few) > room:
+                KNOWN.pop(few.popleft(), None)
     run = chosen.repeated(inputs, statistics=statistics)
     questions = chosen.questions() if statistics else None
     rest = {f.name: getattr(inputs, f.name) for f in fields(inputs)[3:]} | {"others": inputs.others}
-    known = Known(run, chosen.name, rest, questions, mask)
+    known = Known(run, chosen.name, rest, questions, mask, beside)
     KNOWN[kind] = known
     return known

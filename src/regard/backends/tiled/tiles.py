@@ -88,7 +88,8 @@ class Slab:
     ) -> None:
         self.batch, self.key_heads = batch, key_heads
         self.heads = slice(key_heads.start * x.group, key_heads.stop * x.group)
-        self.x = x.select(batch, self.heads, key_heads)
+        everything = _is_all(x, batch, key_heads)
+        self.x = x if everything else x.select(batch, self.heads, key_heads)
         self.schedule = schedule
         self.finite = is_finite
 
@@ -337,6 +338,12 @@ def spans(x: AttentionInputs, size: TileSize) -> Iterator[tuple[slice, slice]]:
             yield slice(b, min(b + together, B)), slice(g, min(g + heads, groups))
 
 
+def _is_all(x: AttentionInputs, batch: slice, key_heads: slice) -> bool:
+    """Whether these are all batch entries and heads."""
+    B, groups = x.k.shape[:2]
+    return batch == slice(0, B) and key_heads == slice(0, groups)
+
+
 def slabs(
     x: AttentionInputs, size: TileSize | None = None, is_finite: bool | None = None
 ) -> Iterator[Slab]:
@@ -347,7 +354,7 @@ def slabs(
     schedule: Schedule | None = None
     for batch, key_heads in spans(x, size):
         mask = x.mask
-        if mask is not None:
+        if mask is not None and not _is_all(x, batch, key_heads):
             mask = mask.select(batch, slice(key_heads.start * x.group, key_heads.stop * x.group))
         if schedule is None or mask is not schedule.mask:
             schedule = Schedule(

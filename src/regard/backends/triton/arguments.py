@@ -14,11 +14,13 @@ from torch import Tensor
 from regard.backends.triton.pairs import (
     ALIBI,
     DENSE,
+    INTERPRETED,
     NO_BIAS,
     RELATIVE,
     Added,
     Dropping,
     Score,
+    Seed,
     Sheet,
     Sizes,
 )
@@ -101,7 +103,8 @@ def dropping(x: AttentionInputs) -> Dropping:
     if not x.dropout:
         return _ALL_KEPT
     assert x.seed is not None
-    return Dropping(_YES, int(x.seed), int(x.dropout * 2**32), 1 / (1 - x.dropout))
+    seed = int(x.seed) if INTERPRETED.value else Seed(x.seed)
+    return Dropping(_YES, seed, int(x.dropout * 2**32), 1 / (1 - x.dropout))
 
 
 def describable(t: Tensor) -> bool:

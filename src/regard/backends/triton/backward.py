@@ -12,7 +12,7 @@ products for a tile of pairs instead of seven.
 
 With p the weights, D = g_out·out - g_lse and E = lse - entropy,
 
-    ∂/∂s = p · (g_out·v - D - g_entropy (s - E)).
+    ∂/∂s = p · (g_out·v - D - g_entropy (s - E))        s - E = log p + entropy.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from regard.backends.triton.gradients.row_numbers import BiasGradient, RowNumber
 from regard.backends.triton.hopper.backward import pull_on_hopper
 from regard.backends.triton.launches.launched import together
 from regard.backends.triton.layout import rule_of
-from regard.backends.triton.pairs import INTERPRETED, LOG2E, MANY
+from regard.backends.triton.pairs import INTERPRETED, LN2, LOG2E, MANY
 from regard.backends.triton.refusals import is_shared
 from regard.backends.triton.rules import ALL
 from regard.backends.triton.settings.tuning import (
@@ -80,13 +80,10 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull, *, bias: 
     g_out, g_lse, g_entropy = pull
     if g_out is None:
         g_out = torch.zeros_like(rows.out)
-    expected = None if g_entropy is None else rows.lse - rows.entropy
-    if expected is not None:
-        # A row that sees nothing expects nothing; its weights are all 0.
-        expected = torch.where(expected.isfinite() | expected.isnan(), expected, 0.0)
     g_lse = None if g_lse is None else g_lse.contiguous()
     g_entropy = None if g_entropy is None else g_entropy.contiguous()
     norm = norm_of(x, rows, kept)
+    expected = None if g_entropy is None else expected_logit(rows, norm)
     given_bias = _bias_gradient(x) if bias else None
     by_cudnn = cudnn.runs_backward(x, pull)
     found = cudnn.backward(x, rows, g_out) if by_cudnn else None
@@ -233,6 +230,14 @@ def norm_of(x: AttentionInputs, rows: Rows, kept: Tensor) -> Tensor | None:
     return kept if kept.numel() and not forward_settings(x, statistics=False).cudnn else None
 
 
+def expected_logit(rows: Rows, norm: Tensor | None) -> Tensor:
+    """By how much the logit that is expected lies below 0, shifted as logits are for the weights.
+    (Not lse - entropy: beside the least numbers nothing would be left of what logits differ by.)"""
+    expected = rows.entropy if norm is None else rows.entropy + norm[1].log()
+    # A row that sees nothing expects nothing; its weights are all 0.
+    return torch.where(expected.isfinite() | expected.isnan(), expected, 0.0)
+
+
 def _empty_rows(t: Tensor) -> Tensor:
     """Fresh memory laid out like t, unless kernels could not write rows to that."""
     fresh = torch.empty_like(t)
@@ -271,10 +276,11 @@ def _sink_gradient(
         return None
     assert norm is not None
     sink = x.sink.to(torch.float32)[:, None]
-    p = torch.exp2(sink * LOG2E.value - norm[0]) * norm[1]
+    shifted = sink * LOG2E.value - norm[0]
+    p = torch.exp2(shifted) * norm[1]
     ds = -shift
     if g_entropy is not None:
         assert expected is not None
-        ds = ds - g_entropy * (sink - expected)
+        ds = ds - g_entropy * (shifted * LN2.value + expected)
     # A sink of minus infinity is none.
     return (p * ds).masked_fill(sink == -math.inf, 0.0).sum((0, 2))

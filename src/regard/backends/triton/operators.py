@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
+from jaxtyping import Int
 from torch import Tensor
 
 from regard.backends import inference_operators
@@ -20,7 +24,7 @@ from regard.backends.triton.replay import training
 from regard.backends.triton.replay.operated import Replayed
 from regard.backends.triton.replay.passes import RepeatedBackward, RepeatedForward
 from regard.backends.triton.settings.tuning import BY_CUDNN, trained_by_cudnn
-from regard.inputs import AttentionInputs
+from regard.inputs import AttentionInputs, drawn_seed
 from regard.scores.comparison import TanhSum
 
 
@@ -65,6 +69,8 @@ def run(x: AttentionInputs, *, statistics: bool) -> Rows:
 
 def repeated(inputs: AttentionInputs, *, statistics: bool) -> Repeated:
     """Further calls of a kind: the launches of the first, with other addresses."""
+    if inputs.dropout:
+        return _dropping(inputs, statistics=statistics)
     rest, learned = inputs.beside_tensors(), inputs.needs_grad
     attend = RepeatedForward(_passes, rest, statistics, keeps=learned)
     pull = RepeatedBackward(_passes)
@@ -79,6 +85,26 @@ def repeated(inputs: AttentionInputs, *, statistics: bool) -> Repeated:
     if learned and not statistics and training.AVAILABLE and trained_by_cudnn(inputs):
         by_cudnn = RepeatedForward(_passes, rest, statistics, keeps=False, how=BY_CUDNN)
         return training.Trained(by_cudnn, pull, _differentiable, again)
+    return again
+
+
+def _dropping(inputs: AttentionInputs, *, statistics: bool) -> Repeated:
+    """The same with dropout: each call has a seed of its own, which is drawn unless it is given."""
+    learned, first = inputs.needs_grad, inputs.beside_tensors()
+    attend = RepeatedForward(_passes, first, statistics, keeps=learned)
+    pull, held = RepeatedBackward(_passes), Held(inputs)
+
+    def again(
+        q: Tensor, k: Tensor, v: Tensor, seed: Int[Tensor, ""] | None = None
+    ) -> Rows | Tensor:
+        seed = drawn_seed() if seed is None else seed
+        number = int(seed)
+        if not learned:
+            return attend(q, k, v, number)[0] if statistics else attend.output(q, k, v, number)
+        way = Way(partial(attend, seed=number), pull, held)
+        rows = _learning(way, replace(inputs, seed=seed).beside_tensors(), q, k, v)
+        return rows if statistics else rows.out
+
     return again
 
 

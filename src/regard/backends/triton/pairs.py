@@ -80,6 +80,10 @@ class Score(NamedTuple):
     cap: Any
 
 
+class Seed(int):
+    """Dropout's number, which is another one in each call of a kind."""
+
+
 class Dropping(NamedTuple):
     """Dropout: whether there is any, the seed, the 32-bit threshold and 1 / (1 - rate)."""
 

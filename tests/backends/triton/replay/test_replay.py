@@ -16,7 +16,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 import regard
-from regard import masks
+from regard import biases, masks
 from regard.backends import inference_operators
 from regard.backends.contract import Rows, Tabled
 from regard.backends.inference_operators import _taken_apart
@@ -242,6 +242,77 @@ def test_tensors_with_maps_of_their_own_stay_apart(
         repeated(x.q, x.k, x.v)
         again, _ = repeated(x.q, x.k, x.v)
         assert isinstance(again, Tabled) == few, name
+
+
+def with_more(seed: int, **options: Any) -> AttentionInputs:
+    every: dict[str, Any] = dict.fromkeys(("mask", "score", "bias", "softcap", "sink", "scale"))
+    return check(*tensors(seed), **every | {"dropout": 0.0, "training": True} | options)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("statistics", [False, True])
+def test_each_call_drops_by_a_seed_of_its_own(made: Made, statistics: bool, learns: bool) -> None:
+    """One that is drawn as for a call that is looked at anew, and is that of its gradients, too."""
+    x = with_more(0, dropout=0.25, mask=masks.causal())
+    q, k, v = (t.requires_grad_(learns) for t in (x.q, x.k, x.v))
+    again = repeated(x, statistics=statistics)
+    found = []
+    for number in (5, 5, 6, 7):
+        torch.manual_seed(number)
+        seed = int(torch.randint(2**31, ()))
+        torch.manual_seed(number)
+        made.clear()
+        rows = again(q, k, v)
+        found.append((seed, rows.out if isinstance(rows, Rows) else rows, list(made)))
+    given = int(torch.tensor(12345))
+    made.clear()
+    again(q, k, v, torch.tensor(given))
+    found.append((given, None, list(made)))
+    for seed, out, launches in found[::-1]:
+        made.clear()
+        if learns and out is not None:
+            out.backward(torch.ones_like(out))
+            assert {"keys_and_values", "queries"} <= {name for name, _ in made}
+        for name, values in [*launches, *made]:
+            if name not in ("row_shift", "rounded"):
+                assert values.count(seed) == 1, name
+    assert len({tuple(name for name, _ in launches) for _, _, launches in found}) == 1
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_sink_and_a_bias_stay_where_they_are(made: Made, learns: bool) -> None:
+    """All else is elsewhere in each call."""
+    sink, slopes = torch.zeros(4), torch.ones(4)
+    x = with_more(0, sink=sink, bias=biases.alibi(slopes), mask=masks.causal())
+    x.q.requires_grad_(learns)
+    again = repeated(x, statistics=True)
+    launches = []
+    for seed in range(3):
+        q, k, v = (t.requires_grad_(learns) for t in tensors(seed))
+        made.clear()
+        rows = again(q, k, v)
+        assert isinstance(rows, Rows)
+        if learns:
+            rows.out.sum().backward()
+        launches.append([(name, set(values)) for name, values in made])
+        here = {t.data_ptr() for t in (q, k, v)}
+        assert here & set(itertools.chain(*(values for _, values in made)))
+        del rows
+    for (name, first), *others in zip(*launches, strict=True):
+        same = first.intersection(*(values for _, values in others))
+        if name in ("forward_tiles", "keys_and_values", "queries", "mend"):
+            assert {slopes.data_ptr()} <= same, name
+        if name == "forward_tiles":
+            assert {sink.data_ptr()} <= same
+
+
+def test_tensors_that_are_made_for_a_launch_are_not_taken_for_ones_that_stay(made: Made) -> None:
+    slopes = torch.ones(8)[::2]
+    x = with_more(0, bias=biases.alibi(slopes))
+    attend = RepeatedForward(_passes, x.beside_tensors(), True)
+    for _ in range(2):
+        attend(x.q, x.k, x.v)
+    assert attend.replay is None
 
 
 class Mark:

@@ -40,7 +40,8 @@ def _weights_and_slopes(s, dp, numbers, rows, seen, bias, scoring, drop, b, h, q
     """The weights as they multiplied the values, and the gradients of the sums of units."""
     norm, inverse, shift, g_entropy, expected = numbers
     s, bend = logits_of(s, scoring, bias, b, h, q, k, n)
-    p = tl.exp2(tl.where(seen, s, float("-inf")) - norm) * inverse
+    s = tl.where(seen, s, float("-inf")) - norm
+    p = tl.exp2(s) * inverse
     met = p
     if drop.on:
         keeps = kept(drop, b, h, q, k)
@@ -48,7 +49,7 @@ def _weights_and_slopes(s, dp, numbers, rows, seen, bias, scoring, drop, b, h, q
         dp = tl.where(keeps, dp * drop.grow, 0.0)
     ds = dp - shift
     if rows.entropy is not None:
-        ds -= g_entropy * tl.where(p == 0, 0.0, s * LN2 - expected)
+        ds -= g_entropy * tl.where(p == 0, 0.0, s * LN2 + expected)
     # A masked NaN among the values is in dp.
     return met, _met(tl.where(seen, p * ds, 0.0), bend)
 

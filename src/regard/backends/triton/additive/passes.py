@@ -22,7 +22,7 @@ from regard.backends.triton.arguments import (
     tiles_of,
     wide,
 )
-from regard.backends.triton.backward import _sink_gradient
+from regard.backends.triton.backward import _sink_gradient, expected_logit
 from regard.backends.triton.forward_kernels import Written
 from regard.backends.triton.gradients.row_numbers import RowNumbers, row_shift
 from regard.backends.triton.launches.launched import together
@@ -105,9 +105,7 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull) -> Given:
         g_out = torch.zeros_like(rows.out)
     expected = None
     if g_entropy is not None:
-        g_entropy, expected = g_entropy.contiguous(), rows.lse - rows.entropy
-        # A row that sees nothing expects nothing; its weights are all 0.
-        expected = torch.where(expected.isfinite() | expected.isnan(), expected, 0.0)
+        g_entropy, expected = g_entropy.contiguous(), expected_logit(rows, kept)
     (B, H, Q, K), D, E = x.shape, x.q.shape[-1], x.v.shape[-1]
     how, call, n = tiles_for(x), _prepared(x), sizes(x)
     shift = torch.empty_like(rows.lse)

@@ -22,8 +22,9 @@ from regard.backends.triton.rules import allowed
 
 
 class RowNumbers(NamedTuple):
-    """Per row [B, H, Q]: norm [2, ...], D, and with a gradient of entropy, that and E; how many
-    rows there are; and lse, for where there is no norm."""
+    """Per row [B, H, Q]: norm [2, ...], D, and with a gradient of entropy, that and by how much the
+    shifted logit that is expected lies below 0; how many rows there are; and lse, for where there
+    is no norm."""
 
     norm: Any
     shift: Any
@@ -103,7 +104,8 @@ def weights_and_slopes(
         # A band goes on past the last query, where weight 0 would multiply a NaN of the keys.
         seen = allowed(rule, q, k, limit, table, BM, BN) & (q < n.queries)
         s = tl.where(seen, s, float("-inf"))
-    p = tl.exp2(s * factor - norm) * inverse
+    s = s * factor - norm
+    p = tl.exp2(s) * inverse
     met = p
     if drop.on:
         keeps = kept(drop, b, h, q, k)
@@ -111,7 +113,7 @@ def weights_and_slopes(
         dp = tl.where(keeps, dp * drop.grow, 0.0)
     ds = dp - shift
     if rows.entropy is not None:
-        away = s * (factor * LN2) - expected
+        away = s * LN2 + expected
         if GUARD or PARTIAL:
             away = tl.where(p == 0, 0.0, away)
         ds -= g_entropy * away

@@ -105,21 +105,23 @@ class Loaded:
             _again_in_context(error, cuda_driver.launch, *how)
 
     def holding(
-        self, values: Sequence[Any], addresses: Sequence[int]
+        self, values: Sequence[Any], changing: Sequence[int]
     ) -> tuple[Loaded, list[Any], list[int]]:
-        """The same kernel for launches that differ by some addresses, given by their parameters in
-        order: it takes these, and all between two of them as bytes, so that a launch packs few
-        values. With its values, and where the addresses are among them."""
+        """The same kernel for launches that differ by some addresses or numbers, given by their
+        parameters in order: it takes these, and all between two of them as bytes, so that a launch
+        packs few values. With its values, and where those that change are among them."""
         whole = self.form.pack(*values)
         form, at = "<", 0
         held: list[Any] = []
         places: list[int] = []
-        for parameter in addresses:
-            offset = self.offsets[parameter]
-            form += f"{offset - at}sQ"
+        for parameter in changing:
+            offset, kind = self.offsets[parameter], self.binary.takes[parameter]
+            # A tensor map begins with an address.
+            part = _FORMS["*" if kind == MAP else kind]
+            form += f"{offset - at}s{part}"
             held += [whole[at:offset], 0]
             places.append(len(held) - 1)
-            at = offset + 8
+            at = offset + struct.calcsize("<" + part)
         form += f"{len(whole) - at}s"
         held.append(whole[at:])
         return Loaded(self.binary, self.function, struct.Struct(form), ()), held, places

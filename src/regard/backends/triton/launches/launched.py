@@ -26,7 +26,7 @@ from regard.backends.triton.launches import cuda_driver, shipped
 from regard.backends.triton.launches.assembler import without_faults
 from regard.backends.triton.launches.binaries import Loaded, load, taken_from
 from regard.backends.triton.launches.cuda_driver import Grid
-from regard.backends.triton.pairs import INTERPRETED
+from regard.backends.triton.pairs import INTERPRETED, Seed
 from regard.notices import notice
 
 STRIDES = frozenset(("batch", "head", "row", "query", "key"))
@@ -34,7 +34,7 @@ STRIDES = frozenset(("batch", "head", "row", "query", "key"))
 divisible by 16, so that it vectorises loads."""
 _SAYS_NOTHING, _DIVIDES = 7, 16
 _LONG = 1 << 40
-_INT32 = range(-(1 << 31), 1 << 31)
+_INT32 = 1 << 31
 
 SLOW = 1.0
 """Seconds after which it is said that a kernel is being compiled."""
@@ -302,12 +302,12 @@ def _read(arguments: tuple[Any, ...], traits: list[Any], values: list[Any]) -> N
     """All that a kernel may be specialised for, and its parameters. Most arguments are integers."""
     for argument, is_stride in zip(arguments, _strides_of(type(arguments)), strict=False):
         kind = type(argument)
-        if kind is int:
+        if kind is int or kind is Seed:
             if is_stride and argument == 1:
                 traits.append(1)
                 continue
             aligned = is_stride and argument % 16 == 0
-            traits.append((aligned, argument in _INT32))
+            traits.append((aligned, -_INT32 <= argument < _INT32))
             values.append(argument)
         elif argument is None:
             traits.append(None)
@@ -335,10 +335,10 @@ def _neutral(argument: Any, is_stride: bool = False) -> Any:
     if isinstance(argument, tuple):
         inside = map(_neutral, argument, _strides_of(type(argument)))
         return type(argument)(*inside) if hasattr(argument, "_fields") else tuple(inside)
-    if type(argument) is not int or (is_stride and argument == 1):
+    if type(argument) not in (int, Seed) or (is_stride and argument == 1):
         return argument
     said = _DIVIDES if is_stride and argument % 16 == 0 else _SAYS_NOTHING
-    return said if argument in _INT32 else said + _LONG
+    return said if -_INT32 <= argument < _INT32 else said + _LONG
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -59,10 +60,11 @@ class RepeatedForward:
         """Of calls that cuDNN takes: the scale, and whether they are causal."""
         self.asked = self.tabled = False
 
-    def output(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The output alone, of passes without statistics of which nothing is kept."""
+    def output(self, q: Tensor, k: Tensor, v: Tensor, seed: int | None = None) -> Tensor:
+        """The output alone, of passes without statistics of which nothing is kept. A call with
+        dropout has a `seed`."""
         if self.replay is None:
-            return self(q, k, v)[0].out
+            return self(q, k, v, seed)[0].out
         fresh, steps = self.replay
         if self.by_cudnn is not None:
             found, lse = cudnn_plans.attend(q, k, v, *self.by_cudnn)
@@ -71,28 +73,32 @@ class RepeatedForward:
             launch_again(steps, [q, k, v, found, lse, *made(fresh[2:], q.device)])
             return found
         memory = made(fresh, q.device)
-        launch_again(steps, [q, k, v, *memory])
+        launch_again(steps, [q, k, v, *memory], seed)
         out = memory[0]
         assert out is not None
         return out
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Tensor]:
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, seed: int | None = None
+    ) -> tuple[Rows, Tensor]:
         """Rows, and what a backward pass needs. (Where neither statistics nor that are wanted, ask
         for the `output`: there the log-sum-exp is scratch memory too.)"""
         if self.replay is None:
-            return self._first(q, k, v)
+            return self._first(q, k, v, seed)
         fresh, steps = self.replay
         if self.by_cudnn is None:
             memory = made(fresh, q.device)
         else:
             memory = [*cudnn.forward(q, k, v, *self.by_cudnn), *made(fresh[2:], q.device)]
-        launch_again(steps, [q, k, v, *memory])
+        launch_again(steps, [q, k, v, *memory], seed)
         to = Memory._make(memory)
         return Tabled(to.out, to.largest) if self.tabled else to.rows(), to.norm
 
-    def _first(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Tensor]:
+    def _first(self, q: Tensor, k: Tensor, v: Tensor, seed: int | None) -> tuple[Rows, Tensor]:
         # Distinct objects even for one tensor: launches identify tensors by object.
         x = AttentionInputs(q.detach(), k.detach(), v.detach(), *self.rest)
+        if seed is not None:
+            x = replace(x, seed=torch.tensor(seed))
         how = self.how or forward_settings(x, statistics=self.statistics)
         if self.asked:
             return self.passes.forward(x, statistics=self.statistics)
@@ -103,7 +109,7 @@ class RepeatedForward:
         to = memory_for(x, how, rule, statistics=self.statistics, found=found)
         with recorded() as launches:
             launch(x, how, rule, to, statistics=self.statistics)
-        steps = steps_of(launches, (x.q, x.k, x.v), to)
+        steps = steps_of(launches, (x.q, x.k, x.v), to, x.others)
         if steps is not None:
             fresh = [
                 None if t is None else Fresh.like(t, zero=how.hopper and t is to.marks) for t in to
@@ -142,7 +148,7 @@ class RepeatedBackward:
         found = cudnn.backward(x, rows, g) if by_cudnn else ()
         rest = fresh[len(found) :] if steps else []
         memory = (*found, *made(rest, g.device))
-        launch_again(steps, (*saved, *memory))
+        launch_again(steps, (*saved, *memory), None if x.seed is None else int(x.seed))
         return memory[:3]
 
     def mending(
@@ -167,7 +173,8 @@ class RepeatedBackward:
         numbers = RowNumbers(norm, to.shift, None, None, rows.lse.numel(), rows.lse)
         with recorded() as launches:
             launch_backward(x, rows, g, None, numbers, to, None, by_cudnn=by_cudnn)
-        steps = steps_of(launches, (x.q, x.k, x.v, rows.out, rows.lse, kept, g), to)
+        given = (x.q, x.k, x.v, rows.out, rows.lse, kept, g)
+        steps = steps_of(launches, given, to, x.others)
         if by_cudnn and not launches:
             steps = []
         if steps is not None:

@@ -20,6 +20,7 @@ from regard.backends.triton.launches.launched import (
     maps_in,
     tensors_in,
 )
+from regard.backends.triton.pairs import Seed
 from regard.backends.triton.rules import Rule
 
 _EMPTY: Any = getattr(
@@ -29,8 +30,12 @@ _EMPTY: Any = getattr(
 time. It is private to PyTorch."""
 
 
+_SEED = -1
+"""In the place of a tensor's number: the seed comes last."""
+
+
 class Address(NamedTuple):
-    """A parameter that is the address of a tensor plus some bytes."""
+    """A parameter that is the address of a tensor plus some bytes; or dropout's seed."""
 
     parameter: int
     tensor: int
@@ -56,10 +61,11 @@ class Step(NamedTuple):
     values: list[Any]
     addresses: list[Address]
     maps: list[Map]
-    rules: list[Rule]
-    """Those with tensors, which lie where the values say as long as they are kept."""
+    held: list[object]
+    """Lists of a mask's tiles, and tensors beside q, k and v: they lie where the values say as long
+    as they are kept."""
 
-    def held(self) -> Step:
+    def packed(self) -> Step:
         """The same, with all that stays packed once. Tensor maps stay but for the address that
         they begin with, if they do."""
         found = list(self.addresses)
@@ -70,12 +76,12 @@ class Step(NamedTuple):
         found.sort()
         loaded, values, places = self.loaded.holding(self.values, [a.parameter for a in found])
         addresses = [a._replace(parameter=at) for a, at in zip(found, places, strict=True)]
-        return Step(loaded, self.grid, values, addresses, [], self.rules)
+        return Step(loaded, self.grid, values, addresses, [], self.held)
 
     def launch(self, stream: int, tensors: list[int]) -> None:
-        loaded, grid, values, addresses, maps, rules = self
-        if rules and capturing():
-            hold(rules)
+        loaded, grid, values, addresses, maps, held = self
+        if held and capturing():
+            hold(held)
         values = values.copy()
         for parameter, tensor, offset in addresses:
             values[parameter] = tensors[tensor] + offset
@@ -125,9 +131,13 @@ def made(parts: Sequence[Fresh | None], device: torch.device) -> list[Tensor | N
     return found
 
 
-def launch_again(steps: list[Step], tensors: Sequence[Tensor | None]) -> None:
+def launch_again(
+    steps: list[Step], tensors: Sequence[Tensor | None], seed: int | None = None
+) -> None:
     """The same launches, for tensors in the order in which `steps_of` was given them."""
     addresses = [0 if t is None else t.data_ptr() for t in tensors]
+    if seed is not None:
+        addresses.append(seed)
     stream = current_stream()
     for step in steps:
         step.launch(stream, addresses)
@@ -137,25 +147,35 @@ def steps_of(
     launches: list[tuple[Directly | ByTriton, One]],
     given: Sequence[Tensor | None],
     memory: Sequence[Tensor | None],
+    lasting: Sequence[Tensor] = (),
 ) -> list[Step] | None:
     """Launches as steps; None where one takes a tensor that the next call will not have: also one
-    that is there only once a CUDA graph is replayed."""
-    steps = [_step(done, one, [*given, *memory], len(given)) for done, one in launches]
+    that is there only once a CUDA graph is replayed. Those that last are the same in each call."""
+    tensors = [*given, *memory]
+    steps = [_step(done, one, tensors, len(given), lasting) for done, one in launches]
     whole = [step for step in steps if step is not None]
-    if any(step.rules for step in whole) and capturing():
+    if any(step.held for step in whole) and capturing():
         return None
     return whole if steps and len(whole) == len(steps) else None
 
 
 def _step(
-    done: Directly | ByTriton, one: One, tensors: list[Tensor | None], given: int
+    done: Directly | ByTriton,
+    one: One,
+    tensors: list[Tensor | None],
+    given: int,
+    lasting: Sequence[Tensor],
 ) -> Step | None:
     if not isinstance(done, Directly):
         return None
     loaded = done.loaded
     taken, described = tensors_in(one.arguments), maps_in(one.arguments)
-    rules = [part for part in one.arguments if isinstance(part, Rule) and [*tensors_in(part)]]
-    lasting = {id(t) for rule in rules for t in tensors_in(rule)}
+    held: list[object] = [
+        part for part in one.arguments if isinstance(part, Rule) and [*tensors_in(part)]
+    ]
+    taken_here = {id(t) for t in tensors_in(one.arguments)}
+    held += [t for t in lasting if id(t) in taken_here]
+    stay = {id(t) for part in held for t in tensors_in((part,))}
     addresses: list[Address] = []
     maps: list[Map] = []
     for parameter, kind in enumerate(loaded.binary.takes):
@@ -163,8 +183,8 @@ def _step(
             continue
         tensor = next(taken)
         layout = next(described) if kind == MAP else None
-        # Lists of a mask's tiles are kept with the launch.
-        if id(tensor) in lasting or not tensor.numel():
+        # What is held is kept with the launch.
+        if id(tensor) in stay or not tensor.numel():
             continue
         whose = _owner(tensor, tensors, given)
         if whose is None:
@@ -176,7 +196,9 @@ def _step(
             maps.append(Map(parameter, whose, len(maps), shape, strides))
         else:
             addresses.append(Address(parameter, whose, tensor.data_ptr() - owner.data_ptr()))
-    return Step(loaded, one.grid, done.expanded(one.values), addresses, maps, rules).held()
+    values = done.expanded(one.values)
+    addresses += [Address(i, _SEED, 0) for i, value in enumerate(values) if type(value) is Seed]
+    return Step(loaded, one.grid, values, addresses, maps, held).packed()
 
 
 def _owner(tensor: Tensor, tensors: list[Tensor | None], given: int) -> int | None:
