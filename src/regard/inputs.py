@@ -162,6 +162,9 @@ def check(
     _check_dtypes(q, k, v)
     check_kinds(mask, score, bias)
     _check_devices(q.device, score, bias, sink)
+    if not (bias is None and sink is None) and not torch.compiler.is_compiling():
+        sink = None if sink is None else in_memory(sink)
+        bias = bias if bias is None or not _elsewhere(bias) else bias.map_tensors(in_memory)
     if axes.rank != 4:
         q, k, v = (_with_four_axes(t, axes) for t in (q, k, v))
         mask = None if mask is None else mask.on(axes)
@@ -207,6 +210,11 @@ def in_memory(t: Tensor) -> Tensor:
     """A tensor whose numbers are those in its memory: a negative view has them with the other sign,
     and zeros of autograd's have no memory. Kernels that are given addresses do not know."""
     return t.clone() if t._is_zerotensor() else t.resolve_neg()
+
+
+def _elsewhere(value: Bias) -> bool:
+    """Whether numbers of a value are not those in memory."""
+    return any(t.is_neg() or t._is_zerotensor() for t in value.tensors())
 
 
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,7 +24,7 @@ from regard.backends.tiled.loop import TYPES, Attend, Loop, Pull, loop_for
 from regard.backends.tiled.pieces import Packed, Piece, in_rows, lots, pieces
 from regard.backends.tiled.plan import Plan, Product, product_of
 from regard.cancellation import step
-from regard.inputs import AttentionInputs, in_memory
+from regard.inputs import AttentionInputs
 from regard.scores.comparison import Dot
 from regard.transforms import exporting
 
@@ -143,7 +143,7 @@ def attend(x: AttentionInputs, loop: Loop, *, statistics: bool) -> Passed | None
     lse, rest = scratch.new_empty(B, H, Q), scratch.new_empty(B, H, Q)
     many = (B, H, Q) if statistics else (0,)
     largest, entropy = scratch.new_empty(many), scratch.new_empty(many)
-    sink = None if x.sink is None else in_memory(x.sink).to(torch.float32).contiguous()
+    sink = None if x.sink is None else x.sink.to(torch.float32).contiguous()
     bias = LaidBias.of(x)
     for piece in pieces(x, plan, wide=not plan.narrow):
         packed = Packed.of(piece, plan, backward=False)

@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.biases.alibi import Alibi
 from regard.biases.dense import Dense
 from regard.biases.relative import Relative
-from regard.inputs import AttentionInputs, in_memory
+from regard.inputs import AttentionInputs
 
 COPIED = 1 << 22
 """Numbers of another type that are made float32 for a call."""
@@ -36,7 +36,7 @@ class LaidBias(NamedTuple):
             return None
         _, _, Q, K = x.shape
         if isinstance(x.bias, Dense):
-            t = in_memory(x.bias.tensor).to(torch.float32)
+            t = x.bias.tensor.to(torch.float32)
             batch, head, query, key = (
                 0 if n == 1 else step for n, step in zip(t.shape, t.stride(), strict=True)
             )
