@@ -199,6 +199,15 @@ def run_again(backend: Backend, inputs: AttentionInputs, *, statistics: bool) ->
 
 
 @runtime_checkable
+class BindsAnew(Protocol):
+    """A backend with a short way for small calls of one kind, each with a mask of its own."""
+
+    def bound_anew(self, inputs: AttentionInputs) -> Callable[[AttentionInputs], Rows] | None:
+        """How calls like this one run, once their masks are bound; None where there is none."""
+        ...
+
+
+@runtime_checkable
 class SecondPass(Protocol):
     """Questions about the weights, answered from the inputs and lse."""
 

@@ -14,10 +14,10 @@ from regard.backends.contract import Backend
 from regard.between_graphs import between_graphs
 from regard.biases.bias import Bias
 from regard.calls.choice import BACKENDS, choose, refusals
-from regard.calls.kinds import kind_of, kind_with_more, step_of
+from regard.calls.kinds import kind_of, kind_to_bind, kind_with_more, step_of
 from regard.calls.peer_arguments import Unknown, refuse_arguments
 from regard.calls.plans import Plan
-from regard.calls.remembered import KNOWN, found, note, recent, remember
+from regard.calls.remembered import BOUND, KNOWN, found, note, recent, remember, remember_to_bind
 from regard.calls.watchers import changed, show, unwatched, watched, watchers
 from regard.cost.call_counts import dense_pairs, forward_flops, least_bytes, needed_pairs
 from regard.inputs import AttentionInputs, check
@@ -117,7 +117,7 @@ def attention(
         note(known, kind, (q, k, v), mask, scale, backend, statistics=traced)
     if known is not None and not seen:
         return known.run(q, k, v)  # type: ignore[return-value]
-    if kind is not None and traced:
+    if traced and plain and (kind is not None or _binds(q, k, v, mask, scale, softcap)):
         if known is not None:
             return known.shown(q, k, v, mask).rows.out
         return trace(q, k, v, mask=mask, softcap=softcap, scale=scale, dropout=dropout).rows.out
@@ -196,10 +196,15 @@ def trace(
             q, k, v, cu_seqlens, mask, score=score, bias=bias, softcap=softcap, sink=sink,
             scale=scale, dropout=dropout, training=training, backend=backend,
         )  # fmt: skip
-    kind = more = known = None
+    kind = more = known = to_bind = None
     if plain and _drops_none(dropout, training):
         kind = kind_of(q, k, v, mask, scale, softcap, backend, True)
         known = None if kind is None else found(kind)
+        if kind is None and mask is not None:
+            to_bind = kind_to_bind(q, k, v, mask, scale, softcap, backend)
+            bound = None if to_bind is None else BOUND.get(to_bind)
+            if bound is not None:
+                return _shown(bound.trace, q, k, v, mask)
     elif score is None and type(training) is bool and not (compiled or watchers.get()):
         more = kind_with_more(
             q, k, v, mask, scale, softcap, backend, True, bias=bias, sink=sink, dropout=dropout,
@@ -227,6 +232,8 @@ def trace(
         known = remember(more, inputs, chosen, given, mask, statistics=True, beside=(bias, sink))
     if known is not None:
         return _shown(known.trace, q, k, v, mask, inputs.seed)
+    if to_bind is not None:
+        remember_to_bind(to_bind, inputs, (q, k, v), chosen)
     return _shown(_observed, inputs, chosen, mask)
 
 
@@ -262,6 +269,13 @@ def _trace_packed(packed: JaggedInputs, mask: Mask | None, **options: Any) -> Tr
 
 def _is_one_query(q: Any, k: Any) -> bool:
     return isinstance(q, Tensor) and q.ndim == 1 and isinstance(k, Tensor) and k.ndim == 2
+
+
+def _binds(
+    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, softcap: float | None
+) -> bool:
+    """Whether a traced call is one of those whose masks are bound anew."""
+    return mask is not None and kind_to_bind(q, k, v, mask, scale, softcap, None) is not None
 
 
 def _drops_none(dropout: float, training: bool) -> bool:

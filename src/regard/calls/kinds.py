@@ -174,6 +174,44 @@ def kind_with_more(
     return None if kind is None else (*kind, *more)
 
 
+def kind_to_bind(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask | None,
+    scale: float | None,
+    softcap: float | None,
+    backend: str | None,
+) -> Hashable | None:
+    """The kind of a traced call on a CPU whose mask holds tensors and is bound anew each time; None
+    if it has none."""
+    if not isinstance(q, Tensor) or not q.is_cpu:
+        return None
+    parts = _form(mask) if isinstance(mask, Mask) else None
+    kind = None if parts is None else kind_of(q, k, v, None, scale, softcap, backend, True)
+    return None if kind is None else (*kind, parts)
+
+
+def _form(value: Value) -> tuple[Any, ...] | None:
+    """All of a mask but for the numbers in its tensors; None for one made of anything else."""
+    if not cannot_change(value) or "__dataclass_fields__" not in vars(type(value)):
+        return None
+    found: list[Any] = [type(value)]
+    for part in value._parts():
+        if isinstance(part, Value):
+            inside = _form(part)
+            if inside is None:
+                return None
+            found.append(inside)
+        elif type(part) is Tensor and part.is_cpu:
+            found.append((part.shape, part.dtype))
+        elif part is None or isinstance(part, (int, float)):
+            found.append(part)
+        else:
+            return None
+    return tuple(found)
+
+
 def _mark(t: Tensor) -> tuple[Any, ...]:
     return t.data_ptr(), t._version, t.shape, t.stride(), t.dtype
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.backends.contract import Backend, Repeated, Rows, SecondPass
+from regard.backends.contract import Backend, BindsAnew, Repeated, Rows, SecondPass
 from regard.calls.alike import Alike, alike
 from regard.calls.kinds import Kind, step_of
 from regard.calls.watchers import columns_for, show, weighs
@@ -91,6 +91,21 @@ class Known:
         return made
 
 
+@dataclass
+class Bound:
+    """How small traced calls of one kind are run, each with a mask that is bound for it."""
+
+    run: Callable[[AttentionInputs], Rows]
+    like: Known
+
+    def trace(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Trace:
+        inputs = self.like._inputs(q, k, v)
+        inputs.__dict__["mask"] = mask.bind(inputs.shape, q.device)
+        return self.like._traced(inputs, self.run(inputs), mask)
+
+
+BOUND: dict[Hashable, Bound | None] = {}
+"""Those whose masks are bound anew; None where there is no short way."""
 KNOWN: dict[Hashable, Known] = {}
 RECENT: dict[bool, tuple[tuple[str | None, Alike, Known], ...]] = {False: (), True: ()}
 """What came again last, of outputs and of traces: the backend that was asked for, what recognises
@@ -157,6 +172,22 @@ def note(
         return
     others = (each for each in RECENT[statistics] if each[2] is not known)
     RECENT[statistics] = ((backend, known.like, known), *others)[:_LAST]
+
+
+def remember_to_bind(
+    kind: Hashable, inputs: AttentionInputs, given: tuple[Tensor, Tensor, Tensor], chosen: Backend
+) -> None:
+    """Keep how a call is run whose mask is bound anew each time, or that there is no short way."""
+    if kind in BOUND:
+        return
+    if len(BOUND) >= _ROOM:
+        BOUND.clear()
+    BOUND[kind] = None
+    as_given = all(a is b for a, b in zip(given, (inputs.q, inputs.k, inputs.v), strict=True))
+    run = chosen.bound_anew(inputs) if as_given and isinstance(chosen, BindsAnew) else None
+    if run is not None:
+        rest = {f.name: getattr(inputs, f.name) for f in fields(inputs)[3:]} | {"mask": None}
+        BOUND[kind] = Bound(run, Known(run, chosen.name, rest, chosen.questions(), None))
 
 
 def remember(

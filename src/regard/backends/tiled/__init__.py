@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from regard.backends.tiled.fused import fusing, outruns_pytorch
 from regard.backends.tiled.loop import described
 from regard.backends.tiled.operators import empty_out, run
 from regard.backends.tiled.plan import Plan
-from regard.backends.tiled.prepared_call import prepared
+from regard.backends.tiled.prepared_call import prepared, prepared_to_bind
 from regard.backends.tiled.prepared_training import prepared_to_learn
 from regard.backends.tiled.second_pass import TiledPass
 from regard.backends.tiled.tiles import KEY_TILE, takes_all, tile_size
@@ -44,6 +46,9 @@ class Tiled:
         if inputs.needs_grad:
             return prepared_to_learn(inputs, statistics=statistics) or plainly
         return prepared(inputs, plainly, statistics=statistics) or plainly
+
+    def bound_anew(self, inputs: AttentionInputs) -> Callable[[AttentionInputs], Rows] | None:
+        return prepared_to_bind(inputs, self.observe)
 
     def questions(self) -> SecondPass:
         return TiledPass()

@@ -4,6 +4,8 @@ needs no more than memory of its own and the addresses of its tensors."""
 from __future__ import annotations
 
 import ctypes
+from array import array
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,9 +17,10 @@ from regard.backends.tiled.fused import described, fusing
 from regard.backends.tiled.loop import AGAIN, Attend, Loop, inner_loop
 from regard.backends.tiled.pieces import Lot, Packed, lots, pieces
 from regard.backends.tiled.plan import Plan, Product
-from regard.backends.tiled.tiles import takes_all
+from regard.backends.tiled.tiles import grouped, takes_all
 from regard.cancellation import step
 from regard.inputs import AttentionInputs
+from regard.masks.algebra import pairs
 from regard.transforms import recorded
 
 _FLOAT = torch.float32.itemsize
@@ -75,7 +78,53 @@ def prepared(x: AttentionInputs, plainly: Repeated, *, statistics: bool) -> Repe
     kind = None if x.needs_grad else kind_of(x)
     if kind is None:
         return None
-    dtype, loop, plan = x.q.dtype, kind.loop, kind.plan
+    attend = _attending(kind, x.q.dtype, statistics=statistics)
+
+    def again(q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
+        found = attend(q, k, v, 0)
+        return plainly(q, k, v) if found is None else found
+
+    return again
+
+
+def prepared_to_bind(
+    x: AttentionInputs, run: Callable[[AttentionInputs], Rows]
+) -> Callable[[AttentionInputs], Rows] | None:
+    """The same with all statistics, for calls of which each has a mask with other numbers; None
+    where each must be looked at. `run` runs those in which a masked value may have done harm."""
+    if x.mask is None or x.needs_grad or not takes_all(x, x.shape.Q):
+        return None
+    kind = kind_of(x)
+    if kind is None or kind.plan.band is not None or len(kind.parts) != 1:
+        return None
+    ((lot, _, _),), plan = kind.parts, kind.plan
+    assert lot.tables is not None
+    cuts = list(zip(*[iter(lot.tables[1])] * 4, strict=True))
+    if [cut[2:] for cut in cuts] != [(i, i + 1) for i in range(len(cuts))]:
+        return None
+    attend = _attending(kind, x.q.dtype, statistics=True)
+    queries, keys = torch.arange(plan.Q), torch.arange(plan.K)
+    axes = plan.B, plan.G, plan.group
+
+    def again(x: AttentionInputs) -> Rows:
+        assert x.mask is not None
+        hidden = grouped(~pairs(x.mask, queries, keys), plan.group).contiguous()
+        *strides, _ = hidden.expand(*axes, -1, -1).stride()
+        table, parts = hidden.data_ptr(), array("l")
+        for start, stop, *_ in cuts:
+            parts.extend((0, stop - start, table + start, *strides))
+        found = attend(x.q, x.k, x.v, parts.buffer_info()[0])
+        return run(x) if found is None else found  # type: ignore[return-value]
+
+    return again
+
+
+def _attending(
+    kind: Kind, dtype: torch.dtype, *, statistics: bool
+) -> Callable[[Tensor, Tensor, Tensor, int], Rows | Tensor | None]:
+    """A function that runs a call from its tensors and the address of what its mask hides, or 0. It
+    gives None where the call must be run plainly."""
+    loop, plan = kind.loop, kind.plan
     B, H, Q, E, threads = plan.B, plan.H, plan.Q, plan.E, plan.threads
     parts, size, copied, is_packed = kind.parts, kind.size, kind.copied, kind.packed
     tiles = -(-Q // plan.rows)
@@ -85,14 +134,14 @@ def prepared(x: AttentionInputs, plainly: Repeated, *, statistics: bool) -> Repe
     table_like = (3, B, H, Q), (step_of_table, H * Q, Q, 1), torch.float32
     narrow, multiplied_by = plan.narrow, _narrow_product(plan, loop)
 
-    def again(q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, hidden: int) -> Rows | Tensor | None:
         if not kind.is_usable:
-            return plainly(q, k, v)
+            return None
         # oneDNN can be switched off between calls.
         if is_packed and not torch._C._get_mkldnn_enabled():
-            return plainly(q, k, v)
+            return None
         if narrow and _narrow_product(plan, loop) != multiplied_by:
-            return plainly(q, k, v)
+            return None
         # Held until the call is over.
         a, b, c = (t.to(torch.float32) for t in (q, k, v)) if copied else (q, k, v)
         out = empty(*out_like)
@@ -104,17 +153,17 @@ def prepared(x: AttentionInputs, plainly: Repeated, *, statistics: bool) -> Repe
         memory = borrow(size)
         given = (
             a.data_ptr(), b.data_ptr(), c.data_ptr(), out.data_ptr(), largest, entropy, lse, 0,
-            memory.address, threads,
+            memory.address, hidden, threads,
         )  # fmt: skip
         for lot, _, shared in parts:
             step(lot.first, tiles)
             if not loop.attend_again(AGAIN.pack(shared, *given)):
-                return plainly(q, k, v)
+                return None
         give_back(memory, size)
         out = out.to(dtype) if copied else out
         return out if table is None else Tabled(out, table)
 
-    return again
+    return attend
 
 
 def _places(plan: Plan, packed: Packed | None) -> tuple[dict[str, int], int]:

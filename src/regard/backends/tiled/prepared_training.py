@@ -65,7 +65,8 @@ class Forward:
         memory = borrow(kind.size)
         given = (
             q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), largest.data_ptr(),
-            entropy.data_ptr(), lse.data_ptr(), rest.data_ptr(), memory.address, kind.plan.threads,
+            entropy.data_ptr(), lse.data_ptr(), rest.data_ptr(), memory.address, 0,
+            kind.plan.threads,
         )  # fmt: skip
         for lot, _, shared in kind.parts:
             step(lot.first, self._tiles)

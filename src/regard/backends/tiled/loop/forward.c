@@ -199,6 +199,7 @@ typedef struct {
     void *out;
     float *largest, *entropy, *lse, *rest; /* each may be absent */
     char *memory;
+    const part *parts; /* what its mask hides, if that is not the same for all of the kind */
     long threads;
 } known_call;
 
@@ -217,6 +218,8 @@ int regard_attend_again(const known_call *known)
     f.largest = known->largest, f.entropy = known->entropy;
     f.lse = known->lse, f.rest = known->rest;
     c->scratch = (float *)(known->memory + (uintptr_t)c->scratch);
+    if (known->parts)
+        c->parts = known->parts;
     if (c->multiply_packed) {
         c->k_packed = (uint16_t *)(known->memory + (uintptr_t)c->k_packed);
         c->v_packed = (uint16_t *)(known->memory + (uintptr_t)c->v_packed);
