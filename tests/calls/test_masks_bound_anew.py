@@ -131,7 +131,8 @@ def test_gradients_come_after_calls_without(checked: list[object]) -> None:
         right = [t.double().requires_grad_() for t in qkv]
         regard.trace(*right, mask=own, backend="reference").out.sum().backward()
         for ours, want in zip(learned, right, strict=True):
-            assert ours.grad is not None and want.grad is not None
+            assert ours.grad is not None
+            assert want.grad is not None
             torch.testing.assert_close(ours.grad.double(), want.grad, atol=1e-5, rtol=1e-5)
 
 
