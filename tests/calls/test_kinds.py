@@ -16,9 +16,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 import regard
-from regard import masks
-from regard.calls import dispatch, remembered
-from regard.calls.kinds import kind_of, marked, step_of, unshared
+from regard import biases, masks
+from regard.calls import dispatch, kinds, remembered
+from regard.calls.kinds import kind_of, kind_with_more, marked, step_of, unshared
 from tests.torch_settings import deterministic, threads
 
 
@@ -300,3 +300,84 @@ def test_a_step_is_checked_once_and_right_for_any_number_of_keys(
     k, v = torch.randn(2, 1, 2, 50, 8)
     alone = regard.attention(q, k, v, mask=masks.causal(0))
     torch.testing.assert_close(alone, v[:, :, :1].repeat_interleave(2, 1))
+
+
+SINK = torch.zeros(2)
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls with more have kinds on a GPU alone."""
+    monkeypatch.setattr(kinds, "_on_gpu", lambda q: True)
+
+
+def kind_with(**changed: Any) -> Any:
+    given: dict[str, Any] = {name: tensor() for name in "qkv"}
+    given |= {"mask": None, "scale": None, "softcap": None, "backend": None, "statistics": False}
+    given |= {"bias": None, "sink": SINK, "dropout": 0.0, "training": True}
+    return kind_with_more(**(given | changed))
+
+
+MORE: dict[str, dict[str, Any]] = {
+    **CHANGES,
+    "another sink": {"sink": SINK.clone()},
+    "a part of it": {"sink": SINK[:1]},
+    "none": {"sink": None},
+    "dropout": {"dropout": 0.1},
+    "more of it": {"dropout": 0.2},
+}
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_more_that_is_asked_for() -> None:
+    found = [kind_with(), *(kind_with(**change) for change in MORE.values())]
+    assert None not in found
+    assert len(set(found)) == len(found)
+    assert kind_with(dropout=0.1, training=False) == kind_with()
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_a_sink_that_was_written_to_is_another() -> None:
+    sink = torch.zeros(2)
+    before = kind_with(sink=sink)
+    sink += 1
+    assert kind_with(sink=sink) != before
+
+
+def _made_for_inference() -> Tensor:
+    with torch.inference_mode():
+        return torch.zeros(2)
+
+
+@pytest.mark.usefixtures("on_gpu")
+@pytest.mark.parametrize(
+    "change",
+    {
+        "a sink that learns": {"sink": torch.zeros(2, requires_grad=True)},
+        "one that counts no writes": {"sink": _made_for_inference()},
+        "a negative view": {"sink": torch._neg_view(torch.zeros(2))},
+        "no tensor": {"sink": [0.0, 0.0]},
+        "a dense bias": {"bias": biases.dense(torch.zeros(6, 6))},
+        "all dropped": {"dropout": 1.0},
+        "too much": {"dropout": 1.5, "training": False},
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_what_has_no_kind_with_more(change: tuple[str, dict[str, Any]]) -> None:
+    assert kind_with(**change[1]) is None
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_nothing_is_asked_of_tensors_under_transforms() -> None:
+    """Some have no memory."""
+    asked: list[object] = []
+
+    def call(sink: Tensor) -> Tensor:
+        asked.append(kind_with(sink=sink))
+        asked.append(kind_with(bias=biases.alibi(sink), sink=None))
+        return sink.sum()
+
+    torch.func.vmap(call)(torch.zeros(3, 2))
+    torch.func.grad(call)(SINK)
+    torch.func.jvp(call, (SINK,), (SINK,))
+    assert asked == [None] * 6

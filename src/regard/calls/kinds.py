@@ -148,30 +148,26 @@ def kind_with_more(
 ) -> Hashable | None:
     """The kind of a call on a GPU that drops weights, or has a sink or a bias of few numbers, which
     do not learn; None if it has none. Whoever keeps it must keep sink and bias too."""
-    if not (isinstance(q, Tensor) and q.is_cuda):
+    if not _on_gpu(q) or not (dropout == 0 or (type(dropout) is float and 0 < dropout < 1)):
         return None
-    if not (dropout == 0 or (type(dropout) is float and 0 < dropout < 1)):
+    kind = kind_of(q, k, v, mask, scale, softcap, backend, statistics)
+    if kind is None or not (bias is None or type(bias) in _FEW_NUMBERS):
         return None
-    more: list[Any] = [dropout if training else 0.0]
-    given: list[Tensor] = []
-    if bias is not None:
-        if type(bias) not in _FEW_NUMBERS:
-            return None
-        given += bias.tensors()
-        more.append(marked(bias, q.device))
-    if sink is not None:
-        given.append(sink)
-        more.append(_mark(sink) if isinstance(sink, Tensor) else None)
+    given = ([] if bias is None else bias.tensors()) + ([] if sink is None else [sink])
     learns = _grad_enabled()
     for t in given:
         if type(t) not in _PLAIN or t.device != q.device or t.is_inference() or t.is_neg():
             return None
         if learns and t.requires_grad:
             return None
-    if None in more:
+    biased = None if bias is None else marked(bias, q.device)
+    if bias is not None and biased is None:
         return None
-    kind = kind_of(q, k, v, mask, scale, softcap, backend, statistics)
-    return None if kind is None else (*kind, *more)
+    return *kind, dropout if training else 0.0, biased, None if sink is None else _mark(sink)
+
+
+def _on_gpu(q: object) -> bool:
+    return isinstance(q, Tensor) and q.is_cuda
 
 
 def kind_to_bind(
