@@ -98,3 +98,11 @@ def test_small_logits_are_bounded_exactly() -> None:
         capped = regard.trace(q, k, k, softcap=1.0, scale=1.0, backend="tiled").max_logit
         want = torch.tanh(q.double() @ k.double().mT).amax(-1)
         assert ((capped - want) / want).abs().max() < 5e-7
+
+
+def test_logits_far_beyond_the_cap() -> None:
+    """Whose powers are no numbers."""
+    q = torch.tensor([1e-3, 1.0, 30.0, 1e5, 1e30, -30.0, -1e5, -1e30])[None, None, :, None]
+    one = torch.ones(1, 1, 3, 1)
+    t = regard.trace(q, one, one, softcap=2.0, scale=1.0, backend="tiled")
+    torch.testing.assert_close(t.max_logit, 2 * torch.tanh(q[..., 0] / 2))

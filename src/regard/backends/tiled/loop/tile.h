@@ -83,10 +83,11 @@ static inline float exponential1(float x)
 }
 
 /* The hyperbolic tangent, to some units in the last place: near 0, where a difference from 1 would
-cancel, five terms of its series, which err by 1e-8 of it at most. */
+cancel, five terms of its series, which err by 1e-8 of it at most. Beyond 20 it is 1. */
 static inline floats tangent(floats x)
 {
-    const floats a = (floats)((ints)x & 0x7fffffff), y = x * x;
+    const floats size = (floats)((ints)x & 0x7fffffff), y = x * x;
+    const floats a = either(size > 20.0f, (floats){0} + 20.0f, size);
     const floats far = 1.0f - 2.0f / (exponential(a + a) + 1.0f);
     floats near = 62.0f / 2835.0f * y - 17.0f / 315.0f;
     near = near * y + 2.0f / 15.0f;
