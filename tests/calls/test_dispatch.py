@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -96,6 +97,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The backends that really run, in order; none is known from earlier calls."""
     names: list[str] = []
     monkeypatch.setattr(remembered, "KNOWN", {})
+    monkeypatch.setattr(remembered, "BOUND", {})
     monkeypatch.setattr(remembered, "RECENT", {False: (), True: ()})
     for name, backend in BACKENDS.items():
         for method in ("attend", "observe"):
@@ -106,12 +108,11 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 return run(inputs)
 
             monkeypatch.setattr(backend, method, spy, raising=True)
-        repeated = backend.repeated
 
-        def spied(
-            inputs: Any, *, statistics: bool, name: str = name, repeated: Any = repeated
-        ) -> Any:
+        def spied(inputs: Any, *, statistics: bool, name: str, repeated: Any) -> Any:
             run = repeated(inputs, statistics=statistics)
+            if run is None:
+                return None
 
             def again(*given: Any) -> Any:
                 before = len(names)
@@ -122,7 +123,10 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
             return again
 
-        monkeypatch.setattr(backend, "repeated", spied)
+        for method in ("repeated", "bound_anew"):
+            if hasattr(backend, method):
+                spy_of = partial(spied, name=name, repeated=getattr(backend, method))
+                monkeypatch.setattr(backend, method, spy_of)
     return names
 
 

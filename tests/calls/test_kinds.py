@@ -356,7 +356,6 @@ def _made_for_inference() -> Tensor:
         "a sink that learns": {"sink": torch.zeros(2, requires_grad=True)},
         "one that counts no writes": {"sink": _made_for_inference()},
         "a negative view": {"sink": torch._neg_view(torch.zeros(2))},
-        "no tensor": {"sink": [0.0, 0.0]},
         "a dense bias": {"bias": biases.dense(torch.zeros(6, 6))},
         "all dropped": {"dropout": 1.0},
         "too much": {"dropout": 1.5, "training": False},

@@ -200,10 +200,12 @@ def run_again(backend: Backend, inputs: AttentionInputs, *, statistics: bool) ->
 
 @runtime_checkable
 class BindsAnew(Protocol):
-    """A backend with a short way for small calls of one kind, each with a mask of its own."""
+    """A backend with a short way for calls of one kind, each with a mask and a bias of its own."""
 
-    def bound_anew(self, inputs: AttentionInputs) -> Callable[[AttentionInputs], Rows] | None:
-        """How calls like this one run, once their masks are bound; None where there is none."""
+    def bound_anew(
+        self, inputs: AttentionInputs, *, statistics: bool
+    ) -> Callable[[AttentionInputs], Rows | Tensor] | None:
+        """How calls like this one run, once mask and bias are bound; None where there is none."""
         ...
 
 

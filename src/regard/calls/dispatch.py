@@ -17,7 +17,15 @@ from regard.calls.choice import BACKENDS, choose, refusals
 from regard.calls.kinds import kind_of, kind_to_bind, kind_with_more, step_of
 from regard.calls.peer_arguments import Unknown, refuse_arguments
 from regard.calls.plans import Plan
-from regard.calls.remembered import BOUND, KNOWN, found, note, recent, remember, remember_to_bind
+from regard.calls.remembered import (
+    found,
+    found_to_bind,
+    found_with_more,
+    note,
+    recent,
+    remember,
+    remember_to_bind,
+)
 from regard.calls.watchers import changed, show, unwatched, watched, watchers
 from regard.cost.call_counts import dense_pairs, forward_flops, least_bytes, needed_pairs
 from regard.inputs import AttentionInputs, check
@@ -103,7 +111,7 @@ def attention(
             q, k, v, cu_seqlens, mask, score=score, bias=bias, softcap=softcap, sink=sink,
             scale=scale, dropout=dropout, training=training, backend=backend,
         )  # fmt: skip
-    kind = more = known = None
+    kind = more = known = to_bind = None
     if plain and (dropout == 0 or _drops_none(dropout, training)):
         kind = kind_of(q, k, v, mask, scale, softcap, backend, traced)
         known = None if kind is None else found(kind)
@@ -112,15 +120,24 @@ def attention(
             q, k, v, mask, scale, softcap, backend, False, bias=bias, sink=sink, dropout=dropout,
             training=training,
         )  # fmt: skip
-        known = None if more is None else KNOWN.get(more)
+        known = found_with_more(more)
     if known is not None and kind is not None and softcap is None and dropout == 0:
         note(known, kind, (q, k, v), mask, scale, backend, statistics=traced)
     if known is not None and not seen:
         return known.run(q, k, v)  # type: ignore[return-value]
-    if traced and plain and (kind is not None or _binds(q, k, v, mask, scale, softcap)):
+    binds = kind is None and not (compiled or score is not None or sink is not None)
+    if binds and (mask is not None or bias is not None) and _drops_none(dropout, training):
+        # A backend that is asked for by name gives the output, whoever watches.
+        to_bind = kind_to_bind(q, k, v, mask, scale, softcap, backend, traced, bias)
+        bound = None if seen else found_to_bind(to_bind)
+        if bound is not None:
+            return bound.output(q, k, v, mask, bias)
+    if traced and (kind is not None or to_bind is not None):
         if known is not None:
             return known.shown(q, k, v, mask).rows.out
-        return trace(q, k, v, mask=mask, softcap=softcap, scale=scale, dropout=dropout).rows.out
+        return trace(
+            q, k, v, mask=mask, bias=bias, softcap=softcap, scale=scale, dropout=dropout
+        ).rows.out  # fmt: skip
     if any_nested(q, k, v):
         return _attend_packed(
             pack(q, k, v, mask, bias), score=score, bias=bias, softcap=softcap, sink=sink,
@@ -149,6 +166,11 @@ def attention(
             return known.run(q, k, v, inputs.seed)  # type: ignore[return-value]
     if known is not None:
         return known.run(q, k, v)  # type: ignore[return-value]
+    if to_bind is not None:
+        given = (q, k, v)
+        bound = remember_to_bind(to_bind, inputs, given, mask, chosen, statistics=False)
+        if bound is not None:
+            return bound.output(q, k, v, mask, bias)
     return inputs.in_kind(chosen.attend(inputs))
 
 
@@ -200,21 +222,22 @@ def trace(
     if plain and _drops_none(dropout, training):
         kind = kind_of(q, k, v, mask, scale, softcap, backend, True)
         known = None if kind is None else found(kind)
-        if kind is None and mask is not None:
-            to_bind = kind_to_bind(q, k, v, mask, scale, softcap, backend)
-            bound = None if to_bind is None else BOUND.get(to_bind)
-            if bound is not None:
-                return _shown(bound.trace, q, k, v, mask)
     elif score is None and type(training) is bool and not (compiled or watchers.get()):
         more = kind_with_more(
             q, k, v, mask, scale, softcap, backend, True, bias=bias, sink=sink, dropout=dropout,
             training=training,
         )  # fmt: skip
-        known = None if more is None else KNOWN.get(more)
+        known = found_with_more(more)
     if known is not None:
         if kind is not None and softcap is None and dropout == 0:
             note(known, kind, (q, k, v), mask, scale, backend, statistics=True)
         return known.shown(q, k, v, mask) if watched() else known.trace(q, k, v, mask)
+    binds = kind is None and not (compiled or score is not None or sink is not None)
+    if binds and (mask is not None or bias is not None) and _drops_none(dropout, training):
+        to_bind = kind_to_bind(q, k, v, mask, scale, softcap, backend, True, bias)
+        bound = found_to_bind(to_bind)
+        if bound is not None:
+            return _shown(bound.trace, q, k, v, mask, bias)
     if any_nested(q, k, v):
         return _trace_packed(
             pack(q, k, v, mask, bias), mask, score=score, bias=bias, softcap=softcap, sink=sink,
@@ -233,7 +256,10 @@ def trace(
     if known is not None:
         return _shown(known.trace, q, k, v, mask, inputs.seed)
     if to_bind is not None:
-        remember_to_bind(to_bind, inputs, (q, k, v), chosen)
+        given = (q, k, v)
+        bound = remember_to_bind(to_bind, inputs, given, mask, chosen, statistics=True)
+        if bound is not None:
+            return _shown(bound.trace, q, k, v, mask, bias)
     return _shown(_observed, inputs, chosen, mask)
 
 
@@ -269,13 +295,6 @@ def _trace_packed(packed: JaggedInputs, mask: Mask | None, **options: Any) -> Tr
 
 def _is_one_query(q: Any, k: Any) -> bool:
     return isinstance(q, Tensor) and q.ndim == 1 and isinstance(k, Tensor) and k.ndim == 2
-
-
-def _binds(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, scale: float | None, softcap: float | None
-) -> bool:
-    """Whether a traced call is one of those whose masks are bound anew."""
-    return mask is not None and kind_to_bind(q, k, v, mask, scale, softcap, None) is not None
 
 
 def _drops_none(dropout: float, training: bool) -> bool:

@@ -178,18 +178,29 @@ def kind_to_bind(
     scale: float | None,
     softcap: float | None,
     backend: str | None,
+    statistics: bool,
+    bias: Bias | None,
 ) -> Hashable | None:
-    """The kind of a traced call on a CPU whose mask holds tensors and is bound anew each time; None
-    if it has none."""
+    """The kind of a call on a CPU whose mask or bias holds tensors and is bound anew each time;
+    None if it has none."""
     if not isinstance(q, Tensor) or not q.is_cpu:
         return None
-    parts = _form(mask) if isinstance(mask, Mask) else None
-    kind = None if parts is None else kind_of(q, k, v, None, scale, softcap, backend, True)
-    return None if kind is None else (*kind, parts)
+    if not statistics and softcap is None and type(bias) not in _FEW_NUMBERS:
+        # PyTorch's own kernel attends, or tables of the mask are large.
+        return None
+    forms: list[Any] = []
+    for value, kind in ((mask, Mask), (bias, Bias)):
+        form = _form(value) if isinstance(value, kind) else None
+        if value is not None and form is None:
+            return None
+        forms.append(form)
+    found = kind_of(q, k, v, None, scale, softcap, backend, statistics)
+    return None if found is None else (*found, *forms)
 
 
 def _form(value: Value) -> tuple[Any, ...] | None:
-    """All of a mask but for the numbers in its tensors; None for one made of anything else."""
+    """All of a mask or a bias but for the numbers in its tensors; None for one made of anything
+    else, or that learns."""
     if not cannot_change(value) or "__dataclass_fields__" not in vars(type(value)):
         return None
     found: list[Any] = [type(value)]
@@ -199,7 +210,9 @@ def _form(value: Value) -> tuple[Any, ...] | None:
             if inside is None:
                 return None
             found.append(inside)
-        elif type(part) is Tensor and part.is_cpu:
+        elif type(part) in _PLAIN and part.is_cpu:
+            if part.requires_grad:
+                return None
             found.append((part.shape, part.dtype))
         elif part is None or isinstance(part, (int, float)):
             found.append(part)

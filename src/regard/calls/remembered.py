@@ -12,6 +12,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regard.backends.contract import Backend, BindsAnew, Repeated, Rows, SecondPass
+from regard.biases.bias import Bias
 from regard.calls.alike import Alike, alike
 from regard.calls.kinds import Kind, step_of
 from regard.calls.watchers import columns_for, show, weighs
@@ -93,19 +94,34 @@ class Known:
 
 @dataclass
 class Bound:
-    """How small traced calls of one kind are run, each with a mask that is bound for it."""
+    """How calls of one kind are run, each with a mask and a bias that are bound for it."""
 
-    run: Callable[[AttentionInputs], Rows]
+    run: Callable[[AttentionInputs], Rows | Tensor]
     like: Known
 
-    def trace(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Trace:
+    def output(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Bias | None
+    ) -> Tensor:
+        return self.run(self._inputs(q, k, v, mask, bias))  # type: ignore[return-value]
+
+    def trace(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Bias | None) -> Trace:
+        inputs = self._inputs(q, k, v, mask, bias)
+        return self.like._traced(inputs, self.run(inputs), mask)  # type: ignore[arg-type]
+
+    def _inputs(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None, bias: Bias | None
+    ) -> AttentionInputs:
         inputs = self.like._inputs(q, k, v)
-        inputs.__dict__["mask"] = mask.bind(inputs.shape, q.device)
-        return self.like._traced(inputs, self.run(inputs), mask)
+        own, shape = inputs.__dict__, inputs.shape
+        if mask is not None:
+            own["mask"] = mask.bind(shape, q.device)
+        if bias is not None:
+            own["bias"] = bias.bind(shape, q.device).computed_in(inputs.compute_dtype)
+        return inputs
 
 
 BOUND: dict[Hashable, Bound | None] = {}
-"""Those whose masks are bound anew; None where there is no short way."""
+"""Those whose masks and biases are bound anew; None where there is no short way."""
 KNOWN: dict[Hashable, Known] = {}
 RECENT: dict[bool, tuple[tuple[str | None, Alike, Known], ...]] = {False: (), True: ()}
 """What came again last, of outputs and of traces: the backend that was asked for, what recognises
@@ -129,6 +145,16 @@ def found(kind: Kind) -> Known | None:
     step = step_of(kind) if kind[0][0][2] == 1 else None
     known = None if step is None else KNOWN.get(step)
     return KNOWN.get(kind) if known is None else known
+
+
+def found_with_more(kind: Hashable | None) -> Known | None:
+    """The same for one with dropout, a sink or a bias of few numbers."""
+    return None if kind is None else KNOWN.get(kind)
+
+
+def found_to_bind(kind: Hashable | None) -> Bound | None:
+    """The same for one whose mask and bias are bound anew."""
+    return None if kind is None else BOUND.get(kind)
 
 
 def recent(
@@ -175,19 +201,40 @@ def note(
 
 
 def remember_to_bind(
-    kind: Hashable, inputs: AttentionInputs, given: tuple[Tensor, Tensor, Tensor], chosen: Backend
-) -> None:
-    """Keep how a call is run whose mask is bound anew each time, or that there is no short way."""
+    kind: Hashable,
+    inputs: AttentionInputs,
+    given: tuple[Tensor, Tensor, Tensor],
+    mask: Mask | None,
+    chosen: Backend,
+    *,
+    statistics: bool,
+) -> Bound | None:
+    """Keep how a call is run whose mask and bias are bound anew each time, or that there is no
+    short way."""
     if kind in BOUND:
-        return
+        return BOUND[kind]
     if len(BOUND) >= _ROOM:
         BOUND.clear()
     BOUND[kind] = None
     as_given = all(a is b for a, b in zip(given, (inputs.q, inputs.k, inputs.v), strict=True))
-    run = chosen.bound_anew(inputs) if as_given and isinstance(chosen, BindsAnew) else None
-    if run is not None:
-        rest = {f.name: getattr(inputs, f.name) for f in fields(inputs)[3:]} | {"mask": None}
-        BOUND[kind] = Bound(run, Known(run, chosen.name, rest, chosen.questions(), None))
+    if not as_given or not isinstance(chosen, BindsAnew) or _may_be_a_band(mask, inputs.mask):
+        return None
+    run = chosen.bound_anew(inputs, statistics=statistics)
+    if run is None:
+        return None
+    rest = {f.name: getattr(inputs, f.name) for f in fields(inputs)[3:]}
+    rest |= {"mask": None, "bias": None}
+    like = Known(run, chosen.name, rest, chosen.questions() if statistics else None, None)
+    BOUND[kind] = found = Bound(run, like)
+    return found
+
+
+def _may_be_a_band(mask: Mask | None, bound: Mask | None) -> bool:
+    """Whether a mask that holds tensors is a band with the numbers of one call: with others it may
+    be none."""
+    if mask is None or not mask.tensors():
+        return False
+    return bound is None or bound.band() is not None
 
 
 def remember(

@@ -99,7 +99,7 @@ def test_a_graph_holds_the_lists_of_launches_that_it_replays(
         attend(x.q, x.k, x.v)
         layout._MADE.held.clear()
         assert attend.replay is not None
-        read = weakref.ref(attend.replay[1][0].rules[0].lists.full)
+        read = weakref.ref(attend.replay[1][0].held[0].lists.full)
         graph(captured)
         attend(x.q, x.k, x.v)
         graph(False)

@@ -47,8 +47,11 @@ class Tiled:
             return prepared_to_learn(inputs, statistics=statistics) or plainly
         return prepared(inputs, plainly, statistics=statistics) or plainly
 
-    def bound_anew(self, inputs: AttentionInputs) -> Callable[[AttentionInputs], Rows] | None:
-        return prepared_to_bind(inputs, self.observe)
+    def bound_anew(
+        self, inputs: AttentionInputs, *, statistics: bool
+    ) -> Callable[[AttentionInputs], Rows | Tensor] | None:
+        plainly = self.observe if statistics else self.attend
+        return prepared_to_bind(inputs, plainly, statistics=statistics)
 
     def questions(self) -> SecondPass:
         return TiledPass()

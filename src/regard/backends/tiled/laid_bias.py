@@ -18,6 +18,8 @@ from regard.biases.dense import Dense
 from regard.biases.relative import Relative
 from regard.inputs import AttentionInputs
 
+NO_BIAS = (0, 0, 0, 0, 0)
+"""An address and four steps, where there is none."""
 COPIED = 1 << 22
 """Numbers of another type that are made float32 for a call."""
 
@@ -50,9 +52,12 @@ class LaidBias(NamedTuple):
 
     def fields(self, batch: int, head: int) -> dict[str, object]:
         """The fields of a call that begins at a batch entry and a head."""
-        at = self.start + batch * self.steps[0] + head * self.steps[1]
-        address = self.numbers.data_ptr() + at * self.numbers.element_size()
+        address = self.address(batch, head)
         return {"bias": address, "bias_steps": (ctypes.c_long * 4)(*self.steps)}
+
+    def address(self, batch: int = 0, head: int = 0) -> int:
+        at = self.start + batch * self.steps[0] + head * self.steps[1]
+        return self.numbers.data_ptr() + at * self.numbers.element_size()
 
 
 def can_be_laid(x: AttentionInputs) -> bool:

@@ -14,13 +14,14 @@ from torch import Tensor
 from regard.backends.contract import Repeated, Rows, Tabled, table_step
 from regard.backends.tiled.call_memory import borrow, empty, give_back
 from regard.backends.tiled.fused import described, fusing
+from regard.backends.tiled.laid_bias import NO_BIAS, LaidBias
 from regard.backends.tiled.loop import AGAIN, Attend, Loop, inner_loop
 from regard.backends.tiled.pieces import Lot, Packed, lots, pieces
 from regard.backends.tiled.plan import Plan, Product
 from regard.backends.tiled.tiles import grouped, takes_all
 from regard.cancellation import step
 from regard.inputs import AttentionInputs
-from regard.masks.algebra import pairs
+from regard.masks.algebra import Mask, pairs
 from regard.transforms import recorded
 
 _FLOAT = torch.float32.itemsize
@@ -49,9 +50,10 @@ class Kind(NamedTuple):
 
 
 def kind_of(x: AttentionInputs) -> Kind | None:
-    """The kind of a call that can run as a whole in C; None where each must be looked at."""
+    """The kind of a call that can run as a whole in C, but for its bias; None where each must be
+    looked at."""
     loop = fusing(x)
-    if loop is None or x.sink is not None or x.bias is not None:
+    if loop is None or x.sink is not None:
         return None
     plan = Plan.of(x, loop)
     if plan.band is None and not takes_all(x, plan.rows):
@@ -75,55 +77,86 @@ def kind_of(x: AttentionInputs) -> Kind | None:
 def prepared(x: AttentionInputs, plainly: Repeated, *, statistics: bool) -> Repeated | None:
     """How calls of this one's kind run, if nothing is learned; None where each of them must be
     looked at. `plainly` runs those in which a masked value may have done harm."""
-    kind = None if x.needs_grad else kind_of(x)
+    kind = None if x.needs_grad or x.bias is not None else kind_of(x)
     if kind is None:
         return None
     attend = _attending(kind, x.q.dtype, statistics=statistics)
 
     def again(q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
-        found = attend(q, k, v, 0)
+        found = attend(q, k, v, 0, NO_BIAS)
         return plainly(q, k, v) if found is None else found
 
     return again
 
 
 def prepared_to_bind(
-    x: AttentionInputs, run: Callable[[AttentionInputs], Rows]
-) -> Callable[[AttentionInputs], Rows] | None:
-    """The same with all statistics, for calls of which each has a mask with other numbers; None
-    where each must be looked at. `run` runs those in which a masked value may have done harm."""
-    if x.mask is None or x.needs_grad or not takes_all(x, x.shape.Q):
+    x: AttentionInputs, plainly: Callable[[AttentionInputs], Rows | Tensor], *, statistics: bool
+) -> Callable[[AttentionInputs], Rows | Tensor] | None:
+    """The same for calls of which each has a mask and a bias with other numbers; None where each
+    must be looked at."""
+    kind = None if x.needs_grad else kind_of(x)
+    if kind is None:
         return None
-    kind = kind_of(x)
-    if kind is None or kind.plan.band is not None or len(kind.parts) != 1:
+    hiding = None
+    if kind.plan.band is None:
+        hiding = _hiding(kind)
+        if hiding is None:
+            return None
+    attend, biased = _attending(kind, x.q.dtype, statistics=statistics), x.bias is not None
+
+    def again(x: AttentionInputs) -> Rows | Tensor:
+        # Both are held until the call is over.
+        hidden = None if hiding is None else hiding(x.mask)
+        bias = LaidBias.of(x)
+        if (bias is None) is biased:
+            return plainly(x)
+        parts = 0 if hidden is None else hidden.parts.buffer_info()[0]
+        added = NO_BIAS if bias is None else (bias.address(), *bias.steps)
+        found = attend(x.q, x.k, x.v, parts, added)
+        return plainly(x) if found is None else found
+
+    return again
+
+
+class Hidden(NamedTuple):
+    """What a mask hides, and the table that tells C of it."""
+
+    pairs: Tensor
+    parts: array[int]
+
+
+def _hiding(kind: Kind) -> Callable[[Mask | None], Hidden] | None:
+    """A function that gives what a mask hides; None where there is more than one tile of queries,
+    or a cut of it."""
+    if len(kind.parts) != 1:
         return None
     ((lot, _, _),), plan = kind.parts, kind.plan
     assert lot.tables is not None
     cuts = list(zip(*[iter(lot.tables[1])] * 4, strict=True))
     if [cut[2:] for cut in cuts] != [(i, i + 1) for i in range(len(cuts))]:
         return None
-    attend = _attending(kind, x.q.dtype, statistics=True)
+    if cuts[0][0] != 0 or cuts[-1][1] != plan.K:
+        return None
     queries, keys = torch.arange(plan.Q), torch.arange(plan.K)
     axes = plan.B, plan.G, plan.group
 
-    def again(x: AttentionInputs) -> Rows:
-        assert x.mask is not None
-        hidden = grouped(~pairs(x.mask, queries, keys), plan.group).contiguous()
+    def hiding(mask: Mask | None) -> Hidden:
+        assert mask is not None
+        hidden = grouped(~pairs(mask, queries, keys), plan.group).contiguous()
         *strides, _ = hidden.expand(*axes, -1, -1).stride()
         table, parts = hidden.data_ptr(), array("l")
         for start, stop, *_ in cuts:
             parts.extend((0, stop - start, table + start, *strides))
-        found = attend(x.q, x.k, x.v, parts.buffer_info()[0])
-        return run(x) if found is None else found  # type: ignore[return-value]
+        return Hidden(hidden, parts)
 
-    return again
+    return hiding
 
 
 def _attending(
     kind: Kind, dtype: torch.dtype, *, statistics: bool
-) -> Callable[[Tensor, Tensor, Tensor, int], Rows | Tensor | None]:
-    """A function that runs a call from its tensors and the address of what its mask hides, or 0. It
-    gives None where the call must be run plainly."""
+) -> Callable[[Tensor, Tensor, Tensor, int, tuple[int, ...]], Rows | Tensor | None]:
+    """A function that runs a call from its tensors, the address of what its mask hides, or 0, and
+    where its bias lies. It gives None where the call must be run plainly."""
     loop, plan = kind.loop, kind.plan
     B, H, Q, E, threads = plan.B, plan.H, plan.Q, plan.E, plan.threads
     parts, size, copied, is_packed = kind.parts, kind.size, kind.copied, kind.packed
@@ -134,7 +167,9 @@ def _attending(
     table_like = (3, B, H, Q), (step_of_table, H * Q, Q, 1), torch.float32
     narrow, multiplied_by = plan.narrow, _narrow_product(plan, loop)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, hidden: int) -> Rows | Tensor | None:
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, hidden: int, bias: tuple[int, ...]
+    ) -> Rows | Tensor | None:
         if not kind.is_usable:
             return None
         # oneDNN can be switched off between calls.
@@ -153,7 +188,7 @@ def _attending(
         memory = borrow(size)
         given = (
             a.data_ptr(), b.data_ptr(), c.data_ptr(), out.data_ptr(), largest, entropy, lse, 0,
-            memory.address, hidden, threads,
+            memory.address, hidden, *bias, threads,
         )  # fmt: skip
         for lot, _, shared in parts:
             step(lot.first, tiles)

@@ -14,6 +14,7 @@ from regard.backends.contract import Repeated, Rows
 from regard.backends.passes import Pull as Pulls
 from regard.backends.tiled.call_memory import borrow, empty, give_back
 from regard.backends.tiled.fused import described
+from regard.backends.tiled.laid_bias import NO_BIAS
 from regard.backends.tiled.loop import AGAIN, PULL_AGAIN, Pull
 from regard.backends.tiled.operators import learning, passes
 from regard.backends.tiled.pieces import Lot, in_rows, lots, pieces
@@ -32,7 +33,7 @@ def prepared_to_learn(x: AttentionInputs, *, statistics: bool) -> Repeated | Non
     if {x.q.dtype, x.k.dtype, x.v.dtype} != {_FLOAT}:
         # Half precision on a CPU is seldom trained in, and what is copied takes most of its time.
         return None
-    kind = kind_of(x)
+    kind = None if x.bias is not None else kind_of(x)
     if kind is None:
         return None
     rest = x.beside_tensors()
@@ -66,7 +67,7 @@ class Forward:
         given = (
             q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), largest.data_ptr(),
             entropy.data_ptr(), lse.data_ptr(), rest.data_ptr(), memory.address, 0,
-            kind.plan.threads,
+            *NO_BIAS, kind.plan.threads,
         )  # fmt: skip
         for lot, _, shared in kind.parts:
             step(lot.first, self._tiles)

@@ -86,7 +86,7 @@ class Units(ctypes.Structure):
     )
 
 
-AGAIN = struct.Struct("11Pl")
+AGAIN = struct.Struct("12P5l")
 """What `known_call` is in forward.c. It is passed as bytes: they are made and handed over in half
 the time that ctypes takes for as many arguments."""
 PULL_AGAIN = struct.Struct("12P4l")

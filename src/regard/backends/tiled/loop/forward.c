@@ -200,7 +200,8 @@ typedef struct {
     float *largest, *entropy, *lse, *rest; /* each may be absent */
     char *memory;
     const part *parts; /* what its mask hides, if that is not the same for all of the kind */
-    long threads;
+    const float *bias; /* or absent */
+    long bias_steps[4], threads;
 } known_call;
 
 /* Whether no masked value can have done harm. */
@@ -220,6 +221,10 @@ int regard_attend_again(const known_call *known)
     c->scratch = (float *)(known->memory + (uintptr_t)c->scratch);
     if (known->parts)
         c->parts = known->parts;
+    if (known->bias) {
+        c->bias = known->bias;
+        memcpy(c->bias_steps, known->bias_steps, sizeof c->bias_steps);
+    }
     if (c->multiply_packed) {
         c->k_packed = (uint16_t *)(known->memory + (uintptr_t)c->k_packed);
         c->v_packed = (uint16_t *)(known->memory + (uintptr_t)c->v_packed);

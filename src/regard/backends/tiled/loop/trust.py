@@ -163,9 +163,10 @@ def _whole(
         names = [f"{name}_halves" if narrow else name for name in ("q", "k", "v", "out")]
         names += ["largest", "entropy", "lse", "rest"]
         places = (ctypes.addressof(arrays[name]) for name in names)
-        # What is hidden is that of this call.
-        call.parts, own = 0, parts.buffer_info()[0]
-        return bool(loop.attend_again(AGAIN.pack(ctypes.addressof(call), *places, 0, own, 1)))
+        # What is hidden, and what is added, is that of this call.
+        call.parts, own = 0, [parts.buffer_info()[0], call.bias or 0, *call.bias_steps]
+        call.bias = 0
+        return bool(loop.attend_again(AGAIN.pack(ctypes.addressof(call), *places, 0, *own, 1)))
 
     # A value that some rows may not see and that is no number must be noticed.
     values, place = arrays["v_halves" if narrow else "v"], split * E

@@ -1,8 +1,9 @@
-"""Small traced calls on a CPU that come again with masks of other numbers."""
+"""Calls on a CPU that come again with masks and biases of other numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,10 +11,9 @@ import torch
 from torch import Tensor
 
 import regard
-from regard import masks
+from regard import biases, masks
 from regard.backends.tiled.loop import inner_loop
-from regard.calls import dispatch
-from regard.calls.remembered import BOUND
+from regard.calls import dispatch, remembered
 from regard.masks.algebra import Mask
 
 pytestmark = pytest.mark.skipif(
@@ -52,7 +52,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         return check(*given, **options)
 
     monkeypatch.setattr(dispatch, "check", counted)
-    BOUND.clear()
+    monkeypatch.setattr(remembered, "BOUND", {})
     return found
 
 
@@ -159,3 +159,77 @@ def test_watchers_see_the_mask_of_each_call(checked: list[object]) -> None:
         (layer,) = seen.values()
         torch.testing.assert_close(out, layer.trace.out)
         assert_right(layer.trace, qkv, own)
+
+
+BIASED: dict[str, Callable[[int, int], dict[str, Any]]] = {
+    "dense": lambda n, N: {"bias": biases.dense(numbers(1, 4, N, N, seed=n))},
+    "of keys": lambda n, N: {"bias": biases.dense(numbers(2, 1, 1, N, seed=n).double())},
+    "alibi": lambda n, N: {"bias": biases.alibi(numbers(4, seed=n).abs())},
+    "relative": lambda n, N: {"bias": biases.relative(numbers(4, 9, seed=n))},
+    "causal": lambda n, N: {
+        "bias": biases.alibi(numbers(4, seed=n).abs()), "mask": masks.causal(), "softcap": 3.0,
+    },
+    "padded": lambda n, N: {
+        "bias": biases.relative(numbers(1, 9, seed=n)),
+        "mask": masks.padding(torch.tensor([N - 5 - n, N])),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("N", [33, 300])
+@pytest.mark.parametrize("bias", BIASED)
+def test_each_call_has_its_own_bias(bias: str, N: int, checked: list[object]) -> None:
+    for n in (0, 1, 2, 0):
+        q, k, v = numbers(3, 2, 4, N, 8, seed=n)
+        options = BIASED[bias](n, N)
+        exact = [x.double() for x in (q, k, v)]
+        right = regard.trace(*exact, backend="reference", **options)
+        t = regard.trace(q, k, v, **options)
+        for name in ("out", "lse", "max_logit", "entropy"):
+            got, want = getattr(t, name).double(), getattr(right, name)
+            torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-5)
+        weights = t.weights(queries=[0, N - 1]).double()
+        torch.testing.assert_close(weights, right.weights(queries=[0, N - 1]), atol=1e-5, rtol=1e-5)
+        out = regard.attention(q, k, v, **options)
+        torch.testing.assert_close(out.double(), right.out, atol=2e-5, rtol=1e-5)
+    if bias in ("alibi", "relative", "causal"):
+        assert len([given for given in checked if given[0].dtype == torch.float32]) == 2
+
+
+def test_a_bias_that_learns_is_looked_at_each_time(checked: list[object]) -> None:
+    q, k, v = numbers(3, 1, 4, 20, 8)
+    for learns in (False, True, False, True):
+        slopes = torch.full((4,), 0.25, requires_grad=learns)
+        out = regard.attention(q, k, v, bias=biases.alibi(slopes))
+        assert out.requires_grad == learns
+    with pytest.raises(regard.RegardError, match="one slope per head"):
+        regard.attention(q, k, v, bias=biases.alibi([0.1] * 3))
+
+
+def test_dropout_is_not_forgotten(checked: list[object]) -> None:
+    q, k, v = numbers(3, 2, 4, 33, 8)
+    own = masks.padding(torch.tensor([20, 33]))
+    for options in ({}, {"bias": biases.alibi([0.1] * 4)}):
+        kept = regard.trace(q, k, v, mask=own, **options).out
+        dropped = regard.trace(q, k, v, mask=own, dropout=0.5, training=True, **options).out
+        assert not torch.allclose(kept, dropped, atol=1e-2)
+        with regard.watch(torch.nn.Identity()):
+            seen = regard.attention(q, k, v, mask=own, dropout=0.5, training=True, **options)
+        assert not torch.allclose(kept, seen, atol=1e-2)
+        again = regard.attention(q, k, v, mask=own, dropout=0.5, **options)
+        torch.testing.assert_close(again, kept)
+
+
+def test_many_threads_each_with_its_own_mask() -> None:
+    def run(n: int) -> None:
+        qkv = tensors(n)
+        for i in range(20):
+            own = masks.padding(torch.tensor([(7 * n + i) % 34, 33]))
+            bias = biases.alibi(numbers(4, seed=n + i).abs())
+            t = regard.trace(*qkv, mask=own, bias=bias)
+            exact = [x.double() for x in qkv]
+            right = regard.trace(*exact, mask=own, bias=bias, backend="reference")
+            torch.testing.assert_close(t.out.double(), right.out, atol=1e-5, rtol=1e-5)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(run, range(8)))
