@@ -484,3 +484,13 @@ def test_a_key_that_is_named_twice_has_its_mass_once(backend):
 def test_numpy_numbers():
     np = pytest.importorskip("numpy")
     regard.trace(X, X, X, mask=masks.window(np.int64(2)), scale=np.float32(0.5))
+
+
+def test_training_that_is_none_after_a_call_that_was_right() -> None:
+    """Calls with a bias are remembered on a CPU."""
+    q, k, v = torch.zeros(3, 1, 4, 20, 8)
+    bias = biases.alibi([0.1] * 4)
+    for ask in (regard.attention, regard.trace):
+        ask(q, k, v, bias=bias)
+        with pytest.raises(RegardError, match="training"):
+            ask(q, k, v, bias=bias, training="yes")

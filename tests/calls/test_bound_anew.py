@@ -206,6 +206,23 @@ def test_a_bias_that_learns_is_looked_at_each_time(checked: list[object]) -> Non
         regard.attention(q, k, v, bias=biases.alibi([0.1] * 3))
 
 
+def test_numbers_with_the_other_sign(checked: list[object]) -> None:
+    q, k, v = numbers(3, 1, 4, 20, 8)
+    for ask in (regard.attention, regard.trace):
+        for slopes in (torch.full((4,), 0.2), torch._neg_view(torch.full((4,), -0.2))):
+            ask(q, k, v, bias=biases.alibi(slopes))
+    own = [
+        biases.alibi(t) for t in (torch.full((4,), 0.2), torch._neg_view(torch.full((4,), -0.2)))
+    ]
+    one, other = (regard.trace(q, k, v, bias=bias).out for bias in own)
+    torch.testing.assert_close(one, other)
+    one, other = (
+        regard.trace(q, k, v, bias=biases.dense(t)).out
+        for t in (torch.ones(20, 20).tril(), torch._neg_view(-torch.ones(20, 20).tril()))
+    )
+    torch.testing.assert_close(one, other)
+
+
 def test_dropout_is_not_forgotten(checked: list[object]) -> None:
     q, k, v = numbers(3, 2, 4, 33, 8)
     own = masks.padding(torch.tensor([20, 33]))

@@ -125,7 +125,8 @@ def attention(
         note(known, kind, (q, k, v), mask, scale, backend, statistics=traced)
     if known is not None and not seen:
         return known.run(q, k, v)  # type: ignore[return-value]
-    binds = kind is None and not (compiled or score is not None or sink is not None)
+    binds = kind is None and score is None and sink is None and type(training) is bool
+    binds = binds and not compiled
     if binds and (mask is not None or bias is not None) and _drops_none(dropout, training):
         # A backend that is asked for by name gives the output, whoever watches.
         to_bind = kind_to_bind(q, k, v, mask, scale, softcap, backend, traced, bias)
@@ -232,7 +233,8 @@ def trace(
         if kind is not None and softcap is None and dropout == 0:
             note(known, kind, (q, k, v), mask, scale, backend, statistics=True)
         return known.shown(q, k, v, mask) if watched() else known.trace(q, k, v, mask)
-    binds = kind is None and not (compiled or score is not None or sink is not None)
+    binds = kind is None and score is None and sink is None and type(training) is bool
+    binds = binds and not compiled
     if binds and (mask is not None or bias is not None) and _drops_none(dropout, training):
         to_bind = kind_to_bind(q, k, v, mask, scale, softcap, backend, True, bias)
         bound = found_to_bind(to_bind)

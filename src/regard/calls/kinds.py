@@ -156,7 +156,9 @@ def kind_with_more(
     given = ([] if bias is None else bias.tensors()) + ([] if sink is None else [sink])
     learns = _grad_enabled()
     for t in given:
-        if type(t) not in _PLAIN or t.device != q.device or t.is_inference() or t.is_neg():
+        if type(t) not in _PLAIN or t.device != q.device or t.is_inference():
+            return None
+        if t.is_neg() or t._is_zerotensor():
             return None
         if learns and t.requires_grad:
             return None
@@ -200,7 +202,7 @@ def kind_to_bind(
 
 def _form(value: Value) -> tuple[Any, ...] | None:
     """All of a mask or a bias but for the numbers in its tensors; None for one made of anything
-    else, or that learns."""
+    else, that learns, or whose numbers are not those in memory."""
     if not cannot_change(value) or "__dataclass_fields__" not in vars(type(value)):
         return None
     found: list[Any] = [type(value)]
@@ -211,7 +213,7 @@ def _form(value: Value) -> tuple[Any, ...] | None:
                 return None
             found.append(inside)
         elif type(part) in _PLAIN and part.is_cpu:
-            if part.requires_grad:
+            if part.requires_grad or part.is_neg() or part._is_zerotensor():
                 return None
             found.append((part.shape, part.dtype))
         elif part is None or isinstance(part, (int, float)):
