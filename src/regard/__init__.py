@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from regard import biases, cost, interpret, linear, masks, nn, scores
-from regard.calls.dispatch import attention, plan, trace
+from regard.calls.dispatch import attention, trace
+from regard.calls.planning import plan
 from regard.calls.plans import Plan
 from regard.calls.warm_up import warm_up
 from regard.errors import RegardError, RegardWarning

@@ -13,10 +13,9 @@ from torch import Tensor
 from regard.backends.contract import Backend
 from regard.between_graphs import between_graphs
 from regard.biases.bias import Bias
-from regard.calls.choice import BACKENDS, choose, refusals
+from regard.calls.choice import BACKENDS, choose
 from regard.calls.kinds import kind_of, kind_to_bind, kind_with_more, step_of
 from regard.calls.peer_arguments import Unknown, refuse_arguments
-from regard.calls.plans import Plan
 from regard.calls.remembered import (
     found,
     found_to_bind,
@@ -27,14 +26,13 @@ from regard.calls.remembered import (
     remember_to_bind,
 )
 from regard.calls.watchers import changed, show, unwatched, watched, watchers
-from regard.cost.call_counts import dense_pairs, forward_flops, least_bytes, needed_pairs
 from regard.inputs import AttentionInputs, check
 from regard.jagged import JaggedInputs, JaggedTrace, any_nested, pack, pack_tokens
 from regard.masks.algebra import Mask
 from regard.scores.score import Score
 from regard.traces import Trace
 
-__all__ = ["BACKENDS", "attention", "plan", "trace"]
+__all__ = ["BACKENDS", "attention", "trace"]
 
 CuSeqlens = Tensor | tuple[Tensor, Tensor]
 ARGUMENTS = "mask, score, bias, softcap, sink, scale, dropout, training, backend, cu_seqlens"
@@ -100,7 +98,7 @@ def attention(
             if traced:
                 return known.shown(q, k, v, mask).rows.out
             return known.run(q, k, v)  # type: ignore[return-value]
-    if _is_one_query(q, k):
+    if is_one_query(q, k):
         return attention(
             q[None], k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink,
             scale=scale, dropout=dropout, training=training, backend=backend,
@@ -212,7 +210,7 @@ def trace(
         known = recent(q, k, v, mask, scale, backend, statistics=True)
         if known is not None:
             return known.shown(q, k, v, mask) if watchers.get() else known.trace(q, k, v, mask)
-    if _is_one_query(q, k):
+    if is_one_query(q, k):
         q = q[None]
     if cu_seqlens is not None:
         return _trace_tokens(
@@ -295,90 +293,14 @@ def _trace_packed(packed: JaggedInputs, mask: Mask | None, **options: Any) -> Tr
     return JaggedTrace(x.inputs, x.rows, x.backend, x.second_pass, mask, packed.sequences)
 
 
-def _is_one_query(q: Any, k: Any) -> bool:
+def is_one_query(q: Any, k: Any) -> bool:
+    """Whether a call is of one query [D] with keys [N, D]."""
     return isinstance(q, Tensor) and q.ndim == 1 and isinstance(k, Tensor) and k.ndim == 2
 
 
 def _drops_none(dropout: float, training: bool) -> bool:
     """Whether a share of weights to drop is one, and none are dropped."""
     return dropout == 0 or (not training and type(dropout) is float and 0 < dropout < 1)
-
-
-def plan(
-    q: Float[Tensor, "*bh q d"] | Float[Tensor, "d"],
-    k: Float[Tensor, "*bg k d2"],
-    v: Float[Tensor, "*bg k e"],
-    *,
-    mask: Mask | None = None,
-    score: Score | None = None,
-    bias: Bias | None = None,
-    softcap: float | None = None,
-    sink: Float[Tensor, "h"] | None = None,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    training: bool = False,
-    backend: str | None = None,
-    cu_seqlens: CuSeqlens | None = None,
-    statistics: bool = False,
-    **others: Unknown,
-) -> Plan:
-    """Which backend would run a call, why not the others, and what it costs. Runs nothing.
-
-    `statistics=True` plans `trace` instead of `attention`.
-
-    >>> import torch, regard
-    >>> x = torch.zeros(1, 2, 1024, 64)
-    >>> plan = regard.plan(x, x, x, mask=regard.masks.causal(), statistics=True)
-    >>> print(plan)  # doctest: +ELLIPSIS
-    trace of q [1, 2, 1024, 64], k [1, 2, 1024, 64], v [1, 2, 1024, 64], float32 on cpu, mask=...
-      backend         tiled
-      inner loop      ...
-      not sdpa        it keeps no row statistics
-      not triton      its kernels run on CUDA; elsewhere only interpreted, with TRITON_INTERPRET=1
-      not flex        it reports no entropy...
-      not reference   runs only when asked for: it builds the n×n matrix
-      needed FLOPs    269 M (50.0% of dense)
-      executed FLOPs  302 M (56.2% of dense)
-      dense FLOPs     537 M (100.0% of dense)
-      bytes moved     2.1 MB
-      peak memory     ...B beside the inputs
-    """
-    if others:
-        refuse_arguments("plan", others, f"{ARGUMENTS}, statistics")
-    if _is_one_query(q, k):
-        q = q[None]
-    if cu_seqlens is not None or any_nested(q, k, v):
-        packed = (
-            pack(q, k, v, mask, bias)
-            if cu_seqlens is None
-            else pack_tokens(q, k, v, cu_seqlens, mask, bias)
-        )
-        (q, k, v), mask = packed.qkv, packed.mask
-    inputs = check(
-        q, k, v, mask=mask, score=score, bias=bias, softcap=softcap, sink=sink, scale=scale,
-        dropout=dropout, training=training,
-    )  # fmt: skip
-    chosen = choose(inputs, backend, statistics=statistics)
-    work = chosen.work(inputs, statistics=statistics)
-    B, H, Q, _ = inputs.shape
-    rows = B * H * Q * (3 if statistics else 0) * inputs.compute_dtype.itemsize
-    output = B * H * Q * inputs.v.shape[-1] * inputs.v.element_size()
-    kind = "trace" if statistics else "attention"
-    dtype = str(q.dtype).removeprefix("torch.")
-    call = (
-        f"{kind} of q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}, {dtype} on {q.device}"
-    )
-    return Plan(
-        call=call + ("" if mask is None else f", mask={mask!r}"),
-        backend=chosen.name,
-        refusals=refusals(inputs, chosen, backend, statistics=statistics),
-        flops_needed=forward_flops(inputs, needed_pairs(inputs)),
-        flops_executed=forward_flops(inputs, work.pairs),
-        flops_dense=forward_flops(inputs, dense_pairs(inputs)),
-        bytes_moved=least_bytes(inputs),
-        peak_memory=output + rows + work.scratch,
-        inner_loop=work.inner_loop,
-    )
 
 
 def _observed(inputs: AttentionInputs, chosen: Backend, mask: Mask | None) -> Trace:
