@@ -306,6 +306,19 @@ def test_a_sink_and_a_bias_stay_where_they_are(made: Made, learns: bool) -> None
             assert {sink.data_ptr()} <= same
 
 
+def test_launches_with_a_sink_and_a_bias_are_repeated_and_hold_them(made: Made) -> None:
+    sink, slopes = torch.zeros(4), torch.ones(4)
+    x = with_more(0, sink=sink, bias=biases.alibi(slopes), mask=masks.causal())
+    attend, pull = RepeatedForward(_passes, x.beside_tensors(), True), RepeatedBackward(_passes)
+    rows, kept = attend(x.q, x.k, x.v)
+    pull(x, rows, kept, Pull(tensors(10)[0], None, None))
+    (backward,) = pull.known.values()
+    for known in (attend.replay, None if backward is None else backward[1:]):
+        assert known is not None
+        assert all(any(t is slopes for t in step.held) for step in known[1] if step.held)
+        assert any(step.held for step in known[1])
+
+
 def test_tensors_that_are_made_for_a_launch_are_not_taken_for_ones_that_stay(made: Made) -> None:
     slopes = torch.ones(8)[::2]
     x = with_more(0, bias=biases.alibi(slopes))
