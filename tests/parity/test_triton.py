@@ -336,8 +336,8 @@ def test_programs_on_hopper_take_tile_after_tile(
         assert_conforms(case, observed(Triton(), inputs, learned, asked), asked)
 
 
-@pytest.mark.parametrize("what", ["numbers", "ties", "NaN"])
-@pytest.mark.parametrize("many", [1, 8, 11])
+@pytest.mark.parametrize("what", ["numbers", "ties", "one column", "rising", "NaN"])
+@pytest.mark.parametrize("many", [1, 8, 11, 16])
 @pytest.mark.parametrize(
     ("kind", "D"),
     [("none", 64), ("causal", 128), ("window", 96), ("padding", 64), ("documents", 128)],
@@ -361,15 +361,54 @@ def test_the_strongest_keys_on_hopper(
     k, v = (torch.randn(3, 2, keys, D, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     if what == "ties":
         k = k[:, :, :5].repeat(1, 1, 121, 1)[:, :, :keys]
+    if what == "one column":
+        # Of all tiles: more keys reach the bound than there is room for.
+        k[:, :, 5::128] *= 8
+    if what == "rising":
+        k = k[:, :, :1] * torch.linspace(0.1, 2, keys, device="cuda", dtype=k.dtype)[:, None]
     if what == "NaN":
         k[:, :, 130] = math.nan
     t = regard.trace(q, k, v, mask=mask, backend="triton")
     assert general.runs_on_hopper(t.inputs, many)
     got = t.top(many)
+    # From a kind that is known.
+    assert all(map(torch.equal, t.top(many), got))
     monkeypatch.setattr(general, "runs_on_hopper", lambda x, many: False)
     want = t.top(many)
     assert torch.equal(got.indices, want.indices)
     torch.testing.assert_close(got.values, want.values, equal_nan=True, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.interpreted
+def test_marked_tiles_of_queries_alone_are_done_again() -> None:
+    from regard.backends.contract import Top
+    from regard.backends.triton.hopper.octets import ROWS
+    from regard.backends.triton.questions import top_keys
+    from regard.backends.triton.settings.tuning import looking_settings
+
+    q, k, v = (torch.randn(2, 2, ROWS + 100, 16, device=cases.DEVICE) for _ in range(3))
+    t = regard.trace(q, k, v, mask=masks.causal(), backend="triton")
+    want = t.top(3)
+    marks = torch.tensor([[0, 1], [0, 0], [1, 0], [1, 1]], dtype=torch.int32, device=q.device)
+    to = Top(torch.full_like(want.values, -7), torch.full_like(want.indices, -7))
+    top_keys._by_any_card(t.inputs, looking_settings(t.inputs), t.lse, 3, to, marks.view(-1))
+    done = marks.repeat_interleave(ROWS, 1)[:, : ROWS + 100].view(2, 2, -1) > 0
+    for got, told in zip(to, want, strict=True):
+        assert torch.equal(got[done], told[done])
+        assert (got[~done] == -7).all()
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_questions_that_are_asked_again(D: int) -> None:
+    """Of other tensors of the same kind, what was decided for the first holds."""
+    if cases.DEVICE == "cpu":
+        pytest.skip("launches are made again on a GPU")
+    for _ in range(4):
+        q, k, v = (torch.randn(2, n, 700, D, device="cuda").bfloat16() for n in (4, 2, 2))
+        t = regard.trace(q, k, v, mask=masks.causal(), backend="triton")
+        want = regard.Trace.of(q, k, t.lse, mask=masks.causal(), backend="tiled")
+        torch.testing.assert_close(t.received(), want.received(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(t.top(5).values, want.top(5).values, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("mask", [None, masks.causal()], ids=["none", "causal"])

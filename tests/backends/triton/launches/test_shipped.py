@@ -25,8 +25,10 @@ from regard.backends.triton.launches.cuda_driver import Tiling
 from regard.backends.triton.launches.launched import collected
 from regard.backends.triton.pairs import INTERPRETED
 from regard.backends.triton.prepared import prebuild
-from regard.backends.triton.prepared.common_calls import call, launches, learn
-from regard.backends.triton.questions import second_pass
+from regard.backends.triton.prepared.common_calls import call, launches, learn, rows
+from regard.backends.triton.questions.key_mass import of_keys
+from regard.backends.triton.questions.top_keys import top_keys
+from regard.backends.triton.settings.tuning import looking_settings
 from regard.inputs import AttentionInputs
 
 ONE = Binary(b"code", "kernel", 4, 1024, ("*", "i32", "map"), (Tiling(3, 9, 2, (1, 1, 64, 64)),))
@@ -131,7 +133,8 @@ def test_training_launches_nothing_else(width: int, statistics: bool) -> None:
 COMPILED: dict[str, Callable[[AttentionInputs], object]] = {
     "forward_tiles": partial(forward, statistics=True),
     "forward_on_hopper": partial(forward, statistics=False),
-    "_mass": lambda x: second_pass._of_keys(x, None, torch.zeros(1, dtype=torch.int64)),
+    "_mass": lambda x: of_keys(x, looking_settings(x), None, torch.zeros(1, dtype=torch.int64)),
+    "_top_keys_on_hopper": lambda x: top_keys(x, looking_settings(x), rows(x), 16),
 }
 
 
@@ -140,7 +143,7 @@ COMPILED: dict[str, Callable[[AttentionInputs], object]] = {
 @pytest.mark.parametrize(
     ("name", "n", "mask"),
     [("forward_tiles", 256, masks.causal()), ("forward_on_hopper", 16384, None),
-     ("_mass", 2048, masks.causal())],
+     ("_mass", 2048, masks.causal()), ("_top_keys_on_hopper", 2048, masks.causal())],
 )  # fmt: skip
 def test_a_compiled_kernel_takes_what_its_binary_says(
     name: str, n: int, mask: masks.Mask | None

@@ -23,7 +23,7 @@ from regard.backends.triton.pairs import INTERPRETED
 from regard.backends.triton.prepared import check_cards
 from regard.backends.triton.prepared.check_cards import Taken, call, taken
 from regard.backends.triton.prepared.common_calls import launches, rows
-from regard.backends.triton.questions import second_pass
+from regard.backends.triton.questions.received import received_by_keys
 from regard.backends.triton.recurrent import passes as recurrent
 from regard.backends.triton.settings import tuning
 from regard.backends.triton.settings.cards import CARDS
@@ -45,7 +45,7 @@ PASSES: dict[str, Callable[[AttentionInputs], object]] = {
     "forward_tiles": partial(forward, statistics=True),
     "keys_and_values": partial(check_cards.learn, entropy=True),
     "queries": partial(check_cards.learn, entropy=True),
-    "_received": lambda x: second_pass._received_by_keys(x, rows(x)),
+    "_received": lambda x: received_by_keys(x, tuning.looking_settings(x), rows(x)),
     "_pooled_by_cell": check_cards.mapped,
 }
 

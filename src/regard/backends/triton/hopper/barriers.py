@@ -17,6 +17,8 @@ _QUERIES_FREE, KEYS_FREE, VALUES_FREE = gl.constexpr(6), gl.constexpr(8), gl.con
 """The first of the barriers for queries, for slots of keys, and for slots of values."""
 _TURN = gl.constexpr(14)
 MOST_STAGES = gl.constexpr(3)
+_OWN = gl.constexpr(12)
+"""The first of those at which a group meets, in kernels without values."""
 _GROUP, _COPIER = gl.constexpr(128), gl.constexpr(32)
 
 
@@ -27,16 +29,16 @@ def queries_free(place):
 
 
 @gluon.jit
-def free(barrier):
+def free(barrier, GROUPS: gl.constexpr = 2):
     """A group has read a slot."""
-    _at_barrier(ARRIVE, barrier, _GROUP, 2 * _GROUP + _COPIER)
+    _at_barrier(ARRIVE, barrier, _GROUP, GROUPS * _GROUP + _COPIER)
 
 
 @gluon.jit
-def wait_until_free(barrier, taken):
-    """The copying warp waits until both groups have read a slot."""
+def wait_until_free(barrier, taken, GROUPS: gl.constexpr = 2):
+    """The copying warp waits until all groups have read a slot."""
     if taken:
-        _at_barrier(MEET, barrier, _COPIER, 2 * _GROUP + _COPIER)
+        _at_barrier(MEET, barrier, _COPIER, GROUPS * _GROUP + _COPIER)
 
 
 @gluon.jit
@@ -55,6 +57,12 @@ def give_turn(half):
 def meet():
     """Both groups wait for each other."""
     _at_barrier(MEET, _TURN, _GROUP, 2 * _GROUP)
+
+
+@gluon.jit
+def meet_own(group):
+    """The warps of a group wait for each other, and see what each has written."""
+    _at_barrier(MEET, _OWN + group, _GROUP, _GROUP)
 
 
 @gluon.jit

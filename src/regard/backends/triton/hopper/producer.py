@@ -68,7 +68,7 @@ def copy_tiles(
             item = gl.num_programs(0) + gl.atomic_add(taken, 1, sem="relaxed")
     place = turn % PLACES
     wait_until_free(queries_free(place), turn >= PLACES)
-    _write_end(facts, place, items)
+    write_item(facts, place, items)
     mbarrier.arrive(q_full.index(place), count=1)
     # No barrier is left with arrivals that nobody met.
     if PLACES == 2:
@@ -83,7 +83,7 @@ def _write_facts(facts, place, item, tile, b, h, split, limit, last, right, full
     """Tell the multiplying groups which tile of queries comes next, and its keys: they would
     divide and load for as long as a tile of keys takes, with nothing to do meanwhile."""
     at = place * FACTS
-    _write(facts, at, item)
+    write_item(facts, place, item)
     _write(facts, at + 1, tile)
     _write(facts, at + 2, b)
     _write(facts, at + 3, h)
@@ -96,9 +96,9 @@ def _write_facts(facts, place, item, tile, b, h, split, limit, last, right, full
 
 
 @gluon.jit
-def _write_end(facts, place, items):
-    """Tell them that no tile follows."""
-    _write(facts, place * FACTS, items)
+def write_item(facts, place, item):
+    """Tell them the number of the next tile alone, or that none follows."""
+    _write(facts, place * FACTS, item)
 
 
 @gluon.jit

@@ -178,8 +178,10 @@ def _received_on_hopper(
     )  # fmt: skip
 
 
-def received_on_hopper(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> Float[Tensor, "b h k"]:
-    """What each key received, for a call that `fits_hopper`."""
+def received_on_hopper(
+    x: AttentionInputs, lse: Float[Tensor, "b h q"]
+) -> Float[Tensor, "b h groups k"]:
+    """What each key received from the queries of each group, for a call that `fits_hopper`."""
     assert isinstance(x.comparison, Dot)
     B, H, _, K = x.shape
     out = torch.empty(B, H, GROUPS.value, K, dtype=torch.float32, device=x.q.device)
@@ -192,4 +194,4 @@ def received_on_hopper(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> Float
         float(x.comparison.scale), D=width_on_hopper(x.q), BM=QUERIES, BN=KEYS, STAGES=STAGES,
         num_warps=4,
     )  # fmt: skip
-    return out.sum(2)
+    return out

@@ -24,10 +24,11 @@ from regard.backends.triton.launches.launched import Collected
 from regard.backends.triton.layout import is_compact
 from regard.backends.triton.prepared.common_calls import Asked, launches, rows
 from regard.backends.triton.prepared.prebuild import standing_in
-from regard.backends.triton.questions import second_pass
+from regard.backends.triton.questions.key_mass import of_keys
 from regard.backends.triton.questions.maps import pooled_map
 from regard.backends.triton.questions.mean_logits import mean_logits
 from regard.backends.triton.questions.pair_sums import matching_mass, offset_sums
+from regard.backends.triton.questions.received import received_by_keys
 from regard.backends.triton.questions.top_keys import top_keys
 from regard.backends.triton.settings.cards import CARDS, Card, standing_for
 from regard.backends.triton.settings.tuning import looking_settings
@@ -114,13 +115,14 @@ def learn(x: AttentionInputs, *, entropy: bool) -> None:
 
 def looked_at(x: AttentionInputs) -> Iterator[Asked]:
     """Every kernel of the second pass."""
-    yield partial(second_pass._received_by_keys, x, rows(x))
-    yield partial(second_pass._of_keys, x, rows(x), torch.zeros(1, dtype=torch.int64))
-    yield partial(top_keys, x, looking_settings(x), rows(x), 64)
-    yield partial(mean_logits, x, looking_settings(x))
+    how = looking_settings(x)
+    yield partial(received_by_keys, x, how, rows(x))
+    yield partial(of_keys, x, how, rows(x), torch.zeros(1, dtype=torch.int64))
+    yield partial(top_keys, x, how, rows(x), 64)
+    yield partial(mean_logits, x, how)
     yield partial(mapped, x)
     if is_compact(x.mask, x.shape, x.q.device):
-        yield partial(offset_sums, x, looking_settings(x), rows(x), 64)
+        yield partial(offset_sums, x, how, rows(x), 64)
         yield partial(of_own_kind, x)
 
 

@@ -16,9 +16,10 @@ from regard.backends.triton import arguments
 from regard.backends.triton.backward import backward
 from regard.backends.triton.forward import forward
 from regard.backends.triton.launches.launched import Collected, collected
-from regard.backends.triton.questions import second_pass
 from regard.backends.triton.questions.head_sums import sums_of_heads
+from regard.backends.triton.questions.key_mass import of_keys
 from regard.backends.triton.questions.maps import pooled_map
+from regard.backends.triton.questions.received import received_by_keys
 from regard.backends.triton.settings.tuning import looking_settings
 from regard.inputs import AttentionInputs, check
 
@@ -59,11 +60,11 @@ def attended(x: AttentionInputs) -> Iterator[Asked]:
 def looked_at(x: AttentionInputs) -> Iterator[Asked]:
     """The questions that are asked of every call of a model that is watched."""
     first = torch.zeros(1, dtype=torch.int64)
-    yield partial(second_pass._received_by_keys, x, rows(x))
-    yield partial(second_pass._of_keys, x, rows(x), first)
-    yield partial(second_pass._of_keys, x, None, first)
-    yield partial(sums_of_heads, x, Rows(torch.empty_like(x.q), rows(x), rows(x), rows(x)))
     how, whole = looking_settings(x), ((0, x.shape.Q), (0, x.shape.K))
+    yield partial(received_by_keys, x, how, rows(x))
+    yield partial(of_keys, x, how, rows(x), first)
+    yield partial(of_keys, x, how, None, first)
+    yield partial(sums_of_heads, x, Rows(torch.empty_like(x.q), rows(x), rows(x), rows(x)))
     for cells in (64, 256):
         yield partial(pooled_map, x, how, rows(x), (cells, cells), *whole, "mean")
 

@@ -261,6 +261,18 @@ def _pooled_in_tiles(
         _write_cells(found, out + at, row_here & (at < region.columns), ALONE, LARGEST)
 
 
+def is_one_launch(
+    x: AttentionInputs,
+    how: Looking,
+    cells: tuple[int, int],
+    queries: tuple[int, int],
+    keys: tuple[int, int],
+) -> bool:
+    """Whether a map is what one kernel writes to memory that starts at 0."""
+    places = queries[1] - queries[0], keys[1] - keys[0]
+    return is_simple(x.mask) and _Fine.of(how, *places, cells) is not None
+
+
 def pooled_map(
     x: AttentionInputs,
     how: Looking,

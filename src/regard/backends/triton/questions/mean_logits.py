@@ -10,8 +10,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
-from torch import Tensor
 
 from regard.backends.triton.arguments import (
     added,
@@ -25,6 +23,7 @@ from regard.backends.triton.arguments import (
 from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import LN2, LOG2E, load_rows, logits_of, product
+from regard.backends.triton.questions.answers import Memory
 from regard.backends.triton.rules import allowed, full_at, keys_for, part_at
 from regard.backends.triton.settings.tuning import Looking
 from regard.inputs import AttentionInputs
@@ -103,8 +102,8 @@ def _mean_logits(
     tl.store(mean + at, found, mask=row < n.queries)
 
 
-def mean_logits(x: AttentionInputs, how: Looking) -> Float[Tensor, "b h q"]:
-    """The mean of each query's logits; with what settings is said."""
+def mean_logits(x: AttentionInputs, how: Looking) -> Memory:
+    """The mean of each query's logits; with what settings is said. Then scratch memory."""
     B, H, Q, K = x.shape
     G = x.k.shape[1]
     mean = torch.empty(B, H, Q, dtype=torch.float32, device=x.q.device)
@@ -119,4 +118,4 @@ def mean_logits(x: AttentionInputs, how: Looking) -> Float[Tensor, "b h q"]:
         sheet(x.q), sheet(x.k), sums, mean, rule, added(x), score(x), sizes(x), **constants,
         num_warps=4, num_stages=how.stages,
     )  # fmt: skip
-    return mean
+    return (mean,) if sums is None else (mean, sums)

@@ -22,11 +22,13 @@ from torch import Tensor
 
 from regard.backends.contract import Top
 from regard.backends.triton.arguments import added, constants_of, score, sheet, sizes, tiles_of
+from regard.backends.triton.hopper.octets import ROWS as ROWS_ON_HOPPER
 from regard.backends.triton.hopper.top_keys import MOST as MOST_ON_HOPPER
-from regard.backends.triton.hopper.top_keys import top_keys_on_hopper
-from regard.backends.triton.launches.launched import launched
+from regard.backends.triton.hopper.top_keys import marks_on_hopper, top_keys_on_hopper
+from regard.backends.triton.launches.launched import launched, together
 from regard.backends.triton.layout import rule_of
 from regard.backends.triton.pairs import load_rows, logits_of, norms, product
+from regard.backends.triton.questions.answers import Memory
 from regard.backends.triton.rules import allowed, full_at, keys_for, part_at
 from regard.backends.triton.settings.tuning import Looking, fits_hopper
 from regard.inputs import AttentionInputs
@@ -64,17 +66,24 @@ def _taken(best, where, s, key, weakest, many, BT: tl.constexpr):
 @launched
 @triton.jit
 def _top_keys(
-    q, k, lse, values, indices, rule, bias, scoring, n, many,
+    q, k, lse, values, indices, marks, rule, bias, scoring, n, many,
     D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, MARKED: tl.constexpr,
 ):  # fmt: skip
-    """The strongest keys of a tile of queries, in order."""
+    """The strongest keys of a tile of queries, in order; with `marks`, only of queries in tiles of
+    MARKED that are marked."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     b, h = tl.program_id(1) // n.heads, tl.program_id(1) % n.heads
     g = h // n.group
     first = tile * BM
     last = tl.minimum(first + BM, n.queries) - 1
     row = first + tl.arange(0, BM)
+    wanted = row < n.queries
+    if marks is not None:
+        of_head = marks + tl.program_id(1).to(tl.int64) * tl.cdiv(n.queries, MARKED)
+        wanted = tl.load(of_head + row // MARKED, mask=wanted, other=0) != 0
+        if tl.max(wanted.to(tl.int32), 0) == 0:
+            return
     place, heads = row[:, None], (h + tl.zeros_like(row))[:, None]
     column = tl.arange(0, BN)[None, :]
     qs = load_rows(q, b, h, first, n.queries, D, BD, BM, False)
@@ -138,8 +147,8 @@ def _top_keys(
         strongest = tl.max(best, 1)
         at = tl.min(tl.where(best == strongest[:, None], where, BEYOND), 1)
         weight = tl.where(at < 0, 0.0, tl.exp2(strongest - norm))
-        tl.store(values + at_row * many + i, weight, mask=row < n.queries)
-        tl.store(indices + at_row * many + i, at.to(tl.int64), mask=row < n.queries)
+        tl.store(values + at_row * many + i, weight, mask=wanted)
+        tl.store(indices + at_row * many + i, at.to(tl.int64), mask=wanted)
         gone = where == at[:, None]
         best = tl.where(gone, float("-inf"), best)
         where = tl.where(gone, -1, where)
@@ -152,23 +161,45 @@ def runs_on_hopper(x: AttentionInputs, many: int) -> bool:
     return plain and small and x.shape.Q > 64 and fits_hopper(x)
 
 
-def top_keys(x: AttentionInputs, how: Looking, lse: Float[Tensor, "b h q"], many: int) -> Top:
-    """The strongest keys of each query, `MOST` at most; with what settings is said."""
-    if runs_on_hopper(x, many):
-        return top_keys_on_hopper(x, lse.contiguous(), many)
+MARKS = 2
+"""The place of memory that starts at 0."""
+
+
+def top_keys(x: AttentionInputs, how: Looking, lse: Float[Tensor, "b h q"], many: int) -> Memory:
+    """The strongest keys of each query, `MOST` at most; with what settings is said. Values and
+    indices, then scratch memory."""
     B, H, Q, _ = x.shape
     values = lse.new_empty(B, H, Q, many)
     indices = torch.empty_like(values, dtype=torch.int64)
+    to = Top(values, indices)
+    if not runs_on_hopper(x, many):
+        _by_any_card(x, how, lse, many, to, None)
+        return to
+    marks = torch.zeros(marks_on_hopper(x), dtype=torch.int32, device=x.q.device)
+    with together():
+        scratch = top_keys_on_hopper(x, lse, many, to, marks)
+        _by_any_card(x, how, lse, many, to, marks[1:])
+    return *to, marks, *scratch
+
+
+def _by_any_card(
+    x: AttentionInputs,
+    how: Looking,
+    lse: Float[Tensor, "b h q"],
+    many: int,
+    to: Top,
+    marks: Tensor | None,
+) -> None:
+    B, H, Q, _ = x.shape
     # Few queries leave most of a large tile empty.
     rows = min(how.rows, max(16, 1 << (Q - 1).bit_length()))
     rule = rule_of(x.mask, x.shape, (rows, how.keys), x.q.device, by_keys=False)
     _top_keys[(tiles_of(Q, rows), B * H)](
-        sheet(x.q), sheet(x.k), lse.contiguous(), values, indices, rule, added(x), score(x),
-        sizes(x), many, **constants_of(x, rows, how.keys, how.precision),
-        BT=max(2, 1 << (many - 1).bit_length()), STAGES=how.stages,
+        sheet(x.q), sheet(x.k), lse, *to, marks, rule, added(x), score(x), sizes(x), many,
+        **constants_of(x, rows, how.keys, how.precision),
+        BT=max(2, 1 << (many - 1).bit_length()), STAGES=how.stages, MARKED=ROWS_ON_HOPPER,
         # Two programs share a multiprocessor, so that one compares while products of the other
         # run, if their lists are short.
         num_warps=8 if rows >= 128 else 4, num_stages=how.stages,
         maxnreg=128 if rows >= 128 and many <= 16 else None,
     )  # fmt: skip
-    return Top(values, indices)
