@@ -372,7 +372,9 @@ def test_the_strongest_keys_on_hopper(
     assert general.runs_on_hopper(t.inputs, many)
     got = t.top(many)
     # From a kind that is known.
-    assert all(map(torch.equal, t.top(many), got))
+    again = t.top(many)
+    assert torch.equal(again.indices, got.indices)
+    assert torch.equal(again.values.nan_to_num(7), got.values.nan_to_num(7))
     monkeypatch.setattr(general, "runs_on_hopper", lambda x, many: False)
     want = t.top(many)
     assert torch.equal(got.indices, want.indices)

@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from regard.backends.triton.arguments import sizes, tiles_of
 from regard.backends.triton.assembly import WEIGHT_BELOW
+from regard.backends.triton.hopper.barriers import free, queries_free, wait_until_free
 from regard.backends.triton.hopper.pairs import (
     described,
     fetch,
@@ -42,7 +43,7 @@ GROUPS = gl.constexpr(3)
 
 @gluon.jit
 def _copy(
-    q, k, rule, n, b, h, tile, k_tile, q_ring, k_full, q_full, q_free,
+    q, k, rule, n, b, h, tile, k_tile, q_ring, k_full, q_full,
     BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy the keys, then tiles of queries as room becomes free."""
@@ -51,9 +52,12 @@ def _copy(
     fetch(k, [b, h // n.group, tile * BN, 0], k_full, k_tile)
     for i in range(every):
         slot = i % STAGES
-        mbarrier.wait(q_free.index(slot), ((i // STAGES) & 1) ^ 1)
+        wait_until_free(queries_free(slot), i >= STAGES, 1)
         mbarrier.expect(q_full.index(slot), q.block_type.nbytes)
         fetch(q, [b, h, start + i * BM, 0], q_full.index(slot), q_ring.index(slot))
+    # No barrier is left with arrivals that nobody met.
+    for i in gl.static_range(STAGES):
+        wait_until_free(queries_free(i), every > i, 1)
 
 
 @gluon.jit
@@ -65,32 +69,33 @@ def _norms(lse, row, n):
 
 @gluon.jit
 def _take(
-    i, total, lse, rule, n, scale, b, h, start, tile, limit, k_tile, q_ring, q_full, q_free,
+    i, total, norm, lse, rule, n, scale, b, h, start, tile, limit, k_tile, q_ring, q_full,
     D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
     PARTIAL: gl.constexpr, LOGITS: gl.constexpr,
 ):  # fmt: skip
-    """Add the weights of query tile i."""
+    """Add the weights of query tile i, whose norms are there. Those of this group's next tile are
+    on their way meanwhile."""
     slot = i % STAGES
     row = start + i * BM + gl.arange(0, BM, gl.SliceLayout(1, LOGITS))
-    norm = _norms(lse, row, n)
     mbarrier.wait(q_full.index(slot), (i // STAGES) & 1)
     s = gl.zeros((BM, BN), gl.float32, LOGITS)
     queries = q_ring.index(slot).reshape((BM, D))
     keys = k_tile.reshape((BN, D)).permute((1, 0))
     s = warpgroup_mma(queries, keys, s, use_acc=False, is_async=True)
+    later = _norms(lse, row + GROUPS * BM, n)
     s = warpgroup_mma_wait(0, deps=(s,))
-    mbarrier.arrive(q_free.index(slot))
+    free(queries_free(slot), 1)
     p = gl.exp2(s * scale - gl.expand_dims(norm, 1))
     if PARTIAL:
         first, many = span_of_row(rule, b, h, row, limit)
         many = gl.where(norm == float("inf"), 0, many)
         p = only_allowed(WEIGHT_BELOW, p, tile * BN, first, many, BN, LOGITS)
-    return total + p
+    return total + p, later
 
 
 @gluon.jit
 def _sum(
-    turn, lse, out, rule, n, scale, b, h, tile, k_tile, q_ring, k_full, q_full, q_free,
+    turn, lse, out, rule, n, scale, b, h, tile, k_tile, q_ring, k_full, q_full,
     D: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Every third tile of queries against the keys of a tile."""
@@ -100,22 +105,23 @@ def _sum(
     scale = scale * LOG2E
     mbarrier.wait(k_full, 0)
     total = gl.zeros((BM, BN), gl.float32, LOGITS)
+    norm = _norms(lse, start + turn * BM + gl.arange(0, BM, gl.SliceLayout(1, LOGITS)), n)
     # The first of this group's tiles at or past the border of the full ones, and past their end.
     first_full = turn + (gl.maximum(left - turn, 0) + GROUPS - 1) // GROUPS * GROUPS
     past_full = turn + (gl.maximum(full - turn, 0) + GROUPS - 1) // GROUPS * GROUPS
     for i in range(turn, first_full, GROUPS):
-        total = _take(
-            i, total, lse, rule, n, scale, b, h, start, tile, limit, k_tile, q_ring, q_full, q_free,
+        total, norm = _take(
+            i, total, norm, lse, rule, n, scale, b, h, start, tile, limit, k_tile, q_ring, q_full,
             D, BM, BN, STAGES, True, LOGITS,
         )  # fmt: skip
     for i in range(first_full, past_full, GROUPS):
-        total = _take(
-            i, total, lse, rule, n, scale, b, h, start, tile, limit, k_tile, q_ring, q_full, q_free,
+        total, norm = _take(
+            i, total, norm, lse, rule, n, scale, b, h, start, tile, limit, k_tile, q_ring, q_full,
             D, BM, BN, STAGES, False, LOGITS,
         )  # fmt: skip
     for i in range(past_full, every, GROUPS):
-        total = _take(
-            i, total, lse, rule, n, scale, b, h, start, tile, limit, k_tile, q_ring, q_full, q_free,
+        total, norm = _take(
+            i, total, norm, lse, rule, n, scale, b, h, start, tile, limit, k_tile, q_ring, q_full,
             D, BM, BN, STAGES, True, LOGITS,
         )  # fmt: skip
     key = tile * BN + gl.arange(0, BN, gl.SliceLayout(0, LOGITS))
@@ -136,11 +142,9 @@ def _received_on_hopper(
     q_ring = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, BM, D], q.layout)
     k_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    q_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     mbarrier.init(k_full, count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_free.index(i), count=1)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -148,28 +152,27 @@ def _received_on_hopper(
                 _sum,
                 (
                     0, lse, out, rule, n, scale, b, h, tile, k_tile, q_ring, k_full, q_full,
-                    q_free, D, BM, BN, STAGES,
+                    D, BM, BN, STAGES,
                 ),
             ),
             (
                 _sum,
                 (
                     1, lse, out, rule, n, scale, b, h, tile, k_tile, q_ring, k_full, q_full,
-                    q_free, D, BM, BN, STAGES,
+                    D, BM, BN, STAGES,
                 ),
             ),
             (
                 _sum,
                 (
                     2, lse, out, rule, n, scale, b, h, tile, k_tile, q_ring, k_full, q_full,
-                    q_free, D, BM, BN, STAGES,
+                    D, BM, BN, STAGES,
                 ),
             ),
             (
                 _copy,
                 (
-                    q, k, rule, n, b, h, tile, k_tile, q_ring, k_full, q_full, q_free, BM, BN,
-                    STAGES,
+                    q, k, rule, n, b, h, tile, k_tile, q_ring, k_full, q_full, BM, BN, STAGES,
                 ),
             ),
         ],
