@@ -11,6 +11,7 @@ from torch import Tensor
 
 import regard
 from regard import masks, scores
+from regard.scores.comparison import both_longest
 
 B, H, G, Q, K = 2, 4, 2, 3, 5
 BACKENDS = ["tiled", "reference"]
@@ -212,3 +213,22 @@ def test_no_heads_have_no_weights(backend: str) -> None:
     trace = regard.trace(q, k, k, score=score, backend=backend)
     assert trace.weights(heads=[]).shape == (B, 0, Q, K)
     assert trace[:, []].received().shape == (B, 0, K)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_longest_finite_vectors_are_found(dtype: torch.dtype) -> None:
+    q, k = torch.randn(2, 3, 5, 4).to(dtype), torch.randn(2, 1, 7, 4).to(dtype)
+    wanted = q.double().norm(dim=-1).max(), k.double().norm(dim=-1).max()
+    assert both_longest(q, k) == pytest.approx(wanted)
+    q[0, 0, 0], k[1, 0, 3, 2] = math.nan, math.inf
+    wanted = q[0, 0, 1:].double(), q[0, 1:].flatten(0, 1).double(), q[1].flatten(0, 1).double()
+    others = k.flatten(0, 2).double()[[*range(10), *range(11, 14)]]
+    longest = torch.cat(wanted).norm(dim=-1).max(), others.norm(dim=-1).max()
+    assert both_longest(q, k) == pytest.approx(longest)
+    assert both_longest(q[:, :, :0], k) == (0, pytest.approx(longest[1]))
+
+
+def test_vectors_whose_squares_are_beyond_float32_count() -> None:
+    q = torch.tensor([[1e30, 1e30], [3.0, 4.0]])
+    assert both_longest(q, q[1:]) == pytest.approx((2**0.5 * 1e30, 5))
+    assert both_longest(q.bfloat16(), q[1:].bfloat16())[0] == pytest.approx(2**0.5 * 1e30, rel=0.01)

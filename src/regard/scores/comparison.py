@@ -79,6 +79,18 @@ def longest(vectors: Float[Tensor, "... d"]) -> float:
     return float(lengths.nan_to_num_(0.0, 0.0, 0.0).amax())
 
 
+def both_longest(q: Float[Tensor, "... d"], k: Float[Tensor, "... d"]) -> tuple[float, float]:
+    """The lengths of the longest queries and keys. A device is waited for once, and float32 is
+    enough where nothing overflows in it: some of the time of a first question to a trace."""
+    if q.numel() and k.numel() and q.device == k.device:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        lengths = (torch.linalg.vector_norm(t, dim=-1, dtype=wide).amax() for t in (q, k))
+        of_queries, of_keys = torch.stack([*lengths]).tolist()
+        if math.isfinite(of_queries) and math.isfinite(of_keys):
+            return of_queries, of_keys
+    return longest(q), longest(k)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Dot(Comparison):
     """scale · q·k"""
@@ -97,7 +109,8 @@ class Dot(Comparison):
         return self.logits(dq, k) + self.logits(q, dk)
 
     def largest_sum(self, q: Tensor, k: Tensor) -> float:
-        return abs(self.scale) * longest(q) * longest(k)
+        of_queries, of_keys = both_longest(q, k)
+        return abs(self.scale) * of_queries * of_keys
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -270,7 +283,7 @@ class Nearness(Comparison):
         return torch.where(far > 0, moved / (far * -self.bandwidth), 0.0)
 
     def largest_sum(self, q: Tensor, k: Tensor) -> float:
-        far = longest(q) + longest(k)
+        far = sum(both_longest(q, k))
         return far * far / (2 * self.bandwidth**2) if self.squared else far / self.bandwidth
 
     @staticmethod
