@@ -17,6 +17,9 @@ from regard.values import Shape, whole
 Chosen = int | slice | range | Sequence[int] | Tensor | None
 Region = tuple[int, int] | slice | range | None
 
+_FEW = 4096
+"""Indices that are checked on the host: a GPU would be waited for with each question about them."""
+
 
 def places(
     chosen: Chosen, n: int, what: str, device: torch.device, *, once: bool = False
@@ -35,9 +38,10 @@ def places(
     try:
         if isinstance(chosen, slice):
             chosen = range(*chosen.indices(n))
-        index = torch.as_tensor(
-            list(chosen) if isinstance(chosen, range) else chosen, device=device
-        )
+        if isinstance(chosen, range):
+            chosen = torch.arange(len(chosen)) * chosen.step + chosen.start
+        index = torch.as_tensor(chosen)
+        index = index.to("cpu" if index.numel() <= _FEW else device)
     except (TypeError, ValueError, RuntimeError):
         raise RegardError(
             f"{what} cannot be chosen by this", got=repr(chosen), accepted=accepted
@@ -45,7 +49,7 @@ def places(
     if not index.numel():
         index = index.long()
     if index.dtype == torch.bool and index.shape == (n,):
-        return index.nonzero().squeeze(-1)
+        return index.nonzero().squeeze(-1).to(device)
     if (
         index.ndim != 1
         or index.dtype.is_floating_point
@@ -65,7 +69,7 @@ def places(
             accepted=f"-{n} to {n - 1}",
         )
     index = torch.where(index < 0, index + n, index)
-    return index.unique() if once else index
+    return (index.unique() if once else index).to(device)
 
 
 def entries(

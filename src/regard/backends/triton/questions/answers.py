@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 
 from torch import Tensor
 
+from regard.backends.operator_kinds import keep
 from regard.backends.triton.launches.launched import recorded
 from regard.backends.triton.replay.steps import Fresh, Step, launch_again, made, steps_of
 
@@ -51,5 +52,5 @@ class Answers:
             fresh: list[Fresh | None] = [
                 Fresh.like(t, zero=place in zero) for place, t in enumerate(memory)
             ]
-            self._known[kind] = fresh, steps
+            keep(self._known, kind, (fresh, steps))
         return memory
