@@ -71,6 +71,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles so small that every case has several slabs, row tiles and cuts."""
     monkeypatch.setattr(tiles, "KEY_TILE", 8)
     monkeypatch.setattr(tiles, "LITTLE", 0)
+    monkeypatch.setattr(tiles, "LITTLE_IN_TILES", 0)
     monkeypatch.setattr("regard.backends.tiled.tiles.tile_size", lambda x: TileSize(2, 14, 16))
     monkeypatch.setattr("regard.backends.tiled.forward.tile_size", lambda x: TileSize(2, 14, 16))
     monkeypatch.setattr("regard.backends.tiled.plan.fused_size", lambda x: TileSize(2, 14, 16))

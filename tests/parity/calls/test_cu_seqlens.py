@@ -108,6 +108,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that hold several sequences, and sequences that go through several tiles."""
     monkeypatch.setattr(tiles, "KEY_TILE", 8)
     monkeypatch.setattr(tiles, "LITTLE", 0)
+    monkeypatch.setattr(tiles, "LITTLE_IN_TILES", 0)
     for where in ("tiles.tile_size", "forward.tile_size", "plan.fused_size"):
         size = tiles.TileSize(2, 14, 16)
         monkeypatch.setattr(f"regard.backends.tiled.{where}", lambda x, size=size: size)

@@ -30,7 +30,11 @@ from regard.scores.comparison import Dot, TanhSum
 from regard.values import Shape
 
 LITTLE = 1 << 22
-"""Multiplications that take no longer than to find out which tiles a mask leaves empty."""
+"""Multiplications that take no longer than to find out which tiles a mask leaves empty, of few
+queries, for whom each key is read from memory."""
+LITTLE_IN_TILES = 1 << 27
+"""The same of many queries and few keys, of which a part is spared at best."""
+MANY_QUERIES, FEW_KEYS = 32, 256
 KEY_TILE = 128
 """Keys per judged tile; neighbouring tiles of one state are computed together."""
 
@@ -318,7 +322,9 @@ def _is_little(x: AttentionInputs) -> bool:
     """Whether one batch entry is sooner computed than it is found out what of it is masked, as when
     a token is generated."""
     _, H, Q, K = x.shape
-    return H * Q * K * (x.q.shape[-1] + x.v.shape[-1]) <= LITTLE
+    in_tiles = Q >= MANY_QUERIES and K <= FEW_KEYS
+    most = LITTLE_IN_TILES if in_tiles else LITTLE
+    return H * Q * K * (x.q.shape[-1] + x.v.shape[-1]) <= most
 
 
 def takes_all(x: AttentionInputs, rows: int) -> bool:
