@@ -194,10 +194,12 @@ def _by_any_card(
     # Few queries leave most of a large tile empty.
     rows = min(how.rows, max(16, 1 << (Q - 1).bit_length()))
     rule = rule_of(x.mask, x.shape, (rows, how.keys), x.q.device, by_keys=False)
+    # Behind the kernel for Hopper, one for lists of up to 8 keys and one for longer ones.
+    least = 2 if marks is None else 8
     _top_keys[(tiles_of(Q, rows), B * H)](
         sheet(x.q), sheet(x.k), lse, *to, marks, rule, added(x), score(x), sizes(x), many,
         **constants_of(x, rows, how.keys, how.precision),
-        BT=max(2, 1 << (many - 1).bit_length()), STAGES=how.stages, MARKED=ROWS_ON_HOPPER,
+        BT=max(least, 1 << (many - 1).bit_length()), STAGES=how.stages, MARKED=ROWS_ON_HOPPER,
         # Two programs share a multiprocessor, so that one compares while products of the other
         # run, if their lists are short.
         num_warps=8 if rows >= 128 else 4, num_stages=how.stages,
