@@ -137,9 +137,12 @@ class Trial:
         rows, kept = forward.run(x, forward_settings(x, statistics=True), statistics=True)
         # A loss of lse as well keeps the call from being handed to PyTorch's backward pass.
         pull = Pull(self.pull, torch.zeros_like(rows.lse), None)
-        second, cells = second_pass.TritonPass(), (min(CELLS, x.shape.Q),) * 2
+        cells = (min(CELLS, x.shape.Q),) * 2
 
         def with_settings(how: Any) -> Callable[[], Answers]:
+            # It keeps how it answered first.
+            second = second_pass.TritonPass()
+
             def ahead() -> Answers:
                 got, _ = forward.run(x, how, statistics=True)
                 return {"out": got.out, "lse": got.lse, "entropy": got.entropy}

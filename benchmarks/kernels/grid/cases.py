@@ -237,7 +237,12 @@ GROUPS: dict[str, list[Case]] = {
         Case("32/8", width=64, backward=True),
         dtype="float32",
     ),
-    "looking": [Case(n=LONG), Case("32/8", width=64, n=LONG)],
+    "looking": [
+        Case(n=LONG),
+        Case("32/8", width=64, n=LONG),
+        Case(),
+        Case("32/8", width=64),
+    ],
 }
 
 
