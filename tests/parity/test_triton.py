@@ -18,6 +18,7 @@ from torch import Tensor
 
 import regard
 from regard import RegardError, masks
+from regard.backends.contract import Rows
 from regard.backends.passes import Pull
 from regard.backends.reference import Reference, ReferencePass
 from regard.inputs import AttentionInputs
@@ -448,24 +449,64 @@ def test_calls_that_learn_are_ours_only_with_a_quick_backward_pass(
             assert outruns_cudnn(inputs)
 
 
+def _as_cudnn_does(x: AttentionInputs, rows: Rows, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Its backward pass: weights from log-sum-exp, and their mean from the output. 0 · NaN is NaN,
+    of pairs that a mask hides too."""
+    from regard.backends.triton import cudnn
+
+    scale, causal = cudnn.scale_and_causal(x)
+    q, k, v, out, g = (t.double() for t in (x.q, x.k, x.v, rows.out, g))
+    k, v = (t.repeat_interleave(x.group, 1) for t in (k, v))
+    p = (q @ k.mT * scale - rows.lse.double()[..., None]).exp()
+    p = p.tril() if causal else p
+    ds = p * (g @ v.mT - (g * out).sum(-1, keepdim=True)) * scale
+    dk, dv = ((t.mT @ to).unflatten(1, (-1, x.group)).sum(2) for t, to in ((ds, q), (p, g)))
+    return (ds @ k).to(x.q.dtype), dk.to(x.q.dtype), dv.to(x.q.dtype)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("place", [30, 150])
+@pytest.mark.parametrize("part", ["k", "v"])
+def test_gradients_that_a_hidden_nan_spoilt_are_mended(
+    part: str, place: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of queries that do not see it. (All keys are seen by one that does.)"""
+    from regard.backends.triton import Triton, cudnn
+
+    if not _is_hopper():
+        monkeypatch.setattr(cudnn, "runs_backward", lambda x, pull: True)
+        monkeypatch.setattr(cudnn, "backward", _as_cudnn_does)
+    dtype = torch.bfloat16 if _is_hopper() else torch.float32
+    sizes = Sizes(B=2, H=2, G=groups, Q=200, K=200, D=64, E=64)
+    case = Case("causal", "scaled_dot", "none", "plain", dtype, sizes)
+    inputs, learned = case.build()
+    exact, leaves = case.build(torch.float64)
+    pull = torch.randn_like(inputs.q)
+    want = torch.autograd.grad(Reference().attend(exact), leaves, pull.double())
+    with torch.no_grad():
+        getattr(inputs, part)[0, :, place] = math.nan
+    got = torch.autograd.grad(Triton().attend(inputs), learned, pull)
+    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+    for mine, its in zip(got, want, strict=True):
+        scale = float(its.abs().max())
+        torch.testing.assert_close(mine[1].double(), its[1], atol=tolerance * scale, rtol=0)
+    scale = float(want[0].abs().max())
+    hidden = slice(None), slice(0, place)
+    torch.testing.assert_close(
+        got[0][0][hidden].double(), want[0][0][hidden], atol=tolerance * scale, rtol=0
+    )
+    assert got[0][0][:, place].isnan().all()
+
+
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("mask", ["none", "causal"])
 def test_cudnn_need_not_know_of_a_sink(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its backward pass, which has weights from log-sum-exp, and their mean from the output."""
-    from regard.backends.contract import Rows
     from regard.backends.triton import Triton, cudnn
-
-    def by_formula(x: AttentionInputs, rows: Rows, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        scale, causal = cudnn.scale_and_causal(x)
-        q, k, v, out, g = (t.double() for t in (x.q, x.k, x.v, rows.out, g))
-        p = (q @ k.mT * scale - rows.lse.double()[..., None]).exp()
-        p = p.tril() if causal else p
-        ds = p * (g @ v.mT - (g * out).sum(-1, keepdim=True)) * scale
-        return tuple(t.to(x.q.dtype) for t in (ds @ k, ds.mT @ q, p.mT @ g))  # type: ignore[return-value]
 
     if not _is_hopper():
         monkeypatch.setattr(cudnn, "runs_backward", lambda x, pull: True)
-        monkeypatch.setattr(cudnn, "backward", by_formula)
+        monkeypatch.setattr(cudnn, "backward", _as_cudnn_does)
     n = 160 if _is_hopper() else 37
     dtype = torch.bfloat16 if _is_hopper() else torch.float32
     sizes = Sizes(B=2, H=2, G=2, Q=n, K=n, D=64, E=64)

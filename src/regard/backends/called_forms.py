@@ -68,6 +68,10 @@ class Differentiable(Protocol):
     ) -> tuple[Tensor, ...]: ...
 
 
+Learning = Callable[[Way, tuple[Any, ...], Tensor, Tensor, Tensor], Rows]
+"""A call run in a way of its own, from all its inputs beside q, k and v, and these."""
+
+
 def asks_for_more(gradients: Sequence[Tensor]) -> bool:
     """Whether gradients are given that stand for many, or while those that they lead to may be
     differentiated."""
@@ -78,6 +82,5 @@ class Operators(NamedTuple):
     """A backend's passes, in the forms in which they are called."""
 
     run: Run
-    learning: Callable[[Way, tuple[Any, ...], Tensor, Tensor, Tensor], Rows]
-    """A call run in a way of its own, from all its inputs beside q, k and v, and these."""
+    learning: Learning
     differentiable: Differentiable

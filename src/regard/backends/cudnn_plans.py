@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.transforms import is_batched, recorded, under_torch_func, unobserved
 
@@ -54,6 +55,32 @@ def attend(
     """The output, in memory in the order of the queries, and the log-sum-exp [B, H, Q, 1]."""
     out, lse, *_ = _attend(q, k, v, bias, True, _marked(dropout), causal, False, scale=scale)
     return out, lse
+
+
+class _Found(TorchDispatchMode):
+    """Has cuDNN's forward pass give what was found already."""
+
+    def __init__(self, found: tuple[Any, ...]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = found
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.ops.aten._scaled_dot_product_cudnn_attention.default:
+            return self.found
+        return func(*args, **(kwargs or {}))
+
+
+def join(
+    out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool,
+    nothing: Tensor,
+) -> None:  # fmt: skip
+    """Make an output that others computed, with its log-sum-exp [B, H, Q], one of cuDNN's forward
+    pass to autograd. `nothing` is in the place of dropout's seed and offset."""
+    n = q.shape[2], k.shape[2]
+    with _Found((out, lse.unsqueeze(-1), None, None, *n, nothing, nothing, None)):
+        attend(q, k, v, scale, causal)
 
 
 def pull(

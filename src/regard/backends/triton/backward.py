@@ -53,6 +53,7 @@ from regard.backends.triton.settings.tuning import (
     at_once,
     backward_settings,
     forward_settings,
+    mending_settings,
 )
 from regard.biases.alibi import Alibi
 from regard.biases.dense import Dense
@@ -66,8 +67,8 @@ class Memory(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    shift: Tensor
-    """A number per row."""
+    shift: Tensor | None
+    """A number per row. Mending what cuDNN found hardly ever needs one, and goes without."""
     key_flags: Tensor | None
     """One for each tile of keys that a hidden NaN may have spoilt."""
     query_flags: Tensor | None
@@ -108,15 +109,18 @@ def memory_for(
     """Fresh memory for a pass, or where cuDNN gave gradients, these and the rest. `apart` asks for
     two kernels."""
     dq, dk, dv = found or (_empty_rows(t) for t in (x.q, x.k, x.v))
-    shift = torch.empty_like(rows.lse)
+    # A sink's own gradient is made of the shifts of all rows.
+    shift = torch.empty_like(rows.lse) if found is None or x.sink is not None else None
+    if found is not None:
+        return Memory(dq, dk, dv, shift, None, None, None)
     sums = None
-    if found is None and not apart and at_once(x) is not None:
+    if not apart and at_once(x) is not None:
         sums = torch.zeros(x.q.shape, dtype=torch.float32, device=x.q.device)
-    if found is not None or x.mask is None:
+    if x.mask is None:
         return Memory(dq, dk, dv, shift, None, None, sums)
     grids = _grids(x, None if sums is None else at_once(x))
     of_keys, of_queries = (
-        shift.new_empty(across * down, dtype=torch.int8) for across, down in grids
+        torch.empty(across * down, dtype=torch.int8, device=x.q.device) for across, down in grids
     )
     return Memory(dq, dk, dv, shift, of_keys, of_queries, sums)
 
@@ -149,12 +153,11 @@ def launch(
     widths["PRECISION"] = how.precision
     of_keys, of_queries = _grids(x, once)
     with together():
-        if not by_cudnn or x.mask is not None or x.sink is not None:
-            # A sink's own gradient is made of the shifts of all rows.
-            mending = by_cudnn and x.sink is None
-            row_shift[(tiles_of(Q, 64), B * H)](
-                out, g, g_lse, to.shift, n, E=E, BE=wide(E), BM=64, MENDING=mending
-            )
+        if to.shift is not None:
+            row_shift[(tiles_of(Q, 64), B * H)](out, g, g_lse, to.shift, n, E=E, BE=wide(E), BM=64)
+        if by_cudnn:
+            _mend(x, tensors, numbers, to, out, widths)
+            return
         for kernel, tile, grid, flags, own in (
             (keys_and_values, once or how.keys, of_keys, to.key_flags,
              (None, sheet(to.k), sheet(to.v))),
@@ -176,7 +179,7 @@ def launch(
                         sheet(to.sums), sheet(to.q), flags, score(x), n, grid[0],
                         D=D, BD=wide(D), BM=tile.rows,
                     )  # fmt: skip
-            elif not by_cudnn:
+            else:
                 kernel[grid](
                     *tensors, *own, *rest, **widths, **size, **kind, STAGES=tile.stages, MANY=0,
                     num_stages=tile.stages,
@@ -186,6 +189,32 @@ def launch(
                     *tensors, *own, *rest, **widths, **size, **kind, STAGES=1, MANY=MANY,
                     num_stages=1,
                 )  # fmt: skip
+
+
+def _mend(
+    x: AttentionInputs,
+    tensors: tuple[Any, ...],
+    numbers: RowNumbers,
+    to: Memory,
+    out: Any,
+    widths: dict[str, Any],
+) -> None:
+    """Compute gradients of queries again that cuDNN found where a NaN hid from them.
+
+    Those of keys are as they must be. Under a causal mask the last query sees every key, so a NaN
+    in one is in its output too, and in D: in all of its slopes, and what these are multiplied with.
+    """
+    B, H, Q, _ = x.shape
+    how = mending_settings(x)
+    rule = rule_of(x.mask, x.shape, (how.rows, how.keys), x.q.device, by_keys=False)
+    if rule.kind is ALL and rule.limits is None:
+        return
+    tiles = tiles_of(Q, how.rows)
+    queries[(tiles_of(tiles, MANY), B * H)](
+        *tensors, sheet(to.q), _to_bias(x, None), numbers, None, rule, added(x), dropping(x),
+        score(x), sizes(x), out, tiles, **widths, BM=how.rows, BN=how.keys, STAGES=1, MANY=MANY,
+        num_warps=how.warps, num_stages=1,
+    )  # fmt: skip
 
 
 def _launch_at_once(
@@ -267,7 +296,7 @@ def _to_bias(x: AttentionInputs, t: Tensor | None) -> BiasGradient:
 def _sink_gradient(
     x: AttentionInputs,
     norm: Tensor | None,
-    shift: Tensor,
+    shift: Tensor | None,
     g_entropy: Tensor | None,
     expected: Tensor | None,
 ) -> Tensor | None:
@@ -275,6 +304,7 @@ def _sink_gradient(
     if x.sink is None:
         return None
     assert norm is not None
+    assert shift is not None
     sink = x.sink.to(torch.float32)[:, None]
     shifted = sink * LOG2E.value - norm[0]
     p = torch.exp2(shifted) * norm[1]

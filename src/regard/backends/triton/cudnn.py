@@ -8,7 +8,8 @@ tile: the caller repairs those.
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -52,6 +53,16 @@ def forward(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool) -> tupl
     """The output, in memory like the queries, and the log-sum-exp."""
     out, lse = cudnn_plans.attend(q, k, v, scale, causal)
     return out, lse.squeeze(-1).contiguous()
+
+
+Join = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+
+
+def joining(x: AttentionInputs) -> Join:
+    """Makes outputs of calls like this one, with their log-sum-exp and q, k and v, outputs of
+    cuDNN's forward pass to autograd: their backward pass is cuDNN's."""
+    scale, causal = scale_and_causal(x)
+    return partial(cudnn_plans.join, scale=scale, causal=causal, nothing=_kept_nothing(x.q.device))
 
 
 def backward(x: AttentionInputs, rows: Rows, g_out: Tensor) -> tuple[Tensor, Tensor, Tensor]:

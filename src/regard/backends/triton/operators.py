@@ -15,6 +15,7 @@ from regard.backends.operators import register
 from regard.backends.passes import Given, Moved, Passes, Pull
 from regard.backends.tiled.forward import forward as tiled_forward
 from regard.backends.tiled.jvp import jvp
+from regard.backends.triton import cudnn
 from regard.backends.triton.additive import passes as additive
 from regard.backends.triton.arguments import on_card
 from regard.backends.triton.backward import backward
@@ -82,7 +83,11 @@ def repeated(inputs: AttentionInputs, *, statistics: bool) -> Repeated:
             return rows if statistics else rows.out
         return attend(q, k, v)[0] if statistics else attend.output(q, k, v)
 
-    if learned and not statistics and training.AVAILABLE and trained_by_cudnn(inputs):
+    if not learned or not training.AVAILABLE:
+        return again
+    if statistics and cudnn.runs_output_backward(inputs) and inputs.sink is None:
+        return training.TrainedTrace(attend, pull, _differentiable, again, _learning)
+    if not statistics and trained_by_cudnn(inputs):
         by_cudnn = RepeatedForward(_passes, rest, statistics, keeps=False, how=BY_CUDNN)
         return training.Trained(by_cudnn, pull, _differentiable, again)
     return again

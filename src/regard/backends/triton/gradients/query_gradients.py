@@ -5,7 +5,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from regard.backends.triton.gradients.row_numbers import numbers_of, store_rows, weights_and_slopes
+from regard.backends.triton.gradients.row_numbers import (
+    numbers_of,
+    shift_of,
+    store_rows,
+    weights_and_slopes,
+)
 from regard.backends.triton.launches.launched import launched
 from regard.backends.triton.pairs import (
     ALIBI,
@@ -63,7 +68,7 @@ def _pull_query(
 
 @triton.jit
 def _tile_of_queries(
-    tile, tiles, q, k, v, g_out, dq, d_bias, rows, flags, rule, bias, drop, scoring, n,
+    tile, tiles, q, k, v, g_out, dq, d_bias, rows, flags, rule, bias, drop, scoring, n, out,
     D: tl.constexpr, E: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, CAREFUL: tl.constexpr, PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
@@ -75,12 +80,14 @@ def _tile_of_queries(
     last = tl.minimum(first + BM, n.queries) - 1
     row = first + tl.arange(0, BM)
     at = tl.program_id(1).to(tl.int64) * n.queries + row
+    qs = load_rows(q, b, h, first, n.queries, D, BD, BM, False)
+    gs = load_rows(g_out, b, h, first, n.queries, E, BE, BM, False)
     norm, inverse, shift, g_entropy, expected = numbers_of(rows, at, row < n.queries)
+    if rows.shift is None:
+        shift = shift_of(gs, out, b, h, first, n, E, BE, BM)
     numbers = (
         norm[:, None], inverse[:, None], shift[:, None], g_entropy[:, None], expected[:, None]
     )  # fmt: skip
-    qs = load_rows(q, b, h, first, n.queries, D, BD, BM, False)
-    gs = load_rows(g_out, b, h, first, n.queries, E, BE, BM, False)
     place, heads = row[:, None], (h + tl.zeros_like(row))[:, None]
     total = tl.zeros((BM, BD), tl.float32)
     slopes = tl.zeros((BM,), tl.float32)
@@ -123,7 +130,7 @@ def queries(
     if MANY == 0:
         _tile_of_queries(
             tiles - 1 - tl.program_id(0), tiles, q, k, v, g_out, dq, d_bias, rows, flags, rule,
-            bias, drop, scoring, n, D, E, BD, BE, BM, BN, False, PRECISION, STAGES,
+            bias, drop, scoring, n, out, D, E, BD, BE, BM, BN, False, PRECISION, STAGES,
         )  # fmt: skip
     else:
         first = tl.program_id(0) * MANY
@@ -133,5 +140,5 @@ def queries(
                 if flagged(flags, tiles, tile):
                     _tile_of_queries(
                         tile, tiles, q, k, v, g_out, dq, d_bias, rows, flags, rule, bias, drop,
-                        scoring, n, D, E, BD, BE, BM, BN, True, PRECISION, 1,
+                        scoring, n, out, D, E, BD, BE, BM, BN, True, PRECISION, 1,
                     )  # fmt: skip

@@ -16,15 +16,14 @@ from regard.backends.triton.pairs import (
     load_rows,
     logits_of,
     norms,
-    spoilt,
 )
 from regard.backends.triton.rules import allowed
 
 
 class RowNumbers(NamedTuple):
-    """Per row [B, H, Q]: norm [2, ...], D, and with a gradient of entropy, that and by how much the
-    shifted logit that is expected lies below 0; how many rows there are; and lse, for where there
-    is no norm."""
+    """Per row [B, H, Q]: norm [2, ...], D unless it is computed where it is used, and with a
+    gradient of entropy, that and by how much the shifted logit that is expected lies below 0; how
+    many rows there are; and lse, for where there is no norm."""
 
     norm: Any
     shift: Any
@@ -50,29 +49,34 @@ class BiasGradient(NamedTuple):
 @triton.jit
 def row_shift(
     out, g_out, g_lse, shift, n,
-    E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr, MENDING: tl.constexpr,
+    E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
-    """D = g_out·out - g_lse, for a tile of rows; if MENDING, only where a masked NaN leaked."""
+    """D = g_out·out - g_lse, for a tile of rows."""
     b = tl.program_id(1) // n.heads
     h = tl.program_id(1) % n.heads
-    if MENDING:
-        if not spoilt(None, out, n, b, h, 0, 0, E, BE, 1):
-            return
     start = tl.program_id(0) * BM
-    o = load_rows(out, b, h, start, n.queries, E, BE, BM, False).to(tl.float32)
-    g = load_rows(g_out, b, h, start, n.queries, E, BE, BM, False).to(tl.float32)
+    gs = load_rows(g_out, b, h, start, n.queries, E, BE, BM, False)
+    total = shift_of(gs, out, b, h, start, n, E, BE, BM)
     row = start + tl.arange(0, BM)
     at = tl.program_id(1).to(tl.int64) * n.queries + row
-    total = tl.sum(o * g, 1)
     if g_lse is not None:
         total -= tl.load(g_lse + at, mask=row < n.queries, other=0.0)
     tl.store(shift + at, total, mask=row < n.queries)
 
 
 @triton.jit
+def shift_of(gs, out, b, h, start, n, E: tl.constexpr, BE: tl.constexpr, BM: tl.constexpr):
+    """g_out·out of each of some rows."""
+    outs = load_rows(out, b, h, start, n.queries, E, BE, BM, False)
+    return tl.sum(outs.to(tl.float32) * gs.to(tl.float32), 1)
+
+
+@triton.jit
 def numbers_of(rows, at, inside):
     """The statistics of some rows; rows past the last query get weight 0."""
-    shift = tl.load(rows.shift + at, mask=inside, other=0.0)
+    shift = tl.zeros(at.shape, tl.float32)
+    if rows.shift is not None:
+        shift = tl.load(rows.shift + at, mask=inside, other=0.0)
     if rows.norm is not None:
         norm = tl.load(rows.norm + at, mask=inside, other=0.0)
         inverse = tl.load(rows.norm + rows.rows + at, mask=inside, other=0.0)

@@ -38,7 +38,7 @@ def _cuda() -> Any:
     library.cuFuncSetCacheConfig.argtypes = [pointer, ctypes.c_int]
     library.cuFuncSetAttribute.argtypes = [pointer, ctypes.c_int, ctypes.c_int]
     library.cuFuncGetParamInfo.argtypes = [pointer, word, pointer, pointer]
-    library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
+    library.cuLaunchKernelEx.argtypes = [pointer] * 4
     library.cuMemsetD8Async.argtypes = [pointer, ctypes.c_ubyte, word, pointer]
     how = [ctypes.c_int] * 4
     library.cuTensorMapEncodeTiled.argtypes = [pointer, ctypes.c_int, number, *[pointer] * 5, *how]
@@ -76,18 +76,26 @@ def parameters(function: int) -> list[Parameter]:
     return found
 
 
+_CONFIGURATION = Struct("=7I4xQQI4x")
+"""Programs across, down and deep, threads in three directions, shared memory, stream, attributes
+and their number. (Python takes longer to give C eleven arguments than four and these.)"""
+
+
 class _Memory(threading.local):
-    """Where the parameters of a launch are written, for each thread: the driver reads them before
-    it returns."""
+    """Where what a launch takes is written, for each thread: the driver reads it before it
+    returns."""
 
     def __init__(self) -> None:
         self.buffer = ctypes.create_string_buffer(_LARGEST)
         self.size = ctypes.c_size_t()
         # A buffer's address follows 1, and that of its size 2.
-        extra = (ctypes.c_void_p * 5)(
+        self.extra = (ctypes.c_void_p * 5)(
             1, ctypes.addressof(self.buffer), 2, ctypes.addressof(self.size), None
         )
-        self.parts = self.buffer, self.size, extra
+        # Aligned as numbers of 8 bytes are.
+        self.how = (ctypes.c_uint64 * (_CONFIGURATION.size // 8))()
+        addresses = ctypes.addressof(self.how), ctypes.addressof(self.extra)
+        self.parts = self.buffer, self.size, self.how, *addresses
 
 
 _memory = _Memory()
@@ -98,20 +106,18 @@ Grid = tuple[int, int, int]
 
 @cache
 def _launcher() -> Any:
-    return _cuda().cuLaunchKernel
+    return _cuda().cuLaunchKernelEx
 
 
 def launch(
     function: int, grid: Grid, threads: int, shared: int, stream: int, form: Struct, values: Any
 ) -> int:
     """Launch with parameters, packed in a form; 0, or what went wrong."""
-    buffer, size, extra = _memory.parts
+    buffer, size, how, configuration, extra = _memory.parts
     form.pack_into(buffer, 0, *values)
     size.value = form.size
-    across, down, deep = grid
-    found: int = _launcher()(
-        function, across, down, deep, threads, 1, 1, shared, stream, None, extra
-    )
+    _CONFIGURATION.pack_into(how, 0, *grid, threads, 1, 1, shared, stream, 0, 0)
+    found: int = _launcher()(configuration, function, None, extra)
     return found
 
 

@@ -154,12 +154,14 @@ class RepeatedBackward:
     def mending(
         self, x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull
     ) -> tuple[list[Fresh | None], list[Step]] | None:
-        """What mends gradients that cuDNN has found, if it did before for a call like this: memory,
-        first that of these gradients, and launches."""
+        """What mends gradients that cuDNN has found, if it did before for a call like this: how
+        these gradients lie, and launches, which need no other memory."""
         assert pull.out is not None
         key = _key((x.q, x.k, x.v, rows.out, rows.lse, kept, pull.out))
         by_cudnn, fresh, steps = self.known.get(key) or (False, [], [])
-        return (fresh, steps) if by_cudnn and steps else None
+        if not by_cudnn or any(part is not None for part in fresh[3:]):
+            return None
+        return fresh[:3], steps
 
     def _first(
         self, key: Any, x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull

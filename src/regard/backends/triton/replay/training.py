@@ -3,20 +3,25 @@
 A function of autograd that is written in Python makes the GPU wait: for short texts, reaching
 cuDNN's backward pass takes longer than that pass. The node that PyTorch makes for its own operator
 calls it at once. What a hidden NaN may have spoilt is mended behind either pass, while it runs.
+
+The node does not ask who computed the output and the log-sum-exp that it keeps. So a trace, whose
+forward pass is not cuDNN's, has such a node too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from regard.backends import cudnn_plans
-from regard.backends.called_forms import Differentiable, asks_for_more
+from regard.backends.called_forms import Differentiable, Held, Learning, Way, asks_for_more
 from regard.backends.contract import Repeated, Rows
 from regard.backends.passes import Pull
+from regard.backends.triton import cudnn
 from regard.backends.triton.captures import capturing
 from regard.backends.triton.replay.passes import RepeatedBackward, RepeatedForward
 from regard.backends.triton.replay.steps import Fresh, Step, launch_again, made
@@ -42,7 +47,7 @@ class Trained:
         otherwise: Repeated,
     ) -> None:
         self.attend, self.pull = attend, pull
-        """The passes: cuDNN's, and launches that mend."""
+        """The passes: the forward pass with what mends it, and cuDNN's backward pass."""
         self.differentiable = differentiable
         self.otherwise = otherwise
         """Runs calls for which this is not the way."""
@@ -60,22 +65,33 @@ class Trained:
                 return self.otherwise(q, k, v)
             self.fits = self._found_to_fit(q, k, v)
             return self(q, k, v)
+        return self._run(q, k, v)
+
+    def _run(self, q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
         out = self.attend.output(q, k, v)
+        self._watch(out)
+        return out
+
+    def _watch(self, out: Tensor) -> None:
+        """Have the gradients of an output mended."""
         node = out.grad_fn
         assert node is not None
         cudnn_plans.lay_gradients_like(out)
         # It holds no tensor: those that it needs are the node's, which lets go of them in time.
         node.register_hook(self._mended)
-        return out
 
     def _found_to_fit(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
         with torch.no_grad():
             self.attend(q, k, v)
         if self.attend.replay is None:
             return False
-        rows, _ = self.attend(q, k, v)
+        rows = self._rows(q, k, v)
         like_queries = cudnn_plans.lies_like_queries(rows.out, q)
         return like_queries and cudnn_plans.shows_what_it_keeps(rows.out, rows.lse)
+
+    def _rows(self, q: Tensor, k: Tensor, v: Tensor) -> Rows:
+        """Rows whose output has PyTorch's node."""
+        return self.attend(q, k, v)[0]
 
     def _mended(
         self, found: Sequence[Tensor | None], given: Sequence[Tensor | None]
@@ -122,14 +138,113 @@ class Trained:
         if g_out.data_ptr() % 16 or not cudnn_plans.has_strides(g_out, saved[3].stride()):
             return False
         fresh, steps = self.mending
+        if not steps:
+            return True
         # Nobody wants some of them, perhaps: what is written there is lost.
         own = [
             t if t is not None else made((part,), g_out.device)[0]
-            for t, part in zip(found[:3], fresh, strict=False)
+            for t, part in zip(found, fresh, strict=False)
         ]
-        rest = made(fresh[3:], g_out.device)
-        launch_again(steps, (*saved, None, g_out, *own, *rest))
+        launch_again(steps, (*saved, None, g_out, *own))
         return True
+
+
+class TrainedTrace(Trained):
+    """The same of calls of which statistics are wanted too, whose forward pass is ours."""
+
+    def __init__(
+        self,
+        attend: RepeatedForward,
+        pull: RepeatedBackward,
+        differentiable: Differentiable,
+        otherwise: Repeated,
+        learning: Learning,
+    ) -> None:
+        super().__init__(attend, pull, differentiable, otherwise)
+        self.learning = learning
+        self.join: cudnn.Join | None = None
+        """Gives an output its node, once a call has been looked at."""
+        self.learns_statistics = False
+        """Whether a loss of statistics was met: of such calls one pass finds all gradients, and the
+        next are run so."""
+
+    def _run(self, q: Tensor, k: Tensor, v: Tensor) -> Rows | Tensor:
+        if self.learns_statistics:
+            return self.otherwise(q, k, v)
+        found, kept = self._joined(q, k, v)
+        self._watch(found.out)
+        versions = [t._version for t in (q, k, v, found.out)]
+
+        def joined() -> Rows:
+            if versions != [t._version for t in (q, k, v, found.out)]:
+                raise RegardError(
+                    "a statistic of a trace can learn nothing once what it was made of has changed",
+                    got="an in-place change of q, k, v or the output",
+                    do="ask for the trace's lse or entropy before, or change a clone",
+                )
+            alone, x = found.map(Tensor.detach), AttentionInputs(q, k, v, *self.attend.rest)
+            way = Way(lambda *_: (alone, kept), self._pulled, Held(x))
+            return self.learning(way, self.attend.rest, q, k, v)
+
+        return LearnedRows(found, joined)
+
+    def _rows(self, q: Tensor, k: Tensor, v: Tensor) -> Rows:
+        self.join = cudnn.joining(AttentionInputs(q, k, v, *self.attend.rest))
+        return self._joined(q, k, v)[0]
+
+    def _joined(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Tensor]:
+        assert self.join is not None
+        found, kept = self.attend(q, k, v)
+        self.join(found.out, found.lse, q, k, v)
+        return found, kept
+
+    def _pulled(self, x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull) -> Sequence[Tensor]:
+        """Gradients of statistics alone."""
+        self.learns_statistics = True
+        return self.pull(x, rows, kept, pull)
+
+
+class LearnedRows(Rows):
+    """Rows of which the output learns. Statistics join autograd's graph when one is asked for:
+    hardly ever are they part of a loss."""
+
+    joined: Callable[[], Rows]
+
+    def __new__(cls, found: Rows, joined: Callable[[], Rows]) -> LearnedRows:
+        # As the constructor of named tuples does it, but for its names.
+        self = tuple.__new__(cls, found)
+        self.joined = joined
+        return self
+
+    @cached_property
+    def _learned(self) -> Rows:
+        return self.joined()
+
+    @property
+    def lse(self) -> Tensor:
+        return self._learned.lse if torch.is_grad_enabled() else self.at_hand()[1]
+
+    @property
+    def entropy(self) -> Tensor:
+        return self._learned.entropy if torch.is_grad_enabled() else self.at_hand()[3]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Rows:
+        return Rows(*map(change, self.at_hand() if change is Tensor.detach else self))
+
+    def at_hand(self) -> tuple[Tensor, ...]:
+        return tuple(super().__iter__())
+
+    def __iter__(self) -> Iterator[Tensor]:
+        out, lse, max_logit, entropy = self.at_hand()
+        if torch.is_grad_enabled():
+            lse, entropy = self.lse, self.entropy
+        return iter((out, lse, max_logit, entropy))
+
+    def __getitem__(self, which: Any) -> Any:
+        return tuple(self)[which]
+
+    def __reduce__(self) -> Any:
+        return Rows, tuple(self)
 
 
 def _alike(found: Sequence[Tensor | None], fresh: Sequence[Fresh | None]) -> bool:

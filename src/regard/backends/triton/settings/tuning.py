@@ -339,6 +339,12 @@ def _backward_settings(x: AttentionInputs) -> Backward:
     return Backward(Tile(32, 64, 8, 1), Tile(64, 32, 8, 1))
 
 
+def mending_settings(x: AttentionInputs) -> Tile:
+    """How gradients of queries that cuDNN found are mended: by tiles that compile quickly."""
+    side = 64 if _width(x) <= 128 else 32
+    return Tile(side, side, 4, 1)
+
+
 @dataclass(frozen=True)
 class Looking(Tiled):
     """How the kernels of the second pass run."""
