@@ -12,6 +12,7 @@ from torch import Tensor
 import regard
 from regard import masks
 from regard.backends.contract import Pool
+from regard.inputs import AttentionInputs, check
 from regard.masks import Mask
 from tests.parity import cases
 
@@ -202,3 +203,71 @@ def test_which_cells_divide_tiles() -> None:
     assert fine(16384, 64) is None
     assert fine(16000, 1024) is None
     assert fine(96, 2) is None
+
+
+def _of_lengths(q: Tensor, k: Tensor) -> AttentionInputs:
+    return check(
+        q, k, k, mask=masks.causal(), score=None, bias=None, softcap=None, sink=None, scale=-0.5,
+        dropout=0.0, training=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("width", [8, 24, 200])
+def test_the_longest_vectors(width: int, dtype: torch.dtype) -> None:
+    """Of both, in whatever order they lie, though the last tile is not full."""
+    from regard.backends.triton.questions.longest import squared_lengths, told_by
+
+    n = 16384 // 128 + 3
+    source = torch.Generator().manual_seed(width)
+    q = torch.randn(2, n, 4, width, generator=source).to(dtype).to(cases.DEVICE).transpose(1, 2)
+    k = torch.randn(2, 2, n, width, generator=source).to(dtype).to(cases.DEVICE)
+    q[1, 3, n - 1] *= 9
+    k[0, 1, 5] *= 7
+    x = _of_lengths(q, k)
+    told = told_by(x, squared_lengths(x))
+    assert told is not None
+    assert math.isclose(told, x.largest_sum, rel_tol=1e-3)
+    assert math.isclose(
+        told, 0.5 * float(q[1, 3, -1].norm()) * float(k[0, 1, 5].norm()), rel_tol=0.02
+    )
+
+
+@pytest.mark.parametrize("what", [math.nan, math.inf, -math.inf, 3e38])
+@pytest.mark.parametrize("part", ["q", "k"])
+def test_lengths_that_float32_does_not_tell(part: str, what: float) -> None:
+    from regard.backends.triton.questions.longest import squared_lengths, told_by
+
+    tensors = {n: torch.randn(1, 1, 40, 16, device=cases.DEVICE) for n in "qk"}
+    tensors[part][0, 0, 17, 3] = what
+    x = _of_lengths(tensors["q"], tensors["k"])
+    assert told_by(x, squared_lengths(x)) is None
+
+
+@pytest.mark.skipif("cases.DEVICE == 'cpu'", reason="launches are made again on a GPU")
+@pytest.mark.parametrize("size", [1.0, 1e3])
+def test_long_texts_are_measured_by_a_kernel(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    from regard.backends.triton.questions import second_pass
+
+    told = []
+
+    def noted(x: AttentionInputs, found: Tensor) -> float | None:
+        told.append(told_by(x, found))
+        return told[-1]
+
+    told_by = second_pass.told_by
+    monkeypatch.setattr(second_pass, "told_by", noted)
+    questions = second_pass.TritonPass()
+    for seed in range(3):
+        source = torch.Generator(cases.DEVICE).manual_seed(seed)
+        q, k = size * torch.randn(
+            2, 1, 8, 8192, 64, device=cases.DEVICE, dtype=torch.bfloat16, generator=source
+        )
+        x, again = _of_lengths(q, k), _of_lengths(q, k)
+        lse = regard.trace(q, k, k, mask=masks.causal(), scale=-0.5).lse
+        received = questions.received(x, lse)
+        assert len(told) == seed + 1
+        assert math.isclose(x.largest_sum, again.largest_sum, rel_tol=1e-3)
+        # Logits so large are asked in float64.
+        assert received.dtype == torch.float32
+        torch.testing.assert_close(received.sum(-1), torch.full((1, 8), 8192.0, device=q.device))

@@ -25,6 +25,7 @@ from regard.backends.triton.layout import is_compact
 from regard.backends.triton.prepared.common_calls import Asked, launches, rows
 from regard.backends.triton.prepared.prebuild import standing_in
 from regard.backends.triton.questions.key_mass import of_keys
+from regard.backends.triton.questions.longest import squared_lengths
 from regard.backends.triton.questions.maps import pooled_map
 from regard.backends.triton.questions.mean_logits import mean_logits
 from regard.backends.triton.questions.pair_sums import matching_mass, offset_sums
@@ -116,6 +117,7 @@ def learn(x: AttentionInputs, *, entropy: bool) -> None:
 def looked_at(x: AttentionInputs) -> Iterator[Asked]:
     """Every kernel of the second pass."""
     how = looking_settings(x)
+    yield partial(squared_lengths, x)
     yield partial(received_by_keys, x, how, rows(x))
     yield partial(of_keys, x, how, rows(x), torch.zeros(1, dtype=torch.int64))
     yield partial(top_keys, x, how, rows(x), 64)

@@ -18,6 +18,7 @@ from regard.backends.triton.forward import forward
 from regard.backends.triton.launches.launched import Collected, collected
 from regard.backends.triton.questions.head_sums import sums_of_heads
 from regard.backends.triton.questions.key_mass import of_keys
+from regard.backends.triton.questions.longest import squared_lengths
 from regard.backends.triton.questions.maps import pooled_map
 from regard.backends.triton.questions.received import received_by_keys
 from regard.backends.triton.settings.tuning import looking_settings
@@ -61,6 +62,7 @@ def looked_at(x: AttentionInputs) -> Iterator[Asked]:
     """The questions that are asked of every call of a model that is watched."""
     first = torch.zeros(1, dtype=torch.int64)
     how, whole = looking_settings(x), ((0, x.shape.Q), (0, x.shape.K))
+    yield partial(squared_lengths, x)
     yield partial(received_by_keys, x, how, rows(x))
     yield partial(of_keys, x, how, rows(x), first)
     yield partial(of_keys, x, how, None, first)

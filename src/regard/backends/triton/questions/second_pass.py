@@ -30,6 +30,7 @@ from regard.backends.triton.pairs import (
 from regard.backends.triton.questions.answers import Answers, Memory
 from regard.backends.triton.questions.head_sums import kind_of_sums, memory_for_sums, sums_of_heads
 from regard.backends.triton.questions.key_mass import of_keys
+from regard.backends.triton.questions.longest import kind_of_lengths, squared_lengths, told_by
 from regard.backends.triton.questions.maps import is_one_launch, pooled_map
 from regard.backends.triton.questions.mean_logits import mean_logits
 from regard.backends.triton.questions.pair_sums import matching_mass, offset_sums
@@ -61,7 +62,7 @@ class TritonPass(TiledPass):
         found = self._given(kind, x, lse, keys)
         if found is not None:
             return found[0]
-        if learns or not len(keys) or not _is_compact(x) or not _exact_in_float32(x, lse):
+        if learns or not len(keys) or not _is_compact(x) or not self._exact_in_float32(x, lse):
             return super().mass(x, lse, keys)
         run = _asked_of(x, lambda x, lse, keys: (of_keys(x, looking_settings(x), lse, keys),))
         return self._answers.first(kind, run, (x.q, x.k, lse, keys))[0]
@@ -82,9 +83,33 @@ class TritonPass(TiledPass):
 
     def _given(self, kind: Any, x: AttentionInputs, lse: Tensor, *beside: Tensor) -> Memory | None:
         """An answer of a kind that was given before, if float32 is exact enough for this one."""
-        if kind is None or widened(x, lse) is not None:
+        if kind is None:
+            return None
+        self._measure(x)
+        if widened(x, lse) is not None:
             return None
         return self._answers.given(kind, (x.q, x.k, lse, *beside))
+
+    def _exact_in_float32(self, x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> bool:
+        """Whether kernels take such a call, and float32 is exact enough for its weights."""
+        if not _takes(x):
+            return False
+        self._measure(x)
+        return widened(x, lse) is None
+
+    def _measure(self, x: AttentionInputs) -> None:
+        """Find out quickly how large logits may be, where that takes long and was not asked yet."""
+        kind = None if "largest_sum" in vars(x) else kind_of_lengths(x)
+        if kind is None:
+            return
+        given = x.q.detach(), x.k.detach()
+        found: Memory | None = self._answers.given(kind, given)
+        if found is None:
+            run = _asked_of(x, lambda x: (squared_lengths(x),))
+            found = self._answers.first(kind, run, given, zero=(0,))
+        told = told_by(x, found[0])
+        if told is not None:
+            vars(x)["largest_sum"] = told
 
     @torch.no_grad()
     def _first_look(self, key: Any, inputs: AttentionInputs) -> Float[Tensor, "b h q"]:
@@ -109,7 +134,7 @@ class TritonPass(TiledPass):
         with on_card(lse):
             sums = self._given(kind, inputs, lse)
             if sums is None:
-                if not _exact_in_float32(inputs, lse):
+                if not self._exact_in_float32(inputs, lse):
                     return super().received(inputs, lse)
                 run = _asked_of(
                     inputs, lambda x, lse: received_by_keys(x, looking_settings(x), lse)
@@ -135,7 +160,7 @@ class TritonPass(TiledPass):
             found = self._given(kind, inputs, lse)
             if found is not None:
                 return found[0]
-            if unordered or not _exact_in_float32(inputs, lse):
+            if unordered or not self._exact_in_float32(inputs, lse):
                 return super().pooled(inputs, lse, *asked)
             how = looking_settings(inputs)
             if not is_one_launch(inputs, how, cells, queries, keys):
@@ -151,7 +176,7 @@ class TritonPass(TiledPass):
         with on_card(lse):
             found = self._given(kind, inputs, lse)
             if found is None:
-                if not 0 < many <= MOST or not _exact_in_float32(inputs, lse):
+                if not 0 < many <= MOST or not self._exact_in_float32(inputs, lse):
                     return super().top(inputs, lse, n)
                 run = _asked_of(inputs, lambda x, lse: top_keys(x, looking_settings(x), lse, many))
                 given = inputs.q, inputs.k, lse.contiguous()
@@ -174,7 +199,7 @@ class TritonPass(TiledPass):
     def offset_sums(
         self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], reach: int
     ) -> Float[Tensor, "b h offsets"] | None:
-        if not _is_compact(inputs) or not _exact_in_float32(inputs, lse):
+        if not _is_compact(inputs) or not self._exact_in_float32(inputs, lse):
             return None
         with on_card(lse):
             return offset_sums(inputs, looking_settings(inputs), lse, reach)
@@ -183,7 +208,7 @@ class TritonPass(TiledPass):
     def matching_mass(
         self, inputs: AttentionInputs, lse: Float[Tensor, "b h q"], matches: MatchingKeys
     ) -> tuple[Float[Tensor, "b h q"], Bool[Tensor, "b q"]] | None:
-        if not _is_compact(inputs) or not _exact_in_float32(inputs, lse):
+        if not _is_compact(inputs) or not self._exact_in_float32(inputs, lse):
             return None
         with on_card(lse):
             return matching_mass(inputs, looking_settings(inputs), lse, matches)
@@ -249,11 +274,6 @@ def _takes(x: AttentionInputs) -> bool:
 
 def _is_compact(x: AttentionInputs) -> bool:
     return is_compact(x.mask, x.shape, x.q.device)
-
-
-def _exact_in_float32(x: AttentionInputs, lse: Float[Tensor, "b h q"]) -> bool:
-    """Whether kernels take such a call, and float32 is exact enough for its weights."""
-    return _takes(x) and widened(x, lse) is None
 
 
 def _kind(x: AttentionInputs) -> Any:
