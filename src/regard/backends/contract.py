@@ -44,6 +44,10 @@ class Rows(NamedTuple):
         """Those that need no computation."""
         return tuple(self)
 
+    def plain(self) -> Rows:
+        """The same for whoever only looks: nothing is to be learned from statistics."""
+        return self
+
 
 class Noted(Rows):
     """Rows with the logit of the first key, which every watch needs of every call. Rows made from
@@ -95,6 +99,51 @@ class Tabled(Rows):
     def __iter__(self) -> Iterator[Tensor]:
         max_logit, entropy, lse, *_ = self._parts
         return iter((self.out, lse, max_logit, entropy))
+
+    def __getitem__(self, which: Any) -> Any:
+        return tuple(self)[which]
+
+    def __reduce__(self) -> Any:
+        return Rows, tuple(self)
+
+
+class LearnedRows(Rows):
+    """Rows of which the output learns. Statistics join autograd's graph when one is asked for:
+    hardly ever are they part of a loss."""
+
+    found: Rows
+    """As the forward pass gave them, the output tied to autograd."""
+    joined: Callable[[], Rows]
+
+    def __new__(cls, found: Rows, joined: Callable[[], Rows]) -> LearnedRows:
+        # As the constructor of named tuples does it, but for its names.
+        self = tuple.__new__(cls, tuple(found))
+        self.found, self.joined = found, joined
+        return self
+
+    @cached_property
+    def _learned(self) -> Rows:
+        return self.joined()
+
+    @property
+    def lse(self) -> Tensor:
+        return self._learned.lse if torch.is_grad_enabled() else self.found.lse
+
+    @property
+    def entropy(self) -> Tensor:
+        return self._learned.entropy if torch.is_grad_enabled() else self.found.entropy
+
+    def plain(self) -> Rows:
+        return self.found
+
+    def at_hand(self) -> tuple[Tensor, ...]:
+        return self.found.at_hand()
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Rows:
+        return Rows(*map(change, self.found if change is Tensor.detach else self))
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.out, self.lse, self.max_logit, self.entropy))
 
     def __getitem__(self, which: Any) -> Any:
         return tuple(self)[which]

@@ -63,7 +63,7 @@ class Looks(NamedTuple):
     @staticmethod
     def of(trace: Trace, *, waits: bool = False) -> Looks:
         """Of a call, to be added up at once. One that `waits` copies what may be written over."""
-        x, rows = trace.inputs, trace.rows
+        x, rows = trace.inputs, trace.rows.plain()
         table = rows.table if isinstance(rows, Tabled) else None
         looked, first_known = None, isinstance(rows, Noted)
         if table is None:

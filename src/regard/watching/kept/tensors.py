@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, UntypedStorage
 
-from regard.backends.contract import Noted, Rows, Tabled
+from regard.backends.contract import LearnedRows, Noted, Rows, Tabled
 from regard.calls.watchers import gives_turned
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask
@@ -22,6 +22,10 @@ SHARED = 4
 """Masks that are held to be recognised in the next layer."""
 _COPIED_AT_ONCE = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 """Types of which several tensors are copied by one launch."""
+
+
+_GIVEN = Rows, Noted, Tabled, LearnedRows
+"""Rows whose output is a tensor that a model was given."""
 
 
 class KeptTensors:
@@ -96,7 +100,7 @@ class KeptTensors:
                 copies[id(t)] = before
         if x.q is not x.k and x.q is not x.v:
             new.append(x.q)
-        gives = type(rows) in (Rows, Noted, Tabled) and not _is_turned_copy(rows.out)
+        gives = type(rows) in _GIVEN and not _is_turned_copy(rows.out)
         made = _copies([*new, rows.out] if gives else new)
         for t, copy in zip(new, made, strict=False):
             copies[id(t)] = copy
@@ -179,6 +183,8 @@ def _is_turned_copy(out: Tensor) -> bool:
 
 
 def _with_out(rows: Rows, out: Tensor) -> Rows:
+    if isinstance(rows, LearnedRows):
+        return LearnedRows(_with_out(rows.found, out), rows.joined)
     if isinstance(rows, Tabled):
         return Tabled(out, rows.table)
     if not isinstance(rows, Noted):

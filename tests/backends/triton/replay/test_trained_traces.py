@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 import regard
 from regard import masks
-from regard.backends.contract import Rows
+from regard.backends.contract import LearnedRows, Rows
 from regard.backends.passes import Pull
 from regard.backends.reference import Reference
 from regard.backends.triton import cudnn
@@ -25,7 +25,7 @@ from regard.backends.triton.operators import _differentiable, _learning
 from regard.backends.triton.replay import training
 from regard.backends.triton.replay.passes import RepeatedBackward, RepeatedForward
 from regard.backends.triton.replay.steps import Fresh
-from regard.backends.triton.replay.training import LearnedRows, TrainedTrace
+from regard.backends.triton.replay.training import TrainedTrace
 from regard.inputs import AttentionInputs, check
 
 pytestmark = pytest.mark.skipif(not training.AVAILABLE, reason="this PyTorch shows no nodes")
@@ -170,6 +170,7 @@ def test_what_only_looks_joins_no_graph() -> None:
         assert not any(t.requires_grad for t in tuple(rows)[1:])
     assert not any(t.requires_grad for t in rows.map(Tensor.detach))
     assert not any(t.requires_grad for t in rows.at_hand()[1:])
+    assert not any(t.requires_grad for t in rows.plain()[1:])
     assert "_learned" not in rows.__dict__
     out, lse, max_logit, entropy = rows
     assert (out.requires_grad, lse.requires_grad, entropy.requires_grad) == (True, True, True)

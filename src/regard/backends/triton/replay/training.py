@@ -10,8 +10,7 @@ forward pass is not cuDNN's, has such a node too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from regard.backends import cudnn_plans
 from regard.backends.called_forms import Differentiable, Held, Learning, Way, asks_for_more
-from regard.backends.contract import Repeated, Rows
+from regard.backends.contract import LearnedRows, Repeated, Rows
 from regard.backends.passes import Pull
 from regard.backends.triton import cudnn
 from regard.backends.triton.captures import capturing
@@ -202,49 +201,6 @@ class TrainedTrace(Trained):
         """Gradients of statistics alone."""
         self.learns_statistics = True
         return self.pull(x, rows, kept, pull)
-
-
-class LearnedRows(Rows):
-    """Rows of which the output learns. Statistics join autograd's graph when one is asked for:
-    hardly ever are they part of a loss."""
-
-    joined: Callable[[], Rows]
-
-    def __new__(cls, found: Rows, joined: Callable[[], Rows]) -> LearnedRows:
-        # As the constructor of named tuples does it, but for its names.
-        self = tuple.__new__(cls, found)
-        self.joined = joined
-        return self
-
-    @cached_property
-    def _learned(self) -> Rows:
-        return self.joined()
-
-    @property
-    def lse(self) -> Tensor:
-        return self._learned.lse if torch.is_grad_enabled() else self.at_hand()[1]
-
-    @property
-    def entropy(self) -> Tensor:
-        return self._learned.entropy if torch.is_grad_enabled() else self.at_hand()[3]
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> Rows:
-        return Rows(*map(change, self.at_hand() if change is Tensor.detach else self))
-
-    def at_hand(self) -> tuple[Tensor, ...]:
-        return tuple(super().__iter__())
-
-    def __iter__(self) -> Iterator[Tensor]:
-        out, lse, max_logit, entropy = self.at_hand()
-        if torch.is_grad_enabled():
-            lse, entropy = self.lse, self.entropy
-        return iter((out, lse, max_logit, entropy))
-
-    def __getitem__(self, which: Any) -> Any:
-        return tuple(self)[which]
-
-    def __reduce__(self) -> Any:
-        return Rows, tuple(self)
 
 
 def _alike(found: Sequence[Tensor | None], fresh: Sequence[Fresh | None]) -> bool:
