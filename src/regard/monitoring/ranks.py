@@ -124,7 +124,7 @@ class Ranks:
 
     def hold(self, path: str, module: nn.Module, trace: Trace) -> None:
         """A layer is seen here for the first time, while it runs."""
-        kind, lse = Kind.of(trace), trace.rows.lse
+        kind, lse = Kind.of(trace), trace.rows.plain().lse
         share = HeadShare(0, kind.heads, kind.heads)
         if self.many:
             sure = self.group is not None

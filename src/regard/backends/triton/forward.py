@@ -120,8 +120,10 @@ def memory_for(
     *,
     statistics: bool,
     found: tuple[Tensor, Tensor] | None = None,
+    keeps: bool = True,
 ) -> Memory:
-    """Fresh memory for a pass, or where cuDNN has attended, what it found and the rest."""
+    """Fresh memory for a pass, or where cuDNN has attended, what it found and the rest. `keeps`
+    says whether the backward pass may be ours."""
     B, H, Q, _ = x.shape
     if found is None:
         out, lse = empty_out(x.q, x.v), x.q.new_empty(B, H, Q, dtype=torch.float32)
@@ -145,7 +147,7 @@ def memory_for(
     if how.splits > 1:
         mixed = lse.new_empty(how.splits, B, H, Q, x.v.shape[-1])
         sums = lse.new_empty(3, how.splits, B, H, Q)
-    norm = lse.new_empty(2, B, H, Q)
+    norm = lse.new_empty(2, B, H, Q) if keeps or found is None else lse.new_empty(0)
     return Memory(out, lse, norm, largest, entropy, first, marks, mixed, sums)
 
 
@@ -191,7 +193,8 @@ def launch(
     n = sizes(x)
     tiles, programs = _tiles(x, how), _programs(x, how)
     q, k, v, out = sheet(x.q), sheet(x.k), sheet(x.v), sheet(to.out)
-    written = Written(to.lse, to.largest, to.entropy, to.norm, to.first)
+    norm = to.norm if to.norm.numel() else None
+    written = Written(to.lse, to.largest, to.entropy, norm, to.first)
     parts = Parts(to.mixed, to.sums)
     leaks = may_leak(how, rule)
     flags = to.marks

@@ -35,7 +35,8 @@ from regard.backends.triton.rules import TILES, allowed, full_at, keys_for, part
 
 class Written(NamedTuple):
     """Where the statistics of rows are written, all [B, H, Q] contiguous, and [2, B, H, Q] for the
-    backward pass: the shift of the logits, and one over the sum of exponentials."""
+    backward pass, unless that is cuDNN's: the shift of the logits, and one over the sum of
+    exponentials."""
 
     lse: Any
     largest: Any
@@ -86,8 +87,9 @@ def finished(largest, total, energy, sink):
 @triton.jit
 def _write_rows(to, at, inside, rows, lse, seen, entropy, shift, inverse, STATISTICS: tl.constexpr):
     tl.store(to.lse + at, lse, mask=inside)
-    tl.store(to.norm + at, shift, mask=inside)
-    tl.store(to.norm + rows + at, inverse, mask=inside)
+    if to.norm is not None:
+        tl.store(to.norm + at, shift, mask=inside)
+        tl.store(to.norm + rows + at, inverse, mask=inside)
     if STATISTICS:
         tl.store(to.largest + at, seen, mask=inside)
         tl.store(to.entropy + at, entropy, mask=inside)

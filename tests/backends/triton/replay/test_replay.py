@@ -31,6 +31,7 @@ from regard.backends.triton.replay.passes import RepeatedBackward, RepeatedForwa
 from regard.backends.triton.replay.steps import Address, Fresh, Map, Step
 from regard.backends.triton.replay.steps import made as made_anew
 from regard.backends.triton.replay.steps import steps_of as replay_steps
+from regard.backends.triton.settings.tuning import BY_CUDNN
 from regard.inputs import AttentionInputs, check
 
 pytestmark = pytest.mark.skipif(INTERPRETED.value, reason="interpreted kernels are not launched")
@@ -363,6 +364,34 @@ def test_copies_are_made_anew(made: Made) -> None:
     for _ in range(3):
         repeated(*crosswise)
     assert repeated.replay is None
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_mends_an_output_of_cudnn_takes_no_memory(
+    made: Made, keeps: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless a backward pass that may be ours wants the numbers of its rows."""
+
+    def attend(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        return torch.empty_like(q), torch.empty(*q.shape[:3], 1)
+
+    monkeypatch.setattr("regard.backends.cudnn_plans.attend", attend)
+    x = inputs(*tensors(0), masks.causal())
+    run = RepeatedForward(_passes, x.beside_tensors(), False, keeps=keeps, how=BY_CUDNN)
+    run(x.q, x.k, x.v)
+    made.clear()
+    q, k, v = tensors(1)
+    if keeps:
+        rows, norm = run(q, k, v)
+        assert norm.shape == (2, *rows.lse.shape)
+        here = {t.data_ptr() for t in (q, k, v, rows.out, rows.lse, norm)}
+    else:
+        monkeypatch.setattr(passes, "made", None)
+        out = run.output(q, k, v)
+        here = {t.data_ptr() for t in (q, k, v, out)}
+    ((name, values),) = made
+    assert name == "mend"
+    assert here <= set(values)
 
 
 @pytest.mark.parametrize("mask", MASKS)

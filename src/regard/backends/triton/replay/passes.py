@@ -59,6 +59,8 @@ class RepeatedForward:
         self.by_cudnn: tuple[float, bool] | None = None
         """Of calls that cuDNN takes: the scale, and whether they are causal."""
         self.asked = self.tabled = False
+        self.scratch = True
+        """Of such calls: whether what mends them writes to more than the output."""
 
     def output(self, q: Tensor, k: Tensor, v: Tensor, seed: int | None = None) -> Tensor:
         """The output alone, of passes without statistics of which nothing is kept. A call with
@@ -70,7 +72,8 @@ class RepeatedForward:
             found, lse = cudnn_plans.attend(q, k, v, *self.by_cudnn)
             if not lse.is_contiguous():
                 lse = lse.contiguous()
-            launch_again(steps, [q, k, v, found, lse, *made(fresh[2:], q.device)])
+            rest = made(fresh[2:], q.device) if self.scratch else ()
+            launch_again(steps, [q, k, v, found, lse, *rest])
             return found
         memory = made(fresh, q.device)
         launch_again(steps, [q, k, v, *memory], seed)
@@ -106,7 +109,8 @@ class RepeatedForward:
         by_cudnn = cudnn.scale_and_causal(x) if how.cudnn else None
         found = None if by_cudnn is None else cudnn.forward(x.q, x.k, x.v, *by_cudnn)
         rule = rule_of(x.mask, x.shape, (how.rows, how.keys), q.device, by_keys=False)
-        to = memory_for(x, how, rule, statistics=self.statistics, found=found)
+        kept = self.keeps
+        to = memory_for(x, how, rule, statistics=self.statistics, found=found, keeps=kept)
         with recorded() as launches:
             launch(x, how, rule, to, statistics=self.statistics)
         steps = steps_of(launches, (x.q, x.k, x.v), to, x.others)
@@ -121,6 +125,7 @@ class RepeatedForward:
                 fresh, steps = _few_tensors(fresh, steps, scratch, statistics=self.statistics)
                 self.tabled = self.statistics
             self.replay, self.by_cudnn = (fresh, steps), by_cudnn
+            self.scratch = any(part is not None and part.nothing is None for part in fresh[2:])
         return to.rows(), to.norm
 
 
@@ -219,13 +224,18 @@ def _few_tensors(
     left = fresh.copy()
     moved: dict[int, tuple[int, int]] = {}
     """Which tensor another is in, and at which byte."""
-    scratch = {at: part for at in unread if (part := fresh[at]) is not None and not part.zero}
+    scratch = {
+        at: part
+        for at in unread
+        if (part := fresh[at]) is not None and not part.zero and part.nothing is None
+    }
     size = 0
     for at, part in scratch.items():
         left[at] = None
         moved[at] = _SCRATCH[0], size
         size += _aligned(math.prod(part.shape) * part.dtype.itemsize)
-    left[_SCRATCH[0]] = Fresh((size,), (1,), torch.uint8, False, None)
+    if size:
+        left[_SCRATCH[0]] = Fresh((size,), (1,), torch.uint8, False, None)
     if statistics:
         table = {at: part for at in _TABLE if (part := fresh[at]) is not None}
         lse = fresh[_TABLE[2]]
