@@ -17,7 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard
 from regard import RegardError, masks
+from regard.backends.contract import LearnedRows, Rows
+from regard.backends.tiled.second_pass import TiledPass
 from regard.backends.tiled.second_pass.chosen_logits import chosen_logits
+from regard.calls.remembered import Known
 from regard.errors import RegardWarning
 from regard.monitoring import QKClip, Report, telemetry
 from regard.monitoring.logit_spread import HeadSpread
@@ -931,3 +934,50 @@ def test_rows_that_large_negative_numbers_hide_whole_are_empty(sink: torch.Tenso
     want, got = told(-math.inf), told(-1e9)
     assert want[1].tolist() == [6.0] * 4
     torch.testing.assert_close(got, want)
+
+
+class Called(Plain):
+    """Attention by a call of ours."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        out = regard.attention(q, k, v, mask=masks.causal())
+        return out.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("who", ["monitor", "monitor, QK-clip", "statistics", "traces"])
+def test_who_only_looks_has_nothing_learn_from_statistics(
+    who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they join autograd's graph only once they are asked for, that would take longer than to
+    look."""
+    seen = []
+    traced = Known._traced
+
+    def later(self: Known, inputs: Any, rows: Rows, mask: Any) -> regard.Trace:
+        def joined() -> Rows:
+            raise AssertionError("nobody wants a gradient")
+
+        if torch.is_grad_enabled() and rows.out.requires_grad:
+            seen.append(rows)
+            rows = LearnedRows(rows, joined)
+        return traced(self, inputs, rows, mask)
+
+    monkeypatch.setattr(Known, "_traced", later)
+    # A GPU adds up what all rows say.
+    monkeypatch.setattr(TiledPass, "head_sums", lambda self, inputs, rows: (tuple(rows), None)[1])
+    net = Model(Called(), Called())
+    if who.startswith("monitor"):
+        clip = {"qk_clip": 100.0} if "clip" in who else {}
+        how = {"every": 4, "look": 1, "on_error": "raise"} | clip
+        with regard.Monitor(net, **how) as monitor:  # type: ignore[arg-type]
+            for _ in range(4):
+                net(X).sum().backward()
+                report = monitor.step()
+        assert report is not None
+    else:
+        with regard.watch(net, keep=who) as found:  # type: ignore[arg-type]
+            for _ in range(4):
+                net(X).sum().backward()
+        assert all(layer.entropy.isfinite().all() for layer in found.values())
+    assert len(seen) >= 3

@@ -160,7 +160,7 @@ LARGEST = [field.name for field in fields(Statistics)].index("max_logit")
 
 def head_sums(trace: Trace) -> Float[Tensor, "n b h"] | None:
     """What `Readings` are made of, where a backend adds it up by itself."""
-    return trace.second_pass.head_sums(trace.inputs, trace.rows)
+    return trace.second_pass.head_sums(trace.inputs, trace.rows.plain())
 
 
 def kind(trace: Trace) -> Hashable | None:
