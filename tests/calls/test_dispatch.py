@@ -187,6 +187,57 @@ def test_half_precision_without_instructions_for_it(
     assert regard.plan(*tensors).backend == "sdpa"
 
 
+@pytest.mark.parametrize("mask", ["none", "causal", "padding", "keep"])
+@pytest.mark.parametrize("narrow", [False, True])
+def test_half_precision_with_instructions_for_it(
+    narrow: bool, mask: str, half: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's backward pass takes twice as long; where the loop does not multiply matrices as
+    they are, its forward pass does not."""
+    half(True)
+    monkeypatch.setattr("regard.backends.tiled.fused._multiplies_narrow", lambda inputs: narrow)
+    for n in (16, 128, 512):
+        made = {
+            "none": None, "causal": masks.causal(), "padding": masks.padding([n]),
+            "keep": masks.keep(torch.ones(1, 1, n, n, dtype=torch.bool).tril()),
+        }[mask]  # fmt: skip
+        x = WIDE[:, :, :n].bfloat16()
+        plainly = regard.plan(x, x, x, mask=made).backend
+        learning = regard.plan(x.clone().requires_grad_(), x, x, mask=made).backend
+        by_pytorch = {"none": not narrow, "causal": not narrow and n < 256, "padding": n > 128}
+        assert plainly == (
+            "sdpa" if (n < 64 and mask != "padding") or by_pytorch.get(mask, True) else "tiled"
+        )
+        assert learning == ("sdpa" if n < 64 else "tiled")
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize(
+    ("mask", "n", "by_ours"),
+    [
+        (masks.padding([100]), 100, (True, False)),
+        (masks.documents(torch.arange(200) // 9), 200, (True, False)),
+        (masks.causal() | masks.global_tokens([0, 7]), 100, (True, False)),
+        (masks.dilated(4), 250, (True, True)),
+        (masks.prefix(10), 400, (True, True)),
+        # What a mask says is written already, or a function says it, or tables must be made.
+        (masks.keep(torch.ones(100, 100).bool().tril()), 100, (False, False)),
+        (masks.where(lambda b, h, q, k: (q + k) % 3 != 0), 100, (False, False)),
+        (masks.dilated(4), 400, (False, False)),
+        (masks.documents(torch.arange(400) // 9), 400, (False, False)),
+    ],
+)
+def test_masks_that_pytorch_wants_written_out(
+    mask: masks.Mask, n: int, by_ours: tuple[bool, bool], learns: bool,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    x = torch.randn(1, 4, n, 64)
+    given = x.clone().requires_grad_(learns), x, x
+    assert regard.plan(*given, mask=mask).backend == ("tiled" if by_ours[learns] else "sdpa")
+    request.getfixturevalue("uncompiled")
+    assert regard.plan(*given, mask=mask).backend == "sdpa"
+
+
 def test_long_causal_calls_where_the_compiled_loop_wins(request: pytest.FixtureRequest) -> None:
     plan = regard.plan(WIDE, WIDE, WIDE, mask=masks.causal())
     assert plan.refusals["sdpa"] == [

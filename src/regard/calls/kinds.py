@@ -23,6 +23,7 @@ from regard.biases.relative import Relative
 from regard.device_copies import copy_of
 from regard.masks.algebra import Mask
 from regard.masks.causal import Causal
+from regard.masks.keep import Keep
 from regard.values import Value
 
 Kind = tuple[Any, ...]
@@ -187,8 +188,9 @@ def kind_to_bind(
     None if it has none."""
     if not isinstance(q, Tensor) or not q.is_cpu:
         return None
-    if not statistics and softcap is None and type(bias) not in _FEW_NUMBERS:
-        # PyTorch's own kernel attends, or tables of the mask are large.
+    written = bias is not None and type(bias) not in _FEW_NUMBERS
+    if not statistics and softcap is None and (written or isinstance(mask, Keep)):
+        # PyTorch's own kernel attends.
         return None
     forms: list[Any] = []
     for value, kind in ((mask, Mask), (bias, Bias)):

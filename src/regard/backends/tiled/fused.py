@@ -23,10 +23,15 @@ from regard.backends.tiled.laid_bias import LaidBias, can_be_laid
 from regard.backends.tiled.loop import TYPES, Attend, Loop, Pull, loop_for
 from regard.backends.tiled.pieces import Packed, Piece, in_rows, lots, pieces
 from regard.backends.tiled.plan import Plan, Product, product_of
+from regard.backends.tiled.tiles import takes_all
 from regard.cancellation import step
 from regard.inputs import AttentionInputs
+from regard.masks.keep import Keep
 from regard.scores.comparison import Dot
 from regard.transforms import exporting
+
+LONG = 1 << 25
+"""Multiplications that take longer than to find out what each query sees."""
 
 
 class Passed(NamedTuple):
@@ -70,6 +75,8 @@ def outruns_pytorch(x: AttentionInputs) -> bool:
         return False
     if x.bias is not None or x.softcap is not None:
         return False
+    if _outruns_written_masks(x):
+        return True
     if x.q.dtype in (torch.bfloat16, torch.float16):
         return _has_loop() and _outruns_in_half(x)
     return x.q.dtype == torch.float32 and _has_loop() and _outruns_under_a_band(x)
@@ -77,15 +84,39 @@ def outruns_pytorch(x: AttentionInputs) -> bool:
 
 def _outruns_in_half(x: AttentionInputs) -> bool:
     """Always on a CPU that has no instructions for half precision (4 to 150 times as fast on a
-    Neoverse-N1). On one that has, from 64 tokens on: 0.9 to 1.2 of the speed of PyTorch's kernel,
-    around which keeping hidden NaN out takes as much; under a band or with gradients 1.0 to 2.1 (a
-    Xeon with AMX). Not under other masks, which were not measured."""
+    Neoverse-N1). On one that has, with gradients from 64 tokens on: PyTorch's take 2 to 2.7 times
+    as long (a Xeon with AVX-512). Without, where the loop multiplies matrices as they are (AMX),
+    from 64 tokens on, without a mask or under a band: 0.9 to 2.1 times as fast; elsewhere under a
+    band from 256: 1.3 to 1.5."""
     if not _multiplies(x.q.dtype):
         return True
     # Asking for the length of a compiled call, one would compile it for such lengths alone.
-    if torch.compiler.is_compiling() or (x.mask is not None and x.mask.band() is None):
+    if torch.compiler.is_compiling():
         return False
-    return _multiplies_narrow(x) and min(x.shape.Q * x.group, x.shape.K) >= 64
+    if x.needs_grad or ((x.mask is None or x.mask.band() is not None) and _multiplies_narrow(x)):
+        return min(x.shape.Q * x.group, x.shape.K) >= 64
+    return _masks_by_a_band(x) and min(x.shape.Q, x.shape.K) >= 256
+
+
+def _outruns_written_masks(x: AttentionInputs) -> bool:
+    """Under masks that PyTorch's kernel wants written out. To write one, and to keep hidden NaN
+    out, takes longer than the rest where a call is so small that all pairs are computed; else it
+    computes what is hidden, where two numbers tell what a query sees. Not if the mask is written
+    already, nor where a function must be asked each time, nor with gradients if it holds tensors:
+    each of its calls is looked at then."""
+    mask = x.mask
+    if mask is None or isinstance(mask, Keep) or mask.band() is not None or mask.is_local():
+        return False
+    if torch.compiler.is_compiling() or (x.needs_grad and mask.tensors()):
+        return False
+    loop = fusing(x)
+    if loop is None:
+        return False
+    if takes_all(x, Plan.of(x, loop).rows):
+        return True
+    B, H, Q, K = x.shape
+    long = B * H * Q * K * (x.q.shape[-1] + x.v.shape[-1]) >= LONG
+    return long and not mask.tensors() and mask.spans(x.shape, x.q.device) is not None
 
 
 def _outruns_under_a_band(x: AttentionInputs) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from regard.backends.tiled.loop import Loop
-from regard.backends.tiled.tiles import TileSize
+from regard.backends.tiled.tiles import TileSize, takes_all
 from regard.inputs import AttentionInputs
 from regard.masks.algebra import Mask
 
@@ -17,6 +17,9 @@ SLAB = 1 << 22
 """Numbers of q, or of k, in a slab, unless that leaves too few heads for all threads."""
 ALONE = 1 << 18
 """Multiplications that are not worth waking a second thread for."""
+TOGETHER = 1 << 28
+"""Multiplications of all batch entries, up to which what a mask spares is less than what it takes
+to look for it."""
 PACKED_ROWS = 32
 """Rows that look at the same keys, from which on packing these pays."""
 PACKED_KEYS = 64
@@ -32,7 +35,17 @@ def fused_size(x: AttentionInputs) -> TileSize:
     Q, K, D = x.q.shape[2], x.k.shape[2], x.q.shape[3]
     # Half precision is copied to float32 slab by slab, so a slab is not everything at once.
     heads = SLAB // (max(Q * x.group, K) * D)
-    return TileSize(max(4 * torch.get_num_threads(), heads), 256 if Q >= 4096 else 128, 512)
+    rows = 256 if Q >= 4096 or _as_one_tile(x) else 128
+    return TileSize(max(4 * torch.get_num_threads(), heads), rows, 512)
+
+
+def _as_one_tile(x: AttentionInputs) -> bool:
+    """Whether all rows are sooner computed together than it is found out what a mask leaves to
+    some. (A band says so by itself.)"""
+    B, H, Q, K = x.shape
+    listed = x.mask is not None and x.mask.band() is None
+    short = 128 < Q <= 256 and B * H * Q * K * (x.q.shape[-1] + x.v.shape[-1]) <= TOGETHER
+    return listed and short and takes_all(x, 256)
 
 
 def even(width: int) -> int:
