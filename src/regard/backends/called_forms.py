@@ -47,6 +47,22 @@ class Held:
             )
 
 
+class Overwritten(Held):
+    """The same of a call of which something was written to already, before autograd could see."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self._tensors = []
+
+    def refuse_changed(self, versions: list[int]) -> None:
+        raise RegardError(
+            "a statistic of a trace was asked for once what it is made of had been written to",
+            got="an in-place change of q, k, v or the output",
+            do="ask for the trace's lse or entropy before, or change a clone",
+        )
+
+
 class Way(NamedTuple):
     """How a plain call that learns nothing but q, k and v is run."""
 

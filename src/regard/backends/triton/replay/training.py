@@ -17,7 +17,14 @@ import torch
 from torch import Tensor
 
 from regard.backends import cudnn_plans
-from regard.backends.called_forms import Differentiable, Held, Learning, Way, asks_for_more
+from regard.backends.called_forms import (
+    Differentiable,
+    Held,
+    Learning,
+    Overwritten,
+    Way,
+    asks_for_more,
+)
 from regard.backends.contract import LearnedRows, Repeated, Rows
 from regard.backends.passes import Pull
 from regard.backends.triton import cudnn
@@ -175,14 +182,10 @@ class TrainedTrace(Trained):
         versions = [t._version for t in (q, k, v, found.out)]
 
         def joined() -> Rows:
-            if versions != [t._version for t in (q, k, v, found.out)]:
-                raise RegardError(
-                    "a statistic of a trace can learn nothing once what it was made of has changed",
-                    got="an in-place change of q, k, v or the output",
-                    do="ask for the trace's lse or entropy before, or change a clone",
-                )
-            alone, x = found.map(Tensor.detach), AttentionInputs(q, k, v, *self.attend.rest)
-            way = Way(lambda *_: (alone, kept), self._pulled, Held(x))
+            changed = versions != [t._version for t in (q, k, v, found.out)]
+            held = Overwritten() if changed else Held(AttentionInputs(q, k, v, *self.attend.rest))
+            alone = found.map(Tensor.detach)
+            way = Way(lambda *_: (alone, kept), self._pulled, held)
             return self.learning(way, self.attend.rest, q, k, v)
 
         return LearnedRows(found, joined)
