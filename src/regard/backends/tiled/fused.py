@@ -84,10 +84,10 @@ def outruns_pytorch(x: AttentionInputs) -> bool:
 
 def _outruns_in_half(x: AttentionInputs) -> bool:
     """Always on a CPU that has no instructions for half precision (4 to 150 times as fast on a
-    Neoverse-N1). On one that has, with gradients from 64 tokens on: PyTorch's take 2 to 2.7 times
-    as long (a Xeon with AVX-512). Without, where the loop multiplies matrices as they are (AMX),
-    from 64 tokens on, without a mask or under a band: 0.9 to 2.1 times as fast; elsewhere under a
-    band from 256: 1.3 to 1.5."""
+    Neoverse-N1). On one that has, with gradients from 64 tokens on: 1.2 to 3.3 times as fast (a
+    Xeon with AVX-512). Without, where the loop multiplies matrices as they are (AMX), from 64
+    tokens on, without a mask or under a band: 0.9 to 2.1 times as fast; elsewhere under a band from
+    512: 1 to 1.4."""
     if not _multiplies(x.q.dtype):
         return True
     # Asking for the length of a compiled call, one would compile it for such lengths alone.
@@ -95,7 +95,7 @@ def _outruns_in_half(x: AttentionInputs) -> bool:
         return False
     if x.needs_grad or ((x.mask is None or x.mask.band() is not None) and _multiplies_narrow(x)):
         return min(x.shape.Q * x.group, x.shape.K) >= 64
-    return _masks_by_a_band(x) and min(x.shape.Q, x.shape.K) >= 256
+    return _masks_by_a_band(x) and min(x.shape.Q, x.shape.K) >= 512
 
 
 def _outruns_written_masks(x: AttentionInputs) -> bool:
