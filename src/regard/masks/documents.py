@@ -82,11 +82,12 @@ class Documents(Mask):
         """Least and greatest id in [start, stop), from two runs that cover it."""
         least = torch.empty(len(self.ids), len(start), dtype=self.ids.dtype, device=start.device)
         most = torch.empty_like(least)
-        length = stop - start
-        for level, (low, high) in enumerate(self._tables):
-            run = 1 << level
-            here = (length >= run) & (length < 2 * run)
-            first, last = start[here], stop[here] - run
+        # The exponent of a number is exact, its logarithm is rounded.
+        levels = torch.frexp((stop - start).double()).exponent - 1
+        for level in levels[levels >= 0].unique().tolist():
+            low, high = self._tables[level]
+            here = (levels == level).nonzero().squeeze(1)
+            first, last = start[here], stop[here] - (1 << level)
             least[:, here] = torch.minimum(low[:, first], low[:, last])
             most[:, here] = torch.maximum(high[:, first], high[:, last])
         return least, most
