@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import regard
 from regard import RegardError, biases, masks, scores
@@ -236,6 +237,27 @@ def test_masks_that_pytorch_wants_written_out(
     assert regard.plan(*given, mask=mask).backend == ("tiled" if by_ours[learns] else "sdpa")
     request.getfixturevalue("uncompiled")
     assert regard.plan(*given, mask=mask).backend == "sdpa"
+
+
+def test_one_row_of_a_head_is_left_to_pytorch() -> None:
+    """Its products are none of matrices."""
+    q, k = torch.randn(1, 4, 1, 64), torch.randn(1, 4, 128, 64)
+    for mask in (masks.padding([100]), masks.prefix(7), masks.dilated(3)):
+        assert regard.plan(q, k, k, mask=mask).backend == "sdpa"
+        assert regard.plan(q, k[:, :1], k[:, :1], mask=mask).backend == "tiled"
+
+
+def test_what_can_be_differentiated_twice_stays_so() -> None:
+    """Without its fused kernels PyTorch can."""
+    x = torch.randn(1, 2, 100, 32).bfloat16()
+    for mask in (None, masks.causal(), masks.prefix(10), masks.padding([70])):
+        leaf = x.clone().requires_grad_()
+        regard.attention(leaf, x, x, mask=mask)
+        with sdpa_kernel(SDPBackend.MATH):
+            out = regard.attention(leaf, x, x, mask=mask)
+            (first,) = torch.autograd.grad(out.float().square().sum(), leaf, create_graph=True)
+            (second,) = torch.autograd.grad(first.float().sum(), leaf)
+        assert second.isfinite().all()
 
 
 def test_long_causal_calls_where_the_compiled_loop_wins(request: pytest.FixtureRequest) -> None:

@@ -7,7 +7,7 @@ into by any second pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -127,11 +127,15 @@ class LearnedRows(Rows):
 
     @property
     def lse(self) -> Tensor:
-        return self._learned.lse if torch.is_grad_enabled() else self.found.lse
+        return self._learned.lse
 
     @property
     def entropy(self) -> Tensor:
-        return self._learned.entropy if torch.is_grad_enabled() else self.found.entropy
+        return self._learned.entropy
+
+    @classmethod
+    def _make(cls, rows: Iterable[Tensor]) -> Rows:  # type: ignore[override]
+        return Rows(*rows)
 
     def plain(self) -> Rows:
         return self.found

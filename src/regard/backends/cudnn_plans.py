@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from regard.transforms import is_batched, recorded, under_torch_func, unobserved
 
@@ -79,8 +79,13 @@ def join(
     """Make an output that others computed, with its log-sum-exp [B, H, Q], one of cuDNN's forward
     pass to autograd. `nothing` is in the place of dropout's seed and offset."""
     n = q.shape[2], k.shape[2]
-    with _Found((out, lse.unsqueeze(-1), None, None, *n, nothing, nothing, None)):
+    found = _Found((out, lse.unsqueeze(-1), None, None, *n, nothing, nothing, None))
+    # As `with` enters it, it also writes to what all threads read.
+    _push_mode(found)
+    try:
         attend(q, k, v, scale, causal)
+    finally:
+        _pop_mode()
 
 
 def pull(

@@ -24,6 +24,7 @@ AVAILABLE = hasattr(_GUARDS, "TensorGuards") and hasattr(_GUARDS, "GlobalStateGu
 _KINDS = 4
 """Kinds of calls that are recognised by one mask: of layers, or models, of other widths."""
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_flash_sdp = torch._C._get_flash_sdp_enabled
 
 
 class Alike:
@@ -44,7 +45,7 @@ class Alike:
     ) -> None:
         self.mask, self.scale, self.run = mask, scale, run
         self._on_cuda = q.is_cuda
-        self._place = place_of(q) if self._on_cuda else None
+        self._place = place_of(q) if self._on_cuda else (_flash_sdp(),)
         three = q, k, v
         # Types, devices and dispatch keys as they are now: a transform, a mode, a tracer, autocast
         # or inference mode changes them.
@@ -73,7 +74,7 @@ class Alike:
             and not (q.is_nested or k.is_nested or v.is_nested)
             and self._check_tensors(q, k, v)
             and self._check_state()
-            and not (self._on_cuda and place_of(q) != self._place)
+            and (place_of(q) if self._on_cuda else (_flash_sdp(),)) == self._place
             # Only now: the guards have shown that these tensors have memory.
             and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 == 0
         ):

@@ -91,7 +91,7 @@ def kind_of(
         if not (k.get_device() == v.get_device() == place[0]):
             return None
     elif q.is_cpu and k.is_cpu and v.is_cpu:
-        place = (_num_threads(),)
+        place = (_num_threads(), _flash_sdp())
     else:
         return None
     casts = _any_autocast() and torch.is_autocast_enabled(q.device.type)

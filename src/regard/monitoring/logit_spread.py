@@ -45,7 +45,7 @@ class HeadSpread(NamedTuple):
     @torch.no_grad()
     def of(trace: Trace, *, walk: bool) -> HeadSpread:
         """Of one call. With `walk`, from a pass over the pairs, whatever mask and score are."""
-        x, lse = as_masked(trace.inputs), trace.rows.lse
+        x, lse = as_masked(trace.inputs), trace.rows.plain().lse
         seeing = trace.rows.max_logit.isfinite()
         with torch.autocast(x.q.device.type, enabled=False):
             if walk:

@@ -96,7 +96,7 @@ class Readings(NamedTuple):
     @torch.no_grad()
     def by_rows(traces: Sequence[Trace]) -> Readings:
         """From what each row saw, by operations of PyTorch: as `of`."""
-        layers, calls = len(traces), [trace.rows for trace in traces]
+        layers, calls = len(traces), [trace.rows.plain() for trace in traces]
         x = _together([trace.inputs for trace in traces])
         with torch.autocast(x.q.device.type, enabled=False):
             looks = [Looks.of(trace) for trace in traces]

@@ -30,6 +30,7 @@ from regard.masks.keep import Keep
 from regard.scores.comparison import Dot
 from regard.transforms import exporting
 
+_flash_sdp = torch._C._get_flash_sdp_enabled
 LONG = 1 << 25
 """Multiplications that take longer than to find out what each query sees."""
 
@@ -75,6 +76,9 @@ def outruns_pytorch(x: AttentionInputs) -> bool:
         return False
     if x.bias is not None or x.softcap is not None:
         return False
+    if x.needs_grad and not _flash_sdp():
+        # What PyTorch has left can be differentiated twice.
+        return False
     if _outruns_written_masks(x):
         return True
     if x.q.dtype in (torch.bfloat16, torch.float16):
@@ -110,7 +114,8 @@ def _outruns_written_masks(x: AttentionInputs) -> bool:
     if torch.compiler.is_compiling() or (x.needs_grad and mask.tensors()):
         return False
     loop = fusing(x)
-    if loop is None:
+    # Of a single row products are not products of matrices, and their threads not ours.
+    if loop is None or x.shape.Q * x.group == 1:
         return False
     if takes_all(x, Plan.of(x, loop).rows):
         return True

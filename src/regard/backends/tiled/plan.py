@@ -17,6 +17,9 @@ SLAB = 1 << 22
 """Numbers of q, or of k, in a slab, unless that leaves too few heads for all threads."""
 ALONE = 1 << 18
 """Multiplications that are not worth waking a second thread for."""
+WAKING = 1 << 14
+"""Multiplications of one row, from which on its product wakes other threads: for each head anew,
+which takes ten times as long as the rest."""
 TOGETHER = 1 << 28
 """Multiplications of all batch entries, up to which what a mask spares is less than what it takes
 to look for it."""
@@ -96,7 +99,9 @@ class Plan(NamedTuple):
         """Tiles, and threads for what is worth them."""
         B, H, Q, D = x.q.shape
         _, G, K, E = x.v.shape
-        threads = 1 if B * H * Q * K * D < ALONE else torch.get_num_threads()
+        # Unless several threads are at work, a product of one long row wakes others by itself.
+        few = B * H * Q * K * D < ALONE and not (x.group * Q == 1 < B * H and K * D >= WAKING)
+        threads = 1 if few else torch.get_num_threads()
         size, band, product = fused_size(x), _band(x.mask, Q, K), product_of(x, loop)
         keys = min(size.keys, K)
         if product is Product.PACKED:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("triton")
 
@@ -169,9 +170,6 @@ def test_what_only_looks_joins_no_graph() -> None:
     run, pull = trained()
     rows = run(*qkv())
     assert isinstance(rows, LearnedRows)
-    with torch.no_grad():
-        assert not rows.lse.requires_grad
-        assert not any(t.requires_grad for t in tuple(rows)[1:])
     assert not any(t.requires_grad for t in rows.map(Tensor.detach))
     assert not any(t.requires_grad for t in rows.at_hand()[1:])
     assert not any(t.requires_grad for t in rows.plain()[1:])
@@ -180,7 +178,40 @@ def test_what_only_looks_joins_no_graph() -> None:
     assert (out.requires_grad, lse.requires_grad, entropy.requires_grad) == (True, True, True)
     assert not max_logit.requires_grad
     assert rows[1] is lse
+    assert rows._replace(max_logit=lse).lse is lse
     assert not pull.pulls
+
+
+@pytest.mark.parametrize("where", ["no_grad", "inference mode", "checkpoint", "torch.func"])
+def test_statistics_are_those_of_the_call_wherever_they_are_asked_for(where: str) -> None:
+    """As if they had been tied to autograd at once: what is entered later is not about them."""
+    run, _ = trained()
+    tensors = qkv()
+    rows, a = run(*tensors), torch.ones(3, requires_grad=True)
+    assert isinstance(rows, Rows)
+
+    def loss(a: Tensor) -> Tensor:
+        return (a * rows.lse.sum()).sum()
+
+    match where:
+        case "no_grad":
+            with torch.no_grad():
+                assert rows.lse.requires_grad
+        case "inference mode":
+            with torch.inference_mode():
+                _ = rows.lse
+        case "checkpoint":
+            found = checkpoint(loss, a, use_reentrant=False)
+            assert isinstance(found, Tensor)
+            found.backward(retain_graph=True)
+            want = by_formula(tensors, Pull(None, torch.full((2, 3, 16), 3.0), None))
+            torch.testing.assert_close([t.grad for t in tensors], want)
+        case _:
+            got = torch.func.grad(loss)(torch.ones(3))
+            torch.testing.assert_close(got, rows.lse.detach().sum().expand(3))
+    got = torch.autograd.grad(loss(a), tensors, retain_graph=True)
+    want = by_formula(tensors, Pull(None, torch.full((2, 3, 16), 3.0), None))
+    torch.testing.assert_close(got, tuple(want))
 
 
 @pytest.mark.parametrize("which", ["q", "the output"])

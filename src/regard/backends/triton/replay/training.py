@@ -10,11 +10,13 @@ forward pass is not cuDNN's, has such a node too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import pyfunctorch
 
 from regard.backends import cudnn_plans
 from regard.backends.called_forms import (
@@ -40,6 +42,9 @@ _HOOKS: Callable[[bool], Any] | None = getattr(
 )
 AVAILABLE = _CURRENT is not None and _HOOKS is not None
 """They are private to PyTorch: the node that runs, and hooks on the tensors that nodes save."""
+_NO_TRANSFORMS: Callable[[], AbstractContextManager[Any]] = getattr(
+    pyfunctorch, "temporarily_clear_interpreter_stack", nullcontext
+)
 
 
 class Trained:
@@ -184,9 +189,10 @@ class TrainedTrace(Trained):
         def joined() -> Rows:
             changed = versions != [t._version for t in (q, k, v, found.out)]
             held = Overwritten() if changed else Held(AttentionInputs(q, k, v, *self.attend.rest))
-            alone = found.map(Tensor.detach)
-            way = Way(lambda *_: (alone, kept), self._pulled, held)
-            return self.learning(way, self.attend.rest, q, k, v)
+            with _as_behind_the_call():
+                alone = found.map(Tensor.detach)
+                way = Way(lambda *_: (alone, kept), self._pulled, held)
+                return self.learning(way, self.attend.rest, q, k, v)
 
         return LearnedRows(found, joined)
 
@@ -204,6 +210,24 @@ class TrainedTrace(Trained):
         """Gradients of statistics alone."""
         self.learns_statistics = True
         return self.pull(x, rows, kept, pull)
+
+
+@contextmanager
+def _as_behind_the_call() -> Iterator[None]:
+    """Without what has been entered since and ends sooner than a trace may: hooks on what nodes
+    save, as of a checkpoint, transforms of `torch.func`, and modes without gradients."""
+    autograd: Any = torch._C._autograd
+    hooks = []
+    assert _HOOKS is not None
+    while (top := _HOOKS(False)) is not None:
+        hooks.append(top)
+        autograd._pop_saved_tensors_default_hooks()
+    try:
+        with _NO_TRANSFORMS(), torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def _alike(found: Sequence[Tensor | None], fresh: Sequence[Fresh | None]) -> bool:
