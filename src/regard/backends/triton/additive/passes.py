@@ -118,7 +118,7 @@ def backward(x: AttentionInputs, rows: Rows, kept: Tensor, pull: Pull) -> Given:
     with together():
         row_shift[(tiles_of(Q, 64), B * H)](
             sheet(rows.out), g, None if g_lse is None else g_lse.contiguous(), shift, n,
-            E=E, BE=wide(E), BM=64, MENDING=False,
+            E=E, BE=wide(E), BM=64,
         )  # fmt: skip
         for kernel, tile, grid, own in (
             (additive_keys, how.by_keys, (tiles_of(K, how.by_keys.keys), B * x.k.shape[1]),
