@@ -45,7 +45,7 @@ class Alike:
     ) -> None:
         self.mask, self.scale, self.run = mask, scale, run
         self._on_cuda = q.is_cuda
-        self._place = place_of(q) if self._on_cuda else (_flash_sdp(),)
+        self._place = place_of(q) if self._on_cuda else _flash_sdp()
         three = q, k, v
         # Types, devices and dispatch keys as they are now: a transform, a mode, a tracer, autocast
         # or inference mode changes them.
@@ -74,7 +74,7 @@ class Alike:
             and not (q.is_nested or k.is_nested or v.is_nested)
             and self._check_tensors(q, k, v)
             and self._check_state()
-            and (place_of(q) if self._on_cuda else (_flash_sdp(),)) == self._place
+            and (place_of(q) if self._on_cuda else _flash_sdp()) == self._place
             # Only now: the guards have shown that these tensors have memory.
             and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % 16 == 0
         ):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_in_torch_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("triton")
@@ -132,6 +132,24 @@ def test_the_output_has_a_node_of_pytorch() -> None:
         torch.testing.assert_close(got, tuple(by_formula((q, k, v), Pull(G, None, None))))
         # The first time shows whether there is something to mend.
         assert (theirs.calls, len(pull.pulls)) == (1, 1), turn
+
+
+def test_what_answers_for_the_operator_is_seen_by_its_own_thread_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `with` enters a mode, PyTorch says so to all threads, and may never take it back."""
+    seen = []
+    attend = cudnn_plans.attend
+
+    def told(*given: Any) -> Any:
+        seen.append((is_in_torch_dispatch_mode(), torch._C._len_torch_dispatch_stack()))
+        return attend(*given)
+
+    monkeypatch.setattr(cudnn_plans, "attend", told)
+    run, _ = trained()
+    run(*qkv())
+    assert seen == [(False, 1)] * 2
+    assert torch._C._len_torch_dispatch_stack() == 0
 
 
 @pytest.mark.parametrize("asked", [("lse",), ("entropy",), ("lse", "entropy"), ("out", "lse")])

@@ -219,10 +219,10 @@ def _as_behind_the_call() -> Iterator[None]:
     autograd: Any = torch._C._autograd
     hooks = []
     assert _HOOKS is not None
-    while (top := _HOOKS(False)) is not None:
-        hooks.append(top)
-        autograd._pop_saved_tensors_default_hooks()
     try:
+        while (top := _HOOKS(False)) is not None:
+            hooks.append(top)
+            autograd._pop_saved_tensors_default_hooks()
         with _NO_TRANSFORMS(), torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
